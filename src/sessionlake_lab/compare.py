@@ -21,8 +21,8 @@ class Verification:
     """Result of comparing the session tables with the ground truth.
 
     Attributes:
-        exact: Number of sessions whose table equals the truth.
-        differences: First difference of each other session.
+        exact: Number of sessions whose table equals the ground truth.
+        differences: For each session whose table differs, its first difference.
     """
 
     exact: int

@@ -322,7 +322,7 @@ def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> P
 
 
 def stored_ranges(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
-    """Returns, for each topic-partition of a planned batch, the offsets that the table has of it and their number.
+    """Returns, for each topic-partition of a planned batch, the offset range and number of its messages in the table.
 
     Each range ends at the last message in the table, not at the last planned offset, as layers that read the table do.
     """
@@ -383,8 +383,8 @@ def bronze_ledger_entry(
 
     Args:
         ranges: The offsets that the batch added.
-        version: Version of `bronze.messages` that has them.
-        other_outputs: Versions of further tables to record.
+        version: Version of `bronze.messages` that the batch created.
+        other_outputs: Versions of further tables to record in the entry.
     """
     messages = sum(item.messages for item in ranges)
     return LedgerEntry(

@@ -1,4 +1,4 @@
-"""Finds the offsets that both bronze and Kafka should have. Pure: it gets the ranges of both sides as arguments."""
+"""Finds the offsets that both bronze and Kafka should have. Pure: the offset ranges of both are arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sessionlake.protocol.types import TopicPartition
 
 @dataclass(frozen=True)
 class Overlap:
-    """The offsets that both bronze and Kafka should have, and what cannot be compared.
+    """The offsets that both bronze and Kafka should have, and topics and offsets that cannot be compared.
 
     Attributes:
         ranges: First and last offset to compare, by topic-partition, numbered as in `bronze.messages`. Topic-partitions

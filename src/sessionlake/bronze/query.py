@@ -169,7 +169,7 @@ class BronzeQuery(LayerQuery):
         return self
 
     def check(self) -> None:
-        """Does what the query needs now: a restart, or a check for silent topic-partitions.
+        """Restarts the query if it has ended or its topics require it, else checks for silent topic-partitions if due.
 
         Raises:
             SessionlakeError: The query has failed and cannot be restarted.

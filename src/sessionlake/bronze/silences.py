@@ -82,7 +82,7 @@ class Silences:
         return time.monotonic() - self._looked_at >= pause
 
     def advance(self, ranges: Iterable[OffsetRange]) -> None:
-        """Records the time of a committed batch as that of the last message of its topic-partitions.
+        """Records, for the topic-partitions of a committed batch, that their last message was read now.
 
         Args:
             ranges: The offset ranges of the batch.

@@ -91,7 +91,7 @@ class Archives:
         """Checks that the folder exists.
 
         Raises:
-            ConfigError: It does not exist.
+            ConfigError: The folder does not exist.
         """
         if not Path(self._path).is_dir():
             raise ConfigError(

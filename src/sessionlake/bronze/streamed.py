@@ -52,7 +52,7 @@ class StreamSource(Protocol):
         """Checks that the source can be read, as far as that is possible without Spark.
 
         Raises:
-            ConfigError: It cannot be read.
+            ConfigError: The source cannot be read.
         """
 
     def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
@@ -230,7 +230,7 @@ def _damaged_rows(rows: DataFrame) -> DataFrame:
 class _Extent(NamedTuple):
     """The first and last offset, and the number of messages, of a topic-partition in one member of an archive file.
 
-    If the source has no files, of a topic-partition in the batch; `file` and `member` are then None.
+    If the source has no files, they are those of a topic-partition in the batch, and `file` and `member` are None.
     """
 
     topic: str

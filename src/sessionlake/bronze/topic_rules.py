@@ -1,12 +1,13 @@
 """Decides what to do about each topic that was deleted, created again or cut in Kafka. Pure: no Kafka, no clock.
 
-The columns are the values of `kafka.on_topic_change`, the rule:
+A topic is *cut* if Kafka's retention has removed messages that bronze has not read. The columns are the values of the
+rule, `kafka.on_topic_change`:
 
 | a topic was | `fail` | `forget` | `restart` |
 |---|---|---|---|
 | deleted | stops bronze | no longer read | waits for a topic of that name |
 | deleted and created again | stops bronze | neither is read | reads the new one from its start, as next generation |
-| cut by retention before it was read | stops bronze | no longer read | reads the rest, as next generation |
+| cut | stops bronze | no longer read | reads the remaining messages, as next generation |
 
 The number of lost messages is recorded under every rule. Under `fail`, bronze stops at each start until the rule is
 changed. A forgotten topic stays forgotten until there is another topic of that name.

@@ -112,7 +112,7 @@ def is_unreadable(error: BaseException) -> bool:
 
 
 def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:
-    """Returns the first unreadable offset of one of the topic-partitions; None if all can be read.
+    """Returns a topic-partition and its first unreadable offset; None if all offsets can be read.
 
     Args:
         fails: Returns True if reading the given offsets fails.

@@ -1,7 +1,7 @@
 """`sessionlake verify bronze`: compares `bronze.messages` with what Kafka still holds, in slices of offsets.
 
-Spark reads both sides and returns only offsets and a hash of each field to the driver. So a slice bounds the memory,
-whatever the size of messages. Bronze may run at the same time: the offsets to compare are fixed at the start, and
+Spark reads Kafka and bronze, and returns only offsets and a hash of each field to the driver. So memory is bounded by
+the number of offsets in a slice. Bronze may run at the same time: the offsets to compare are fixed at the start, and
 messages that Kafka's retention removes during the comparison are ignored.
 """
 

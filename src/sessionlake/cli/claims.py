@@ -22,12 +22,15 @@ _AGAIN_SECONDS = 1.0
 
 @contextmanager
 def claim_all(spark: SparkSession, settings: Settings, seconds: float, doing: str, *others: str) -> Iterator[None]:
-    """Claims all layers, retention and maintenance. Running layers must have been asked to pause before.
+    """Holds the claims of all layers, of retention and of maintenance for a block, so that no other process works.
+
+    A claim is an exclusive lock or lease. Running layers must have been asked to pause before.
 
     Args:
-        seconds: How long to wait until they have paused.
-        doing: What this process does, for the error that other processes get.
-        others: Names of further claims.
+        seconds: How long to wait until the running layers have paused.
+        doing: What this process does, for example "reshards". Processes that are refused meanwhile show it in their
+            error.
+        others: Names of further claims to hold.
 
     Raises:
         ClaimedError: Another process has not released its claim in that time.

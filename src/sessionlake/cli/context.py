@@ -40,7 +40,9 @@ def say(text: str) -> None:
 
 
 def settings_of(config: Path | None) -> Settings:
-    """Loads the configuration for a command: its own `--config`, otherwise the one given before the command.
+    """Loads the configuration for a command.
+
+    The file is the one that the command's `--config` names, otherwise the `--config` given before the command.
 
     Raises:
         ConfigError: The configuration is invalid.
@@ -51,7 +53,7 @@ def settings_of(config: Path | None) -> Settings:
 
 
 def config_before_command() -> Path | None:
-    """Returns the `--config` given before the command, as in `sessionlake --config FILE status`. None without one."""
+    """Returns the file given before the command, as in `sessionlake --config FILE status`; None if none is given."""
     return BEFORE_COMMAND.get("config")
 
 
@@ -90,7 +92,7 @@ def running_spark(
 
 
 def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
-    """Calls a function with a Spark session, which is stopped afterwards."""
+    """Returns the result of a function that is called with a new Spark session. Stops the session afterwards."""
     with running_spark(settings) as spark:
         return work(spark)
 

@@ -84,7 +84,7 @@ def examine(file: Path | None = None) -> list[Finding]:
     """Runs every check whose requirements the earlier checks have confirmed.
 
     Args:
-        file: The configuration. None means that `load_settings` looks for it.
+        file: The configuration file. None means the file that other commands would find.
     """
     try:
         settings = load_settings(file)
@@ -106,7 +106,7 @@ def examine(file: Path | None = None) -> list[Finding]:
 def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
     """Checks the Databricks bundle in a folder, and its settings file, for every target.
 
-    A finding's name is file and line.
+    The name of each finding is the file and line of the fault.
 
     Args:
         commands: The command line, by which the words in the jobs' definitions are checked.
@@ -279,7 +279,7 @@ def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _remedy(layer: str) -> str:
-    """What to do about a layer with missing or repeated offsets."""
+    """Returns what the operator should do about a layer with missing or repeated offsets."""
     if layer == SILVER:
         return (
             "Run `sessionlake rebuild silver`, which builds it again from bronze, or restore its tables and its "
@@ -340,5 +340,5 @@ def _session_ids(reader: TableReader) -> Finding:
 
 
 def _first_names(names: list[str]) -> str:
-    """Lists the first few names, for a line of text."""
+    """Returns the first few of the names as one line of text."""
     return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")

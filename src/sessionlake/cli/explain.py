@@ -21,7 +21,7 @@ _SHOWN_BATCHES = 5
 def show_explained(
     spark: SparkSession, settings: Settings, table: str, where: str, message: tuple[int, int] | None, form: OutputFormat
 ) -> None:
-    """Writes what the figures that meet a condition were computed from."""
+    """Writes the messages, batches and formula of all rows of a gold table that meet a condition."""
     figures, more = explain(spark, settings, table, where, message=message)
     if more:
         say(f"these are the first; more rows of {table} meet the condition: select them by their keys in --where")

@@ -76,7 +76,7 @@ def export(
 
 
 def parse_size(text: str) -> int:
-    """Returns the bytes that a text like 128MB or 1GiB says.
+    """Returns a size such as 128MB or 1GiB as a number of bytes.
 
     Raises:
         UsageError: The text is not a size, or less than one byte.
@@ -108,7 +108,7 @@ def time_travel_option(version: int | None, as_of: str | None) -> dict[str, Any]
 
 
 def require_exists(settings: Settings, table: str, point: dict[str, Any]) -> None:
-    """Refuses, before Spark is started, a table that does not exist.
+    """Checks that a table can be exported, before Spark is started.
 
     Raises:
         UsageError: The lake has no table of this name, or a past version of a view is requested.
@@ -138,7 +138,7 @@ def select_rows(
 ) -> DataFrame:
     """Returns the rows of a table or view that meet a condition.
 
-    All come from one version, even if commits happen meanwhile.
+    All rows come from one version of the table, even if it gets commits meanwhile.
 
     Raises:
         UsageError: Spark does not accept the condition, or the table or version does not exist.

@@ -82,9 +82,10 @@ def forget_session(
     *,
     shorten: bool = False,
 ) -> Erasure:
-    """Erases the session while all layers are paused.
+    """Erases a session while all layers are paused, and returns what was erased.
 
-    Without a session, finishes the forgetting that was interrupted.
+    If `session` is None, finishes the forgetting that was interrupted. `shorten` is True if gold may start later,
+    because retention has removed changes.
     """
     from sessionlake.operations.forgetting.forget import Forgetting
     from sessionlake.streaming.pause_requests import request_pause
@@ -95,7 +96,7 @@ def forget_session(
 
 
 def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> str:
-    """Cancels an interrupted forgetting while all layers are paused. Returns the receipt's name."""
+    """Cancels an interrupted forgetting while all layers are paused. Returns the name of its receipt."""
     from sessionlake.operations.forgetting.forget import Forgetting
 
     with _claimed(spark, settings, wait):

@@ -52,8 +52,8 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
     """Rebuilds one table of gold, or all of them, from all of silver.
 
     Args:
-        table: None means all.
-        shorten: Rebuild even if retention has removed changes, so that the result begins later.
+        table: Name of the table; None means all tables of gold.
+        shorten: True to rebuild even if retention has removed changes of silver. The table then begins later.
 
     Raises:
         LakeError: Retention has removed changes, and `shorten` is False.
@@ -89,7 +89,7 @@ def _rebuild_from_silver(
 
 
 def _with_sources(settings: Settings) -> list[ProductProcessor]:
-    """Returns the products that read other tables, each after those that it reads."""
+    """Returns the products that have a `source`, ordered so that each comes after the products that it reads."""
     return [processor for processor in settings.processors if isinstance(processor, ProductProcessor)]
 
 

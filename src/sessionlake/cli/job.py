@@ -57,8 +57,8 @@ def refusal(command: Any, words: Sequence[str], environ: Mapping[str, str] | Non
 
     Args:
         command: The root command of the command line.
-        environ: The environment of the run, which names the files and publications of its deployment. None skips the
-            check of these.
+        environ: The environment of the run, which names the files and publications of its deployment. None means that
+            files and publications are not checked.
     """
     try:
         name, context = _parse(command, words)

@@ -1,4 +1,4 @@
-"""`sessionlake metrics`: aggregates over a range of event time, and which tables they were read from."""
+"""`sessionlake metrics`: shows aggregates over a range of event time, and the tables that they were read from."""
 
 from __future__ import annotations
 

@@ -157,13 +157,15 @@ def parse_time(option: str, text: str) -> datetime:
 
 
 def refuse_combined(*, cancel: bool, start_over: bool, others: bool) -> None:
-    """Refuses `--cancel` or `--start-over` together with other options.
+    """Checks that `--cancel` and `--start-over` are given alone.
 
     Args:
-        others: True if options are given that say what to rebuild.
+        cancel: True if `--cancel` is given.
+        start_over: True if `--start-over` is given.
+        others: True if an option is given that says what to rebuild.
 
     Raises:
-        UsageError: More than one is given.
+        UsageError: More than one of the three is True.
     """
     if cancel + start_over + others > 1:
         raise UsageError(

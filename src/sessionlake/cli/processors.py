@@ -66,7 +66,10 @@ def rebuild(
 
 
 def rebuild_advice(processor: ProcessorSettings) -> str:
-    """Says how to update a table with a key after its source was rebuilt. Its stream reads only appended rows."""
+    """Returns how to update the table of a processor with a key after its source was rebuilt.
+
+    This needs a command, because the processor's stream reads only rows that are appended to the source.
+    """
     return (
         f"{processor.into} was made of the former rows: run `sessionlake rebuild {processor.rebuilt_as}` to update it"
     )
@@ -75,7 +78,7 @@ def rebuild_advice(processor: ProcessorSettings) -> str:
 def verify(spark: SparkSession, settings: Settings, processor: ProductProcessor, say: Say) -> bool:
     """Compares a product's table with a recomputation from its source, and says the result.
 
-    Returns False if they differ.
+    Returns True if they are equal.
     """
     settings = choose_processor(settings, Layer.PROCESSOR, processor.name)
     with claimed(spark, settings, Layer.PROCESSOR, f"verifies {processor.into}"):
@@ -85,7 +88,7 @@ def verify(spark: SparkSession, settings: Settings, processor: ProductProcessor,
 
 
 def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
-    """Shows how the table would differ if the present code had made it from the same history."""
+    """Shows the rows that a rebuild with the present code would add, remove or change in the processor's table."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         processor = processor_settings(settings, name)

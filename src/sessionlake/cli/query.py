@@ -1,4 +1,4 @@
-"""Runs SQL over the lake's tables, by their names of two parts, as they are now or as of one batch of silver."""
+"""Runs SQL over the lake's tables, by names such as `silver.sessions`, as they are now or as of one batch of silver."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def require_tables(settings: Settings, sql: str) -> None:
 
 
 def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
-    """Writes the result of a statement to standard output, and says which of its tables have lost their oldest rows.
+    """Writes the result of a statement to standard output. Warns of tables from which retention has removed rows.
 
     Raises:
         UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
@@ -119,7 +119,7 @@ def _register(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
 
 
 def _functions(lake: Lake) -> dict[str, str]:
-    """Returns the lake's functions, by their name where they are stored, in lower case."""
+    """Returns the names of the lake's SQL functions, by the full name under which each is stored, in lower case."""
     return {".".join(_parts(lake.storage.function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS}
 
 
@@ -144,7 +144,7 @@ def _require_known(lake: Lake, reads: Reads) -> list[str]:
 
 
 def _parts(name: str) -> Name:
-    """Splits a name, as SQL writes it, into its parts in lower case."""
+    """Splits a name in SQL syntax, such as silver.`sessions`, into its parts in lower case."""
     quoted = name.startswith("`")
     parts = name[1:-1].split("`.`") if quoted else name.split(".")
     return tuple(part.replace("``", "`").lower() for part in parts)
@@ -196,7 +196,7 @@ def without_schemas(sql: str) -> tuple[str, list[str]]:
     """Returns the statement without the schema of silver's tables, and the names of these tables.
 
     Raises:
-        UsageError: The statement reads a table that has no past state by batch.
+        UsageError: The statement reads a table that cannot be read as of a batch.
     """
     names = names_in(sql)
     if other := [str(one) for one in names if str(one) not in SILVER_WRITES]:

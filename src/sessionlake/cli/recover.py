@@ -1,4 +1,4 @@
-"""`sessionlake recover`: repairs what is lost of a layer, or of the ledger, from what is left."""
+"""`sessionlake recover`: repairs the lost files of a layer, or the ledger, from the tables that are left."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _REBUILDABLE = (SILVER, GOLD)
 
 
 def recover(spark: SparkSession, settings: Settings, lost: Recoverable, say: Say, *, shorten: bool = False) -> None:
-    """Finds what is lost, repairs it, and says both.
+    """Finds what a layer or the ledger has lost, repairs it, and says what was lost and repaired.
 
     Args:
-        shorten: Recompute gold even if retention has removed changes that it was made of.
+        shorten: True to recompute gold even if retention has removed changes of silver. Gold then starts later.
 
     Raises:
-        LakeError: The layer does not exist yet, or what it is made of is lost as well.
+        LakeError: The layer does not exist yet, or the tables from which it is repaired are lost as well.
         UsageError: `shorten` is given for a layer other than gold.
     """
     # Recovering silver can empty gold, and no layer may read half-replaced tables. So all layers are claimed.
@@ -108,9 +108,10 @@ def _gold(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -
 
 
 def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
-    """Repairs the ledger for each layer of which it has no batch. Can be repeated after a crash.
+    """Repairs each layer of which the ledger has no batch. Can be repeated after a crash.
 
-    The sums of entries that retention has removed stay for bronze, because nothing else says where its table began.
+    For bronze, the sums of ledger entries that retention has removed are kept, because nothing else says at which
+    offsets its table began.
     """
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
@@ -144,7 +145,7 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
 def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:
     """Raises a `LossError` if the ledger is older than the layer's checkpoint.
 
-    If the ledger has no batch of the layer at all, it is not old: it lacks the layer.
+    A ledger without any batch of the layer is not older: it has lost the layer, which `_ledger` repairs.
     """
     first = handover.first_batch_or_none(lake.settings, layer)
     if first is not None and not lacks_batches(spark, lake, layer):
@@ -152,7 +153,7 @@ def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:
 
 
 def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
-    """Removes the entries that are left, so that every layer lacks its batches and is repaired.
+    """Removes all remaining entries of the ledger, so that every layer is repaired.
 
     Raises:
         LakeError: What silver has read could not be determined again.

@@ -42,13 +42,13 @@ def run_query(
 
 
 def require_reading(settings: Settings, sql: str) -> None:
-    """Refuses, before it is sent, a statement that does more than read tables.
+    """Checks, before a statement is sent, that it only reads tables.
 
-    The warehouse parses it again, and runs it with the rights of the user. So tables outside the lake are allowed if
-    they have their full names.
+    The warehouse runs the statement with the rights of the user. So tables outside the lake are allowed if they have
+    their full names.
 
     Raises:
-        UsageError: The statement does more, or sqlglot cannot parse it.
+        UsageError: The statement does more than read tables, or sqlglot cannot parse it.
     """
     lake = {*table_names(settings), *FUNCTIONS}
     try:
@@ -67,9 +67,9 @@ def require_reading(settings: Settings, sql: str) -> None:
 def last_hour_of(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Returns the names of figures about the last hour's batches, and their values by layer.
+    """Returns the names of figures about the last hour's batches, and by layer the values in the same order.
 
-    Empty without a warehouse.
+    Both are empty if there is no warehouse to query.
     """
     if warehouse is None and not client.config.warehouse_id:
         return [], {}
@@ -80,8 +80,7 @@ def last_hour_of(
 def _with_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str) -> str:
     """Returns the statement with the full names of the lake's tables in the deployment.
 
-    The environment variables of its jobs' clusters say which catalog and schemas these are, otherwise the
-    configuration.
+    Catalog and schemas come from the environment variables of the jobs' clusters, otherwise from the configuration.
     """
     given = job_environment(client, jobs)
     catalog = given.get(f"{ENV_PREFIX}CATALOG") or settings.catalog

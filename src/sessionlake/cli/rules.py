@@ -105,7 +105,7 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
 
 @dataclass(frozen=True)
 class _WithEvents(StoredInLake):
-    """The lake, with the events that tested rules look for, which gold has not recorded."""
+    """The lake, with the additional events that the tested rules need and that gold has not recorded yet."""
 
     events: pa.Table
 

@@ -129,7 +129,7 @@ def _cell(value: Any, missing: str, *, hinted: bool = False) -> str:
 
 
 def text_of(text: str, style: str = "") -> Text:
-    """Returns a text for a table or grid, with the characters that will be shown."""
+    """Returns a text for a table or grid, in which control and invisible characters are replaced by escapes."""
     from rich.text import Text
 
     return Text(visible(text), style)
@@ -143,9 +143,9 @@ def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
 
 
 def console_on(out: TextIO) -> Console:
-    """Returns a console whose text goes through `visible`, and in which brackets are not markup.
+    """Returns a console that shows text through `visible`, and prints brackets instead of reading them as markup.
 
-    In a file or a pipe it neither cuts, folds nor pads text, because there is no width to fit into.
+    If the output is a file or a pipe, lines are not cut, folded or padded, because there is no width to fit into.
     """
     from rich.console import Console
 

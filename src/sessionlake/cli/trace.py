@@ -33,7 +33,7 @@ def show_trace(trace: Trace, form: OutputFormat, out: TextIO | None = None) -> N
 
 
 def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields one level of columns, the same for every message."""
+    """Yields the columns of a trace as name and value, without nesting. The names are the same for every message."""
     for name, value in parts.items():
         part = dict.fromkeys(item.name for item in fields(Merge)) if name == "tables" and value is None else value
         if isinstance(part, dict) and name != "session":

@@ -1,1 +1,1 @@
-"""Read-only views of a lake: past tables, traces of messages, explanations of figures, status and the report."""
+"""Reads a lake to answer questions: past tables, traces of messages, how gold's values came about, status, report."""

@@ -1,4 +1,4 @@
-"""Reads the exact table of a session at a past moment, from the nearest earlier snapshot and the changes since."""
+"""Computes the exact table of a session at a past moment, from a stored earlier table and the changes since then."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAX_NAMED = 5
-# The error for an unknown session names sessions that are found among this many rows.
+# The error for an unknown session suggests sessions that occur in this many rows.
 _MAX_SEARCHED = 1_000
 _SEEN_BY = ["_applied_at", "_applied_by"]
 
@@ -55,9 +55,9 @@ def session_as_of(
     offset: int | None = None,
     spark: SparkSession | None = None,
 ) -> pa.Table:
-    """Returns a session's table at one moment, sorted by row id, with the columns of `session_rows`.
+    """Returns a session's table as it was at one moment, sorted by row id, with the columns of `session_rows`.
 
-    Give exactly one of `ts`, `seq` and `offset`.
+    Exactly one of `ts`, `seq` and `offset` must be given. It says which moment.
 
     Args:
         settings: The configuration.
@@ -65,13 +65,13 @@ def session_as_of(
         topic: The session's topic. Needed if the id occurs in several topics.
         partition: The session's partition. Needed if the id occurs in several partitions of the topic.
         ts: Stream time of the session's topic-partition; an integer is ms since the Unix epoch.
-        seq: The moment after the last message with a seq up to this one was applied, in the session's latest life.
-        offset: The moment after the messages of the topic-partition up to this offset had come.
-        spark: Reads tables in a catalog. Local tables need none.
+        seq: The moment after all messages of the session's latest life with a seq up to this one were applied.
+        offset: The moment after all messages of the topic-partition up to this offset had arrived.
+        spark: Needed to read tables in a catalog. Local tables are read without Spark.
 
     Raises:
         UsageError: Not exactly one moment is given, or the session is unknown or ambiguous.
-        LakeError: The table at this moment is not known; the text says what is.
+        LakeError: The table at this moment is not known. The text says which moments are known.
     """
     given = [name for name, value in (("ts", ts), ("seq", seq), ("offset", offset)) if value is not None]
     if len(given) != 1:
@@ -88,7 +88,7 @@ def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary
     """Returns the table of a known session at one moment, sorted by row id, with the columns of `session_rows`.
 
     Raises:
-        LakeError: The table at this moment is not known; the text says what is.
+        LakeError: The table at this moment is not known. The text says which moments are known.
     """
     return _AsOfQuery(reader, settings, session, moment).table()
 
@@ -104,15 +104,16 @@ def to_ms(time: datetime) -> int:
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """What silver's latest batch knows of a session.
+    """What silver knows of a session after its latest batch.
 
     Attributes:
-        topic: Its topic.
-        session_id: Its id.
-        partition: Its partition.
-        life: First offset of its latest life.
-        next_seq: The seq expected next; None if no seq was applied.
-        in_seq_order: True if a late message was applied below newer ones, so that changes are folded in seq order.
+        topic: The session's topic.
+        session_id: The session's id.
+        partition: The session's partition.
+        life: First offset of the session's latest life.
+        next_seq: The next expected seq; None if no message with a seq was applied.
+        in_seq_order: True if a message was applied after messages with higher seqs. Changes must then be applied in
+            the order of their seqs to compute the table.
     """
 
     topic: str
@@ -148,12 +149,12 @@ def find_session(
 
 
 def choose_place(session: str, places: Collection[TopicPartition], partition: int | None) -> TopicPartition | None:
-    """Returns the topic and partition of the only matching session; None if none matches.
+    """Returns the topic and partition of the only session that matches; None if no session matches.
 
     Args:
         session: The session's id, for the error text.
-        places: Topics and partitions that have a session with this id.
-        partition: The session's partition; None if any matches.
+        places: The topic-partitions that have a session with this id.
+        partition: The session's partition; None for any partition.
 
     Raises:
         UsageError: Several sessions match.
@@ -185,7 +186,7 @@ def _unknown_session(
 
 
 class _AsOfQuery:
-    """Computes one session's table at one moment, from the nearest earlier cut and the changes since."""
+    """Computes one session's table at one moment, from a cut (a stored earlier table) and the changes since then."""
 
     def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> None:
         self._reader, self._settings, self._session, self._moment = reader, settings, session, moment
@@ -209,7 +210,7 @@ class _AsOfQuery:
         return self._sorted(rows)
 
     def _answer(self) -> tuple[pa.Table | None, pa.Table]:
-        """Returns the cut that the table is computed from (None: from the beginning), and the table."""
+        """Returns the cut that the table is computed from, and the table. Without a cut (None) all changes are used."""
         self._refuse_later()
         cuts = self._moment.cuts_before(self._merged_cuts(), replace(self._history, reached=self._has_surely_reached))
         seen = None
@@ -228,7 +229,7 @@ class _AsOfQuery:
         return None, table_after(nothing, seen, self._columns, self._history)
 
     def _merged_cuts(self) -> pa.Table:
-        """Returns the session's merged cuts whose tables are kept."""
+        """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
         conditions = *self._session_conditions, ("_batch", operator.le, last_merged_batch(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.table(CUTS, *conditions)
@@ -250,7 +251,7 @@ class _AsOfQuery:
         return found
 
     def _read_changes(self, base: pa.Table | None) -> pa.Table:
-        """Returns the changes after a cut, or from the beginning, that were applied by the moment."""
+        """Returns the session's changes after a cut up to the moment; with None, all changes up to the moment."""
         since: list[Condition] = []
         if base is not None:
             since = [("_position", operator.gt, base["position"][0].as_py())]
@@ -265,9 +266,10 @@ class _AsOfQuery:
         )
 
     def _has_surely_reached(self, ts: int) -> bool:
-        """Returns True if stream time had certainly reached `ts` (ms); False also if bronze no longer has the answer.
+        """Returns True if stream time had certainly reached `ts` (ms) at the moment.
 
-        An earlier cut and more changes then give the same table.
+        If bronze no longer has the messages that tell it, this is False. The table is then computed from an earlier cut
+        and more changes, with the same result.
         """
         return self._why_unknown(self._moment.offset) is None and self._has_reached(ts)
 
@@ -302,7 +304,7 @@ class _AsOfQuery:
         return any(bool((counted_times_of(batch, self._settings) >= ts).any()) for batch in later)
 
     def _why_unknown(self, offset: int | None) -> str | None:
-        """Returns why stream time at an offset is not known; None if it is known."""
+        """Returns a text that says why stream time at an offset is not known; None if it is known."""
         place = self._session.topic, self._session.partition
         gone = self._beginnings.get(place)
         if gone is None or offset is None or offset >= gone.last_removed:
@@ -310,7 +312,7 @@ class _AsOfQuery:
         return f"{describe_beginning(place, gone)}, so stream time at offset {offset} is not known"
 
     def _noted_stream_time(self, judged: int) -> int:
-        """Returns stream time (ms) after the last judged offset, as silver stored it, including silences."""
+        """Returns the stream time in ms that silver stored after it judged offset `judged`. Silences are included."""
         place = self._session.topic, self._session.partition
         (time,), _ = stored_times(self._settings, SILVER).before([place], np.array([judged + 1]))
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
@@ -323,13 +325,16 @@ class _AsOfQuery:
     def _beginnings(self) -> Mapping[TopicPartition, Beginning]:
         return beginnings(self._reader)
 
-    # -- what is not known
+    # -- checks that the table at the moment is known
 
     def _refuse_cut(self, base: pa.Table | None) -> None:
-        """Checks that retention has removed no changes that the table needs.
+        """Checks that retention has not removed changes that are needed to compute the table.
 
         Args:
-            base: The cut that the table is computed from; None if it is computed from the beginning.
+            base: The cut that the table is computed from; None if it is computed from all changes.
+
+        Raises:
+            LakeError: Such changes are removed.
         """
         session = self._session
         floor = last_removed_position(self._reader, session.topic, session.partition, session.session_id)

@@ -54,15 +54,15 @@ _NEVER = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True)
 class AsOfBatch:
-    """The versions of silver's tables that belong to one batch of the ledger.
+    """Silver's tables as they were after one batch of the ledger.
 
     Attributes:
         lake: The lake.
         asked: The requested batch.
-        batch: The batch that tables are read as of: the end of the last merge at or before the requested batch.
-        versions: Versions after that batch, by table: of the tables whose rows have no batch number, or of all tables
-            if silver was rebuilt since.
-        rebuilt: True if silver was rebuilt since, so that rows have the number of the rebuild instead of the batch.
+        batch: The batch as of which tables are read: the last one, up to `asked`, with which a merge ended.
+        versions: The Delta version to read, by table. It has the tables whose rows have no batch number; if silver was
+            rebuilt since, it has all tables.
+        rebuilt: True if silver was rebuilt since. Rows then have the number of the rebuild instead of their batch.
     """
 
     lake: Lake
@@ -96,10 +96,10 @@ class AsOfBatch:
 
 
 def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatch:
-    """Returns the view of silver's tables as of a batch of the ledger's layer `silver`.
+    """Returns silver's tables as they were after a batch of the ledger's layer `silver`.
 
     Raises:
-        LakeError: There is no such batch, or no merge ended at or before it.
+        LakeError: Silver has not committed this batch, or no merge ended with it or an earlier one.
     """
     lake = Lake(settings)
     if not lake.exists(spark, LEDGER):
@@ -130,21 +130,21 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
 
 
 def _is_appended(table: str) -> bool:
-    """Returns True if the table's rows have the number of their batch."""
+    """Returns True if the table is append-only: each row has the number of the batch that wrote it."""
     return any(name == _BATCH for name, _ in TABLES[table].columns)
 
 
 @dataclass
 class _LedgerSummary:
-    """What the ledger's entries say about silver. Old entries may be sums of several.
+    """A summary of all ledger entries of silver and its merges. One old entry may stand for several batches.
 
     Attributes:
         committed: Silver's last batch; -1 before the first.
-        merged: The last batch up to the requested one at which a merge is known to have ended; -1 if none is known.
+        merged: The last batch, up to the requested one, with which a merge is known to have ended; -1 if there is none.
         latest: When the last entry was committed.
-        summed: The last batch in an entry that sums up several; -1 if there is none.
-        rebuilds: The batches of silver's rebuilds.
-        last_writes: By table, when it was last written and its version after that.
+        summed: The last batch for which an entry stands together with others; -1 if there is none.
+        rebuilds: The numbers of the batches that were rebuilds of silver.
+        last_writes: For each table, when it was last written, and its version after that (None if not known).
     """
 
     committed: int = -1
@@ -155,10 +155,10 @@ class _LedgerSummary:
     last_writes: dict[str, tuple[datetime, int | None]] = field(default_factory=dict)
 
     def with_entries(self, rows: Iterable[Row], batch: int) -> Self:
-        """Adds the ledger's entries up to any batch, and returns itself.
+        """Adds ledger entries to the summary and returns it.
 
         Args:
-            rows: The entries.
+            rows: The entries, also those after the requested batch.
             batch: The requested batch.
         """
         for row in rows:
@@ -182,17 +182,17 @@ class _LedgerSummary:
         return self
 
     def is_rebuilt(self, end: int) -> bool:
-        """Returns True if silver was rebuilt after a batch."""
+        """Returns True if silver was rebuilt after the batch `end`."""
         return any(batch > end for batch in self.rebuilds)
 
     def versioned_tables(self, end: int) -> set[str]:
-        """Returns the tables that must be read at a version to see them as of a batch."""
+        """Returns the tables that must be read at an old Delta version to see them as of the batch `end`."""
         return {table for table in self.last_writes if self.is_rebuilt(end) or not _is_appended(table)}
 
     def idle_since(self, moment: datetime) -> dict[str, int]:
-        """Returns the versions of merged tables that were not written after the moment.
+        """Returns the current version of each merged table that was last written before `moment`.
 
-        Other tables are left out, because silver writes them itself and may be ahead of the merges.
+        Append-only tables are left out, because silver's stream may already have written batches that are not merged.
         """
         return {
             table: version
@@ -202,12 +202,12 @@ class _LedgerSummary:
 
 
 def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tuple[int, dict[str, int]]:
-    """Returns the batch at which the last merge up to `batch` ended, and the versions of tables that belong to it.
+    """Returns the last batch, up to `batch`, with which a merge ended, and the tables' versions after that batch.
 
-    It reads the ledger's single entries, from the latest back until everything is found.
+    It reads the ledger's entries from the latest backwards, until everything is found.
 
     Raises:
-        LakeError: No merge ended by then, or retention has removed the entries that say so.
+        LakeError: No merge ended up to this batch, or retention has removed the entries that record it.
     """
     for window in search_windows(known.latest):
         ends = _merge_ends(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
@@ -230,18 +230,18 @@ def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tu
 
 
 def _ends(entries: pa.RecordBatch) -> pa.Array:
-    """Returns the last of silver's batches in each entry of the ledger."""
+    """Returns, for each ledger entry of silver or its merges, the last silver batch that it covers."""
     return pc.if_else(pc.equal(entries["layer"], SILVER), entries["batch_id"], entries["source_to"])
 
 
 def _merge_ends(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
-    """Yields the batches at which merges ended."""
+    """Yields the last silver batch of each merge."""
     for part in entries:
         yield from part["source_to"].filter(pc.equal(part["layer"], SILVER_TABLES)).to_pylist()
 
 
 def _versions(entries: Iterable[pa.RecordBatch], end: int) -> dict[str, int]:
-    """Returns the version of each table after the last of the entries up to batch `end` that wrote to it."""
+    """Returns each table's Delta version after silver batch `end`, by table name."""
     found: dict[str, tuple[int, str, int]] = {}
     for part in entries:
         kept = part.filter(pc.less_equal(_ends(part), end))

@@ -1,4 +1,7 @@
-"""Explains a figure of gold: its events, their Kafka offsets, the batches that brought them, and the table's logic."""
+"""Explains a row of a gold table: the events it is computed from, their Kafka offsets and batches, and the logic.
+
+An event is a number or text that a change of silver set.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,12 @@ _OF_BATCH = ("batch_id", "source_from", "source_to", "committed_at", "code_versi
 
 @dataclass(frozen=True)
 class Offsets:
-    """The messages of one topic-partition in a figure: first and last offset, and their number."""
+    """The messages of one topic-partition that a row is computed from.
+
+    Attributes:
+        first, last: The lowest and the highest offset of these messages.
+        messages: The number of these messages. Between `first` and `last` there may be others.
+    """
 
     topic: str
     partition: int
@@ -58,15 +66,15 @@ class Offsets:
 
 @dataclass(frozen=True)
 class GoldBatch:
-    """A batch of gold that added some of a figure's events, from the ledger.
+    """A batch of gold that added some of a row's events, from the ledger.
 
     Attributes:
-        batch: Its number.
-        silver_batches: The first and last batch of silver that it read.
-        committed_at: When it was committed.
-        code_version: Version of sessionlake that committed it.
-        with_earlier: True if it stands for all of gold's batches up to it: silver was rebuilt since, and it is no
-            longer known which of them added the events.
+        batch: Number of the batch.
+        silver_batches: The first and the last silver batch that the batch read.
+        committed_at: When the batch was committed.
+        code_version: Version of sessionlake that committed the batch.
+        with_earlier: True if this stands for all gold batches up to this one. Silver was rebuilt since, and it is no
+            longer known which of these batches added the events.
     """
 
     batch: int
@@ -78,19 +86,20 @@ class GoldBatch:
 
 @dataclass(frozen=True)
 class Explained:
-    """One row of a table of gold, and what it is computed from.
+    """One row of a table of gold, and the events that it is computed from.
 
     Attributes:
         table: Name of the table.
-        key: The row's key columns.
-        figures: The row's results.
-        events: Number of events in the row, among the changes that still exist.
-        offsets: The messages of these events, by topic-partition.
+        key: The row's key columns, by name.
+        figures: The row's results, by column.
+        events: Number of events that the row is computed from. Events of changes that retention removed do not count.
+        offsets: The messages of these events, one item per topic-partition.
         batches: Gold's batches that added these events.
-        logic: The settings and code that the table's rows depend on; None if the table does not have them.
-        holds: True if the requested message is in the row; None if no message was requested, or it is not known.
-        gone_before: Retention has removed changes that were committed before this time and may be in the row. None if
-            all of its changes exist.
+        logic: A text or hash that identifies the settings and code that computed the row; None if it is not recorded.
+        holds: True if the row is computed from the requested message too. None if no message was requested, or if
+            this is not known because changes were removed.
+        gone_before: None if all changes of the row exist. Otherwise retention has removed changes that were committed
+            before this time, and some of them may belong to the row.
     """
 
     table: str
@@ -111,7 +120,8 @@ class _Changes:
     Attributes:
         rows: The changes.
         settings: The configuration.
-        renumbered: Number of the batch that a rebuild of silver gave to earlier changes; None if there was none.
+        renumbered: Number of silver's last rebuild. Changes from before it have this batch number. None if silver was
+            not rebuilt.
     """
 
     rows: DataFrame
@@ -132,14 +142,14 @@ def explain(
 
     Args:
         where: A SQL condition on the table's columns; empty for all rows.
-        message: Partition and offset of a message: the result says whether it is in each row.
+        message: Partition and offset of a message. The result says whether each row is computed from it.
         at_most: The most rows to explain.
 
     Returns:
-        The explained rows, and whether there are more.
+        The explained rows, and True if more rows meet the condition.
 
     Raises:
-        UsageError: Gold has no such table, or the table cannot be explained.
+        UsageError: Gold has no such table, or its rows do not come from single messages.
         LakeError: The table does not exist yet.
         NotThereError: No row meets the condition.
     """
@@ -171,7 +181,7 @@ def explain(
 
 
 def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, at_most: int) -> list[Row]:
-    """Returns the first rows that meet a condition.
+    """Returns the first rows of a table, by key, that meet a condition.
 
     Raises:
         UsageError: Spark rejects the condition, or it fails at run time.
@@ -200,10 +210,10 @@ def _changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) 
 
 
 def _has_read_complete_batches(settings: Settings) -> bool:
-    """Returns True if gold has read its last silver batch completely.
+    """Returns True if gold has read the last silver batch that it started to read completely.
 
     Raises:
-        LakeError: This is not known, because gold is still reading what silver held when gold first started.
+        LakeError: This is not known, because gold is still reading the changes from before its first start.
     """
     if reads_initial_snapshot(settings.checkpoint(GOLD)):
         raise LakeError(
@@ -252,14 +262,21 @@ def _explain_row(
 
 
 def _is_complete(table: GoldTable, row: Row, events: int) -> bool:
-    """Returns True if the row itself shows that it has exactly this many events."""
+    """Returns True if the row's own values show that it is computed from exactly `events` events."""
     if isinstance(table, EnrichedTable):
         return events == 1
     return isinstance(table, RollingAverage) and bool(events == row["points"])
 
 
 def _gone_before(reader: TableReader, key: Row) -> datetime | None:
-    """Returns the time before which changes are gone that may be in a row; None if none of its changes are gone."""
+    """Returns a time before which retention has removed changes that may belong to a row.
+
+    None means that no changes of the row are removed.
+
+    Args:
+        reader: Reads the tables.
+        key: The row's key columns.
+    """
     cut = read_heads(reader).get(CHANGES)
     if cut is None or not cut.gone:
         return None
@@ -285,7 +302,7 @@ def _spans() -> list[Any]:
 
 
 def _events_of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
-    """Returns the events in a row."""
+    """Returns the events that a row of a gold table is computed from."""
     from pyspark.sql import functions as F
 
     if isinstance(table, EnrichedTable):
@@ -305,7 +322,7 @@ def _events_of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
 
 
 def _events_of_average(changes: _Changes, series: RollingAverage, row: Row) -> DataFrame:
-    """Returns the points in a moving average: the row's own point and those before it."""
+    """Returns the points that a moving average is computed from: the row's own point and the points before it."""
     from pyspark.sql import functions as F
 
     key = {name: row[name] for name in series.row_keys}
@@ -317,7 +334,13 @@ def _events_of_average(changes: _Changes, series: RollingAverage, row: Row) -> D
 
 
 def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
-    """Returns the events of the topic, session and table row that a gold row's key names, if it names them."""
+    """Returns the events whose topic, session, row and partition are as in the key of a gold row.
+
+    Args:
+        changes: The changes to search.
+        key: The key. Columns that it does not have are not compared.
+        numbers: True for events that are numbers, False for texts.
+    """
     from pyspark.sql import functions as F
 
     found = changes.rows
@@ -335,12 +358,13 @@ def _contains(events: DataFrame, message: tuple[int, int]) -> bool:
 
 
 def _gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: int | None) -> Iterator[GoldBatch]:
-    """Yields the batches of gold, since it was last emptied, that read these batches of silver.
+    """Yields the gold batches that read some silver batches. Batches from before gold's last rebuild are left out.
 
     Args:
         reader: Reads the ledger.
-        silver_numbers: Silver's batches, ascending.
-        renumbered: Number of the batch that a rebuild of silver gave to earlier changes; None if there was none.
+        silver_numbers: Numbers of the silver batches, ascending.
+        renumbered: Number of silver's last rebuild. Changes from before it have this batch number. None if silver was
+            not rebuilt.
     """
     if not silver_numbers:
         return
@@ -357,7 +381,13 @@ def _gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: in
 
 
 def _before_rebuild(reader: TableReader, own: list[Condition], renumbered: int) -> Iterator[GoldBatch]:
-    """Yields one batch for all of gold's batches that read changes which a rebuild of silver has renumbered since."""
+    """Yields one item for all gold batches that read changes from before silver's last rebuild; none if there are none.
+
+    Args:
+        reader: Reads the ledger.
+        own: Conditions that select gold's entries.
+        renumbered: Number of silver's last rebuild.
+    """
     if not reader.exists(LEDGER):
         return
     found = reader.table(LEDGER, *own, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"])

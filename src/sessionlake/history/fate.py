@@ -1,4 +1,4 @@
-"""Decides from silver's tables what happened to one message that silver has judged. Pure.
+"""Concludes from rows of silver's tables what happened to one message that silver has judged. No I/O.
 
 A message leaves rows in silver's tables if it changed rows or if something was wrong with it. A message without such
 rows was applied without a change (a heartbeat, an end, an empty update), or is held back in the state (class `window`).
@@ -16,7 +16,7 @@ from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Integrity
 
-# Events that occur when a held-back message is released. All others occur when a message arrives.
+# Integrity events that occur when a message is no longer held back. All others occur when a message arrives.
 _AT_RELEASE = frozenset({EventKind.GAP, EventKind.ORPHAN, EventKind.AFTER_END, EventKind.HEALED})
 
 
@@ -36,12 +36,12 @@ class Content:
     """The content of a message, decoded with the current configuration.
 
     Attributes:
-        type: Its type; None if it is malformed.
-        seq: Its seq; None if it has none.
-        ts: Its event time in ms.
-        session_id: Its session.
-        changes: Number of row changes that it asks for.
-        erased: True if its session was forgotten, so that only a placeholder is left.
+        type: The message's type; None if the message is malformed.
+        seq: The message's seq; None if it has none.
+        ts: The message's event time in ms; None if it has none.
+        session_id: Id of the message's session.
+        changes: Number of rows that the message is meant to change.
+        erased: True if the session was forgotten. Only the message's offset and Kafka timestamp are left then.
     """
 
     type: str | None = None
@@ -54,15 +54,15 @@ class Content:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The rows about a message in silver's tables.
+    """The rows of silver's tables from which the fate of a message is concluded.
 
     Attributes:
         offset: The message's offset.
-        batch: The silver batch that read it.
-        quarantine: Its rows of `quarantine`.
-        events: Its rows of `integrity_events`.
-        changes: Its rows of `session_changes`.
-        session: The latest row of its session in `session_progress`.
+        batch: The silver batch that read the message.
+        quarantine: The message's rows of `quarantine`.
+        events: The message's rows of `integrity_events`.
+        changes: The message's rows of `session_changes`.
+        session: The latest row of the message's session in `session_progress`; None if there is none.
     """
 
     offset: int
@@ -78,9 +78,9 @@ class DecidedFate(NamedTuple):
 
     Attributes:
         fate: What happened.
-        reason: Why it is in quarantine.
-        batch: The silver batch that decided; for a message that was held back it is later than the batch that read it.
-            None while it is held, and if it is not known which batch released it.
+        reason: Why the message is in quarantine; None if it is not.
+        batch: The silver batch that decided. If the message was held back, this batch is later than the one that read
+            it. None while the message is held back, and if it is not known which batch released it.
     """
 
     fate: Fate
@@ -89,7 +89,15 @@ class DecidedFate(NamedTuple):
 
 
 def decide_fate(content: Content, found: Evidence, integrity: Integrity) -> DecidedFate | None:
-    """Returns what happened to a message; None if silver's tables lack it, which contradicts the ledger."""
+    """Returns what happened to a message.
+
+    None means that silver's tables lack rows which they must have if silver judged the message, as the ledger says.
+
+    Args:
+        content: The message's content.
+        found: The rows about the message in silver's tables.
+        integrity: Integrity class of the topic.
+    """
     for row in found.quarantine:
         return DecidedFate(
             Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"]
@@ -115,7 +123,10 @@ def _held_or_released(content: Content, found: Evidence) -> DecidedFate:
 
 
 def _is_released(content: Content, found: Evidence) -> bool:
-    """Returns True if the message must be released: its session released this event time, expired or has a new life."""
+    """Returns True if the message is certainly no longer held back.
+
+    This is so if its session has applied messages with a later or the same event time, has expired, or has a new life.
+    """
     session = found.session
     if session is None:
         return False

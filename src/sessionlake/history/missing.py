@@ -1,4 +1,4 @@
-"""Counts missing offsets, and explains why a layer does not have a message, from the ledger."""
+"""Counts the offsets without a message, and explains why a layer does not have a message, from the ledger."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _MAX_NAMED = 20
 
 
 def missing_offsets(reader: TableReader) -> dict[Span, int]:
-    """Returns the number of offsets without a message, for each layer and topic-partition.
+    """Returns how many messages are missing in the range of offsets that a layer has read.
 
-    It is negative if messages occur twice. Offsets that are known to have no message do not count.
+    The keys are the ranges, one for each layer and topic-partition. A number is negative if the layer has messages
+    twice. Offsets at which Kafka has no message, such as transaction markers, do not count.
     """
     found = {span: span.last - span.first + 1 - span.messages for span in offset_spans(reader)}
     wanted: dict[TopicPartition, tuple[int, int]] = {}
@@ -35,7 +36,15 @@ def missing_offsets(reader: TableReader) -> dict[Span, int]:
 
 
 def why_unread(spans: list[Span], settings: Settings, topic: str, partition: int, offset: int) -> str:
-    """Returns why bronze does not have a message, and what it has instead."""
+    """Returns a text that says why bronze does not have a message, and which offsets it has.
+
+    Args:
+        spans: The range of offsets that each layer has read, per topic-partition.
+        settings: The configuration.
+        topic: The message's topic.
+        partition: The message's partition.
+        offset: The message's offset.
+    """
     known = [span for span in spans if span.layer == "bronze"]
     of_topic = {span.partition: span for span in known if span.topic == topic}
     if not known:
@@ -59,7 +68,7 @@ def why_unread(spans: list[Span], settings: Settings, topic: str, partition: int
 
 
 def why_absent(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
-    """Returns why there is no message at an offset; None if no reason is recorded."""
+    """Returns a text that says why bronze has no message at an offset; None if no reason is recorded."""
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
     for row in reader.rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
         where = f"topic {topic}, partition {partition}: bronze has no message at offset {offset}"
@@ -73,7 +82,7 @@ def why_unjudged(spans: list[Span], batch: int, committed_at: datetime, topic: s
     """Returns a text that says how far silver is in the partition of a message that it has not judged yet.
 
     Args:
-        spans: What each layer has read.
+        spans: The range of offsets that each layer has read, per topic-partition.
         batch: The batch of bronze that committed the message.
         committed_at: When that batch was committed.
         topic: The message's topic.

@@ -1,4 +1,4 @@
-"""Reads silver's state: what it remembers of a session, and how large a shard's state is."""
+"""Reads silver's streaming state: the state of one session, and the size of each shard's state."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ShardStats:
     Attributes:
         shard: Number of the shard.
         sessions: Number of sessions in the state.
-        expired: Number of them that are past their session timeout.
-        with_gaps: Number of them that have gaps.
-        holding: Number of them that hold messages back.
+        expired: Number of sessions past their session timeout.
+        with_gaps: Number of sessions with gaps in their seqs.
+        holding: Number of sessions with messages that are held back.
         held: Number of messages that are held back.
-        bytes: Size of the stored state.
+        bytes: Size of the stored state in bytes.
     """
 
     shard: int
@@ -47,7 +47,7 @@ def stats_of(shard: int, stored: bytes) -> ShardStats:
 
     Args:
         shard: Number of the shard.
-        stored: The state as stored.
+        stored: The stored bytes of the state.
     """
     state = ShardState.decode(stored, None)
     return ShardStats(
@@ -62,10 +62,12 @@ def stats_of(shard: int, stored: bytes) -> ShardStats:
 
 
 def session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
-    """Returns what a shard's state has of one session. Times are in ms; a missing value is None.
+    """Returns the state of one session, from the stored state of its shard.
+
+    The keys are the names of the values, times are in ms, and a missing value is None.
 
     Raises:
-        UsageError: The state has nothing of the session.
+        UsageError: The shard has no state of this session.
     """
     state = ShardState.decode(stored, None)
     place = pc.index(state.keys, session_key(topic, partition, session)).as_py()

@@ -1,6 +1,7 @@
 """The status of each layer: totals, how much it has not read yet, and its last commit.
 
-Everything comes from the ledger, except how much gold has not read yet: retention may have removed such changes.
+Everything comes from the ledger, except how much gold has not read. This is counted in `session_changes`, because
+retention may have removed changes that the ledger still counts.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ class LayerStatus:
         layer: The layer's name in the ledger.
         batches: Number of batches.
         last_batch: Id of the last batch; None before the first.
-        messages: What it has read: Kafka messages for bronze, silver and processors, messages of the merged batches
-            for the silver tables, session changes for gold.
-        rows: Rows written to its tables, including merged ones.
-        behind: What its source has and it has not read yet, in the unit of `messages`; None if this is not known.
-        duplicates, quarantined, held: Numbers of messages that silver dropped, put into quarantine, and holds back.
+        messages: How much the layer has read: Kafka messages for bronze, silver and processors, messages of the merged
+            batches for the silver tables, session changes for gold.
+        rows: Number of rows that the layer wrote to its tables, including merged rows.
+        behind: How much its source has that the layer has not read yet, in the unit of `messages`; None if this is not
+            known.
+        duplicates: Number of messages that silver dropped as duplicates.
+        quarantined: Number of messages that silver put into quarantine.
+        held: Number of messages that silver currently holds back.
         events: Number of rows that silver wrote to `silver.integrity_events`.
-        unaccounted: Messages that were read, but not applied, dropped, quarantined or held. Must be 0.
-        committed_at: When its last batch was committed, UTC.
-        age_seconds: Seconds since then.
+        unaccounted: Number of messages that were read, but neither applied, dropped, quarantined nor held. Must be 0.
+        committed_at: When the last batch was committed, UTC; None before the first.
+        age_seconds: Seconds since the last commit; None before the first.
     """
 
     layer: str
@@ -72,7 +76,7 @@ STATUS_COLUMNS = tuple(item.name for item in fields(LayerStatus))
 
 
 def may_have_ledger(settings: Settings) -> bool:
-    """Returns False if there is certainly no ledger yet. It does not start Spark."""
+    """Returns False if the ledger certainly does not exist yet. Spark is not started to find out."""
     return not Lake(settings).is_known_missing(LEDGER)
 
 
@@ -101,10 +105,10 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
 
 
 def kafka_ends(settings: Settings) -> KafkaEnds | None:
-    """Returns one past the last readable offset of each partition of the captured topics.
+    """Returns, for each partition of the captured topics, the offset after the last message that can be read.
 
-    Reading ends before the first message of an open transaction. The result is None if Kafka does not answer, or if
-    bronze does not read Kafka.
+    Messages from the start of an open transaction on cannot be read yet. The result is None if Kafka does not answer,
+    or if bronze does not read Kafka.
     """
     if settings.bronze.source is not SourceKind.KAFKA:
         return None
@@ -128,7 +132,7 @@ def kafka_ends(settings: Settings) -> KafkaEnds | None:
 
 
 def _ends(spans: Iterable[Span], layer: str) -> KafkaEnds:
-    """Returns one past the last offset that a layer has read, by topic-partition."""
+    """Returns, for each topic-partition, the offset after the last one that a layer has read."""
     return {(span.topic, span.partition): span.last + 1 for span in spans if span.layer == layer}
 
 
@@ -136,9 +140,11 @@ _SUMMED_COLUMNS = ("batches", "messages", "duplicates", "quarantined", "held", "
 
 
 class _BatchTotals(NamedTuple):
-    """Totals of one ledger entry, which may stand for several batches of a layer.
+    """Totals of one ledger entry. An entry may stand for several batches of a layer.
 
-    `rows` counts rows written to all tables, `events` those written to `integrity_events`.
+    Attributes:
+        rows: Number of rows that were written to all tables.
+        events: Number of rows that were written to `integrity_events`.
     """
 
     layer: str
@@ -155,7 +161,7 @@ class _BatchTotals(NamedTuple):
 
 
 def _batches(reader: TableReader) -> list[_BatchTotals]:
-    """Returns the totals of all current entries of the ledger."""
+    """Returns the totals of all ledger entries, without those from before a layer's last rebuild."""
     return [_to_totals(row) for row in to_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").current())]
 
 
@@ -174,7 +180,10 @@ def _to_totals(row: Row) -> _BatchTotals:
 
 
 def _as_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
-    """Converts Kafka's ends to offsets of `bronze.messages`, without topics that are no longer read."""
+    """Converts the next offsets of Kafka's partitions to offsets as in `bronze.messages`.
+
+    They differ if a topic was deleted and created again. Topics that are no longer read are left out.
+    """
     if ends is None:
         return None
     read = {name: row.offset_shift for name, row in topics.items() if row.state in READ_STATES}
@@ -183,7 +192,13 @@ def _as_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> K
 
 
 def _unread(reader: TableReader, source: KafkaEnds, reached: KafkaEnds) -> int:
-    """Returns the number of messages that a layer has not read. Offsets without a message do not count."""
+    """Returns the number of messages that a layer has not read. Offsets without a message do not count.
+
+    Args:
+        reader: Reads the tables.
+        source: For each topic-partition, the offset after the last one that the layer could read.
+        reached: For each topic-partition, the offset after the last one that the layer has read.
+    """
     wanted = {place: (reached.get(place, 0), end) for place, end in source.items() if end > reached.get(place, 0)}
     known = AbsentOffsets(reader).overlapping(wanted)
     return sum(end - first - count_covered(known[place], first, end) for place, (first, end) in wanted.items())
@@ -194,17 +209,18 @@ def _messages(batches: Iterable[_BatchTotals], layer: str) -> int:
 
 
 def _changes_behind(reader: TableReader, read: int) -> int:
-    """Returns the number of changes that gold has not read.
+    """Returns the number of rows of `session_changes` that gold has not read.
 
     Args:
         reader: Reads the tables.
-        read: Number of changes that gold has read since it was last emptied. Some of them may have been removed.
+        read: Number of changes that gold has read since its last rebuild. Retention may have removed some of them.
     """
     taken = changes_read(reader)
     if taken is None:
         return reader.count(CHANGES)
     later = reader.count_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
-    # A new gold reads the table's files in the order in which they were written, compacted ones late.
+    # In its first run gold reads the table's files in the order of their writing. Compacted files come late, although
+    # their changes are old, so the batch number alone is not enough.
     return max(later, reader.count(CHANGES) - read)
 
 

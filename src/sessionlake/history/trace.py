@@ -1,4 +1,4 @@
-"""Traces one Kafka message through the layers: bronze's commit, silver's batch, its judgement, and its row changes."""
+"""Traces one Kafka message: when bronze and silver read it, what silver decided, and which rows it changed."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class BatchCommit:
     """One micro-batch of a layer, from the ledger.
 
     Attributes:
-        batch: Its id.
-        app_id: Application id of its transactions.
-        committed_at: When it was committed.
-        versions: Version of each table that it wrote.
-        recovered: True if the entry stands for all batches up to it, because their own entries were lost.
+        batch: Id of the batch.
+        app_id: Application id of the batch's Delta transactions.
+        committed_at: When the batch was committed.
+        versions: For each table that the batch wrote, the table's version after that.
+        recovered: True if the ledger's entry stands for all batches up to this one, because their entries were lost.
     """
 
     batch: int
@@ -80,7 +80,7 @@ class BatchCommit:
 
 @dataclass(frozen=True)
 class Merge(BatchCommit):
-    """A merge, with the first and last silver batch that it merged."""
+    """A MERGE into `session_rows` and `sessions`, with the first and the last silver batch that it merged."""
 
     first_batch: int
     last_batch: int
@@ -88,15 +88,15 @@ class Merge(BatchCommit):
 
 @dataclass(frozen=True)
 class TracedMessage:
-    """The message in bronze, and its content decoded with the current configuration.
+    """A message as bronze stores it, with its content decoded by the current configuration.
 
     Attributes:
-        key: Its Kafka key.
-        session_id: Its session.
-        type, seq, ts: Its type, seq and event time (ms); None if it is malformed.
-        timestamp: Its Kafka timestamp.
-        value_bytes: Size of its value.
-        ingested_at: When bronze read it.
+        key: The message's Kafka key.
+        session_id: Id of the message's session.
+        type, seq, ts: The message's type, seq and event time (ms); None if the message is malformed.
+        timestamp: The message's Kafka timestamp.
+        value_bytes: Size of the message's value in bytes.
+        ingested_at: When bronze read the message; None if it is not known.
     """
 
     key: bytes | None
@@ -115,12 +115,12 @@ class Judgement:
 
     Attributes:
         fate: What happened to the message.
-        reason: Why it is in quarantine.
+        reason: Why the message is in quarantine; None if it is not.
         batch: The silver batch that decided. None while the message is held back, and if the batch is not known.
-        committed_at: When that batch was committed.
+        committed_at: When that batch was committed; None if this is not known.
         integrity: Integrity class of the topic.
-        events: Its rows of `integrity_events`.
-        broken_by: The event that broke the session, if the reason is `session_broken`.
+        events: The message's rows of `integrity_events`.
+        broken_by: The row of `integrity_events` that broke the session, if the reason is `session_broken`.
     """
 
     fate: Fate
@@ -137,14 +137,14 @@ class Trace:
     """The path of one message through the layers.
 
     Attributes:
-        topic, partition, offset: Coordinates of the message.
-        bronze: The batch of bronze that has it.
-        message: The message.
+        topic, partition, offset: Where the message is in Kafka.
+        bronze: The batch of bronze that read the message.
+        message: The message as bronze stores it.
         silver: The batch of silver that read it. `judgement.batch` is later if the message was held back.
         judgement: What silver decided.
         tables: The merge of the deciding batch into `session_rows` and `sessions`; None if it is not merged yet.
-        changes: Its rows of `session_changes`, in order; `set` has the columns that it set.
-        session: Its session now.
+        changes: The message's rows of `session_changes`, in order. `set` has the columns that the message set.
+        session: The current row of the message's session; None if there is none.
     """
 
     topic: str
@@ -211,14 +211,14 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
 def _require_entries(
     reader: TableReader, topic: str, partition: int, offset: int, found: tuple[BatchCommit | None, str]
 ) -> None:
-    """Checks that a batch which was not found is not one whose ledger entry was removed.
+    """Checks that retention has not removed the ledger entry of the batch that read a message.
 
     Args:
         reader: Reads the tables.
         topic: The message's topic.
         partition: The message's partition.
         offset: The message's offset.
-        found: The batch that has the message (None if it was not found), and its layer.
+        found: The batch of a layer that read the message (None if the ledger has none), and the layer.
 
     Raises:
         NotThereError: Retention has removed the entry.
@@ -234,7 +234,9 @@ def _require_entries(
 
 
 def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
-    """Checks that silver's tables still have all rows of a batch, because missing rows are evidence, too.
+    """Checks that silver's tables still have all rows of a batch.
+
+    Otherwise it would be wrong to conclude anything from a row that is not there.
 
     Raises:
         NotThereError: Retention has removed rows of the batch.
@@ -293,13 +295,16 @@ def _changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Ro
 
 
 def _public_change(row: Row) -> Row:
-    """Returns a row of `session_changes` with the columns that the message set under `set`."""
+    """Returns a row of `session_changes` for users: a dictionary under `set` has the columns that the message set."""
     head = {name: row[name] for name in _CHANGE}
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
 def _session(reader: TableReader, topic: str, partition: int, session_id: str | None) -> Row | None:
-    """Returns the session's latest row: from batches that are not merged yet, or else from `sessions`."""
+    """Returns the current row of a session.
+
+    It comes from batches that are not merged yet, or else from `silver.sessions`; None if neither has the session.
+    """
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)]
@@ -347,7 +352,7 @@ def _committed_at(reader: TableReader, silver: BatchCommit, batch: int | None) -
 
 
 def _ledger_rows_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
-    """Returns the ledger's rows that meet the conditions, near a moment if there are any, else at any time."""
+    """Returns ledger entries that meet the conditions: those near `moment`, or if there are none, those of any time."""
     found: list[Row] = []
     for window in search_windows(moment):
         found = list(reader.rows(LEDGER, *conditions, *window))

@@ -72,7 +72,7 @@ def java_client_options(settings: Settings) -> dict[str, str]:
 def spark_kafka_options(settings: Settings) -> dict[str, str]:
     """Returns the connection options of Spark's Kafka source and sink: the Java client's, each prefixed with `kafka.`.
 
-    The caller adds what to read and from where (`subscribePattern`, `startingOffsets`). With a service credential,
+    The caller adds the topics and starting offsets (`subscribePattern`, `startingOffsets`). With a service credential,
     Databricks logs in itself and rejects login options of the client, so they are left out.
     """
     options, credential = java_client_options(settings), settings.kafka.service_credential

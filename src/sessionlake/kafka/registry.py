@@ -167,7 +167,7 @@ class _Client:
         return (*parts.values(), self._text(answer, f"schema-{schema}.proto"))
 
     def _add_references(self, answer: dict[str, Any], parts: dict[str, bytes]) -> None:
-        """Adds the schemas to which a schema refers to `parts`, by name. Each comes after those to which it refers.
+        """Adds to `parts`, by name, the schemas to which a schema refers. A schema comes after those that it refers to.
 
         Args:
             answer: The registry's answer for the schema.

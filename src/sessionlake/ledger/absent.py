@@ -106,7 +106,7 @@ def recorded_runs(
 
 
 def count_covered(runs: Iterable[Run], first: int, end: int) -> int:
-    """Counts the offsets in `[first, end)` that are in at least one of the runs."""
+    """Counts the offsets from `first` to just before `end` that are in at least one of the runs."""
     cut = np.array(sorted((max(a, first), min(b, end)) for a, b in runs if b > first and a < end), np.int64)
     if not len(cut):
         return 0

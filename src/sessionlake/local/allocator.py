@@ -1,8 +1,9 @@
 """Limits on the memory that allocators keep after it is freed. Without them a long-running process grows for days.
 
-A thread that allocates while others do gets its own arena. glibc allows eight arenas per core, and jemalloc, which
-delta-rs uses, allows four. delta-rs starts a thread for each file that it reads, and RocksDB in Spark has threads too.
-The most that a process keeps is the number of arenas times the largest amount that one of these threads ever needed.
+An arena is a memory pool of the C allocator. A thread that allocates while others do gets its own arena. glibc allows
+eight arenas per core, and jemalloc, which delta-rs uses, allows four. delta-rs starts a thread for each file that it
+reads, and RocksDB in Spark has threads too. A process may keep as much memory as the number of arenas times the largest
+amount that one of these threads ever needed.
 """
 
 from __future__ import annotations

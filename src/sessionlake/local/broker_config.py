@@ -54,7 +54,7 @@ def server_properties(settings: Settings, host: str, port: int) -> str:
 
     Args:
         settings: The pipeline's settings.
-        host: Loopback host that clients connect to. An IPv6 address has no brackets.
+        host: Loopback host that clients connect to. Give an IPv6 address without brackets.
         port: Port that clients connect to.
     """
     shown = f"[{host}]" if ":" in host else host

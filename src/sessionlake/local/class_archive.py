@@ -1,8 +1,8 @@
 """A class archive for Spark's JVM: Java's class data sharing (JEP 350), which saves a third of a short command's CPU.
 
 The archive holds the classes that Spark loads, and the next JVM maps it into memory. It is stored next to the cached
-jars. Its name has a fingerprint of the Java and the jars that it was made with, and its size. An archive that is
-missing or has another size is not used.
+jars. Its file name has the archive's size, and a fingerprint of the Java and the jars that it was made with. An archive
+with another size than in its name is not used.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def archive_flags(*, recording: bool = False) -> Sequence[str]:
     """Returns the JVM options that use the archive.
 
     Args:
-        recording: If there is no archive, return the options that let `write_archive` create one later. Recording
-            doubles the CPU time of the JVM's start.
+        recording: True to return, if there is no archive, the options that let `write_archive` create one later.
+            Recording doubles the CPU time of the JVM's start.
     """
     file = find_archive()
     if file is not None:

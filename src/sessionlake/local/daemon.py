@@ -1,11 +1,12 @@
 """The process from which Spark forks its Python workers: `python -m sessionlake.local.daemon pyspark.worker`.
 
-It replaces `pyspark.daemon` because that one costs more, in three ways:
+It replaces `pyspark.daemon`, which is slower for three reasons:
 
-- It puts archives of pyspark on the module path, and every task reads their directories again. That is about half of
-  the Python time of a small batch.
-- Each worker imports pandas, Arrow and the folds. Here the parent process imports them once.
-- After every task a worker collects garbage and scans all imported modules. Here they are frozen and not scanned.
+- `pyspark.daemon` puts archives of pyspark on the module path, and every task reads their directories again. This
+  takes about half of the Python time of a small batch.
+- With `pyspark.daemon`, each worker imports pandas, Arrow and the folds. Here the parent process imports them once.
+- With `pyspark.daemon`, a worker collects garbage after every task and scans all imported modules. Here the modules are
+  frozen (`gc.freeze`) and not scanned.
 """
 
 from __future__ import annotations

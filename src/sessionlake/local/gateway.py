@@ -2,9 +2,9 @@
 
 pyspark starts its JVM through two shell scripts and a second JVM that only composes the command line. It also asks for
 an incubating module that Spark SQL does not use and that makes the JVM print a warning. Starting `SparkSubmit` directly
-avoids both, but depends on Spark internals: the class's name, the packages that must be opened, and the file with port
-and secret. It is done only with versions in `TESTED_SPARK`. With other versions pyspark starts the JVM, which is
-slower but uses public settings only.
+avoids the scripts, the second JVM and the warning. But it depends on Spark internals: the class's name, the packages
+that must be opened, and the file with port and secret. So this module starts the JVM only for versions in
+`TESTED_SPARK`. With other versions pyspark starts the JVM, which is slower but uses public settings only.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _running_jvm(jvm: Jvm) -> Iterator[None]:
 
 @contextmanager
 def _stop_jvm_on_interrupt() -> Iterator[None]:
-    """Stops the JVM if its start is interrupted. While it starts it would notice the closed pipe only after seconds."""
+    """Stops the JVM if the block is interrupted. A starting JVM would notice the closed pipe only after seconds."""
     try:
         yield
     except KeyboardInterrupt:
@@ -142,7 +142,7 @@ def stop_jvm(started_by_pyspark: subprocess.Popen[bytes] | None = None) -> None:
     """Stops the JVM and waits until its process has ended. Spark must have been stopped before.
 
     Args:
-        started_by_pyspark: The JVM that pyspark started, or None.
+        started_by_pyspark: The JVM's process if pyspark started it; None if this module did.
     """
     if started_by_pyspark is not None:
         _running.append(started_by_pyspark)

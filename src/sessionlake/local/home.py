@@ -65,7 +65,7 @@ def claimed_error(settings: Settings, holder: Holder | None, name: str, fix: str
         settings: The pipeline's settings.
         holder: The other process; None if it has not written its name into the lock file yet.
         name: Name of the lock.
-        fix: What the operator can do.
+        fix: The `fix` part of the error: what the operator can do.
     """
     activity = f"has {name}" if holder is None else holder.doing
     who = "" if holder is None else f" ({holder})"
@@ -77,7 +77,7 @@ def require_home(settings: Settings, *folders: str) -> Path:
 
     Args:
         settings: The pipeline's settings.
-        folders: Paths below the home, created if missing.
+        folders: Paths relative to the home, created if missing.
 
     Returns:
         The home.

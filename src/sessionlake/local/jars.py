@@ -115,7 +115,7 @@ def pyspark_jars() -> Path:
 def resolve(jars: JarSet) -> list[Path]:
     """Returns the jars of a set from the cache, and downloads the set first if it is incomplete.
 
-    If two processes need the same set at once, one downloads it and the other waits.
+    If two processes need the same set at the same time, one process downloads it and the second one waits.
 
     Raises:
         MachineError: The jars cannot be downloaded, there is no Java to download them with, or a jar does not have its
@@ -160,7 +160,7 @@ def _require_pinned(jars: JarSet, files: Iterable[Path], folder: Path) -> None:
 
 @cache
 def _digest(jar: Path, size: int, modified: int) -> str:
-    """Returns the SHA-256 of a file. Size and modification time are part of the cache's key, so it is read once."""
+    """Returns the SHA-256 of a file. The result is cached by path, size and modification time."""
     del size, modified
     with jar.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
@@ -212,9 +212,9 @@ def _download(jars: JarSet, folder: Path) -> None:
 
 
 def _ivy_cache(folder: Path) -> Path:
-    """Returns the folder of Ivy's own cache. Each set has its own, because Ivy does not lock it.
+    """Returns the folder of Ivy's own cache for a set. Each set has a separate folder, because Ivy does not lock it.
 
-    After an interruption, jars that are already in it are not downloaded again.
+    After an interrupted download, jars that are already in the folder are not downloaded again.
     """
     return folder.with_suffix(".ivy")
 

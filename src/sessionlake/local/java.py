@@ -41,7 +41,7 @@ def java_environment() -> Mapping[str, str]:
 
 
 def logging_flags(log: Path) -> list[str]:
-    """Returns JVM options that write the log to a file and rotate it to numbered files next to it."""
+    """Returns JVM options that make log4j write to a file, and rotate the file to numbered files next to it."""
     numbered = str(log).replace("%", "%%")  # log4j formats this name, so that `%` is escaped; the first it takes as is
     return [
         f"-Dlog4j2.configurationFile={uri_of(_LOGGING)}",

@@ -19,7 +19,7 @@ _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - a private folder is created in
 
 
 def uri_of(path: Path) -> str:
-    """Returns the `file:` URI of a path, with every character encoded that has a meaning in URIs."""
+    """Returns the `file:` URI of a path. Characters that have a meaning in URIs are percent-encoded."""
     return path.absolute().as_uri()
 
 
@@ -29,7 +29,7 @@ def path_of(uri: str) -> Path:
 
 
 def log_path(path: str) -> str:
-    """Returns a file's path within its table in the encoding that actions of Delta's log use."""
+    """Encodes a file's path, relative to its table's folder, as actions in Delta's log write it."""
     return quote(os.fsencode(path))
 
 
@@ -52,10 +52,10 @@ def file_of(table: Path, named: str) -> Path:
 
 
 def plain_link(folder: Path) -> Path:
-    """Returns a symbolic link to a folder whose path has no characters that URIs encode.
+    """Returns the folder, or a symbolic link to it if its path has characters that URIs encode.
 
-    This is for readers that encode a path once more often than they decode it. The link lasts as long as this process.
-    A folder whose own path has no such characters is returned unchanged.
+    Some readers encode a path once more often than they decode it, and so fail on such characters. The link is deleted
+    when this process ends.
     """
     return folder if quote(os.fsencode(folder)) == str(folder) else process_folder() / _link(folder)
 

@@ -35,7 +35,7 @@ def addresses(settings: Settings) -> list[tuple[str, int]]:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns True if the host is a loopback address or `localhost`. Asks no name server."""
+    """Returns True if the host is a loopback address or `localhost`. Other names are not looked up and give False."""
     if host.lower() == "localhost":
         return True
     try:

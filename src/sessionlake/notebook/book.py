@@ -35,7 +35,7 @@ class Book:
     Attributes:
         settings: Settings of the lake.
         spark: The platform's Spark session, or a new local one.
-        reader: Reads rows into the driver.
+        reader: Reads rows of tables into this process.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""Figures of the notebooks: each function draws one kind from rows."""
+"""Pictures of the notebooks: each function draws one kind of picture from rows."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
     """Draws one series in time buckets of several lengths, side by side, with minimum, maximum and average.
 
     Args:
-        found: Rows of each tier by its name, in order, with `window_start`, `points`, `min`, `max`, `average`.
+        found: Rows of each bucket length by its name, in order, with `window_start`, `points`, `min`, `max`, `average`.
         title: Title of the figure.
     """
     figure, panels = _figures(title, len(found), 3.8, sharey=True)
@@ -132,10 +132,10 @@ def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
 
 
 def intervals(rows: pd.DataFrame, title: str) -> Figure:
-    """Draws intervals of stream time as bars, one line of bars for each lane.
+    """Draws intervals of stream time as bars.
 
     Args:
-        rows: Columns `lane`, `begin`, `end`.
+        rows: Columns `lane`, `begin`, `end`. Intervals with the same lane (a label) are drawn in the same line.
         title: Title of the figure.
     """
     lanes = sorted(rows["lane"].unique())[:_ROWS][::-1]
@@ -151,7 +151,7 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
 
 
 def pace(behind: Sequence[Lag], throughput: Sequence[Throughput], states: Sequence[ShardStats]) -> Figure:
-    """Draws the layers' pace: seconds behind bronze, messages per second, and bytes of silver's state."""
+    """Draws seconds behind bronze and messages per second of each layer, and the bytes of silver's state per shard."""
     figure, (left, middle, right) = _figures("", 3, 3.6)
     left.set_title("seconds behind bronze", loc="left", color=_MUTED, fontsize=10)
     for lag in behind:

@@ -50,7 +50,7 @@ class TableMaintenance:
         compacted: The result of merging small files; None if there were too few of them.
         vacuumed: The result of removing unused files; None if none were removed.
         rows: The number of old rows removed.
-        waits: Why rows or files could not be removed; empty if nothing prevented it.
+        waits: A text that says why rows or files could not be removed; empty if there was no obstacle.
     """
 
     table: str

@@ -239,7 +239,7 @@ class Pipeline:
                 self._record_failure(part, error)
 
     def drain(self) -> None:
-        """Waits until everything that Kafka holds now is in every table.
+        """Waits until all messages that Kafka holds now are processed by all layers that run.
 
         Raises:
             SessionlakeError: A layer failed before.
@@ -253,7 +253,7 @@ class Pipeline:
                 self.check()
 
     def _record_failure(self, part: str, error: SessionlakeError) -> None:
-        """Records the failure of a processor that runs among others. Raises the error of any other layer."""
+        """Records the error of a processor if all layers run (`all`). Raises the error of any other layer."""
         if self._layer is not Layer.ALL or part in self._layer.single_layers:
             raise error
         self.failed[part] = error
@@ -293,10 +293,10 @@ class Pipeline:
 
 
 def run_to_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
-    """Runs a layer, which must be claimed, until everything available now is processed.
+    """Runs a layer until all input that is available now is processed. This process must have claimed the layer.
 
     Returns:
-        True if it reached the end, False if `stop` was set before.
+        True if all input was processed, False if `stop` was set before.
 
     Raises:
         IntegrityViolationError: Silver stopped at a message that needs a decision. The batches before it are merged.
@@ -324,7 +324,7 @@ def run_to_end(spark: SparkSession, settings: Settings, part: str, stop: threadi
 
 
 def _wait_for_end(query: LayerQuery, settings: Settings, stop: threading.Event) -> bool:
-    """Waits until a query ends or `stop` is set, then stops the query. Returns True if it ended by itself."""
+    """Waits until a query ends or `stop` is set, then stops the query. Returns False if `stop` ended the wait."""
     try:
         while not query.wait(_POLL_SECONDS):
             storage_of(settings).require_claims()

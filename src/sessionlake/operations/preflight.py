@@ -1,4 +1,4 @@
-"""The checks of a layer: those that its start requires, and those that only `sessionlake doctor` makes."""
+"""The checks of a layer. Its start makes most of them; some are made only by `sessionlake doctor`."""
 
 from __future__ import annotations
 

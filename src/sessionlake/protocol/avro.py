@@ -127,7 +127,7 @@ class AvroDecoder:
         return apply_set_names(to_json_object)
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Returns type, seq and ts of a message, without those that it lacks."""
+        """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         return {name: message[name] for name in HEADER_FIELDS if message.get(name) is not None}
 
     def to_json_object(self, message: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class BulkMessages:
     def _head(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
         """Returns the field `seq` or `ts` of each message, and which messages lack it.
 
-        Refuses for the given reason messages with a value that is not allowed.
+        Messages with a number beyond int64 are refused for the given reason.
         """
         values, missing = self._decoder.numbers(objects, name)
         try:

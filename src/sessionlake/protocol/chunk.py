@@ -119,7 +119,7 @@ def compress(content: bytes | pa.Buffer) -> bytes:
 
 
 def decompress(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
-    """Returns the contents before `compress`. Contents that are not compressed stay as they are."""
+    """Reverses `compress`. Returns contents that are not compressed unchanged."""
     view, start = memoryview(content), len(COMPRESSED)
     if view[:start] != COMPRESSED:
         return content

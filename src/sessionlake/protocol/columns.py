@@ -36,10 +36,10 @@ class Column:
     """One declared column.
 
     Attributes:
-        name: Its name in the messages and the tables.
-        sql: Its Spark SQL type, normalised (`bigint`, not `long`).
-        json_type: The JSON type that its values must have.
-        arrow: Its Arrow type.
+        name: The column's name in messages and tables.
+        sql: The column's Spark SQL type in its normal form (`bigint`, not `long`).
+        json_type: The JSON type that the column's values must have in messages.
+        arrow: The column's Arrow type.
         bits: Size of an integer type in bits; 0 for other types.
     """
 

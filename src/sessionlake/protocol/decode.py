@@ -142,7 +142,7 @@ def _latest(raw: pa.Table, rules: DecodeRules) -> Int64s:
 
 
 def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
-    """Returns the reason codes of messages that are refused by their key or Kafka timestamp."""
+    """Returns the reason code of each message with an unusable key or Kafka timestamp; 0 for the others."""
     reasons = _key_reasons(raw["key"])
     wrong = future_timestamps(raw, rules) if fast else _in_future_one_by_one(raw, rules)
     reasons[(reasons == 0) & wrong] = CODE_OF[Reason.FUTURE_KAFKA_TS]
@@ -150,7 +150,7 @@ def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
 
 
 def future_timestamps(raw: pa.Table, rules: DecodeRules) -> Bools:
-    """Returns True for raw messages whose Kafka timestamp is too far ahead of the time at which bronze read them."""
+    """Returns a boolean per raw message: true if its Kafka timestamp is too far after the time bronze read it."""
     ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
     return in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
 
@@ -162,7 +162,7 @@ def _in_future_one_by_one(raw: pa.Table, rules: DecodeRules) -> Bools:
 
 
 def _refused(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
-    """Returns the reason codes of messages that are refused by their key, Kafka timestamp or size."""
+    """Returns the reason code of each message with an unusable key, Kafka timestamp or size; 0 for the others."""
     reasons = _head_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     reasons[(reasons == 0) & (sizes > rules.max_message_bytes)] = CODE_OF[Reason.TOO_LARGE]

@@ -42,7 +42,7 @@ class UnusableSchemaError(Exception):
 
 
 class Schemas(Protocol):
-    """Gives schemas by their id, from the configuration or a schema registry."""
+    """Finds schemas by their id, in the configuration or in a schema registry."""
 
     def definitions(self, ids: Sequence[int]) -> Mapping[int, Definition]:
         """Returns the schemas with these ids, without those that are unknown."""

@@ -60,7 +60,7 @@ _VALUE_KINDS = {
 
 
 class ProtobufDecoder:
-    """Decodes messages of one type.
+    """Decodes payloads that are Protobuf messages of one type.
 
     Args:
         definition: The schema: serialized descriptors, each after those that it refers to.
@@ -158,7 +158,7 @@ class ProtobufDecoder:
         }
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Returns type, seq and ts of a message, without those that it lacks."""
+        """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         fields = message.DESCRIPTOR.fields_by_name
         known = [fields[name] for name in HEADER_FIELDS if name in fields]
         header_fields = {field.name: _value(message, field) for field in known if _is_set(message, field)}
@@ -310,7 +310,7 @@ def _is_set(message: Any, field: FieldDescriptor) -> bool:
 
 
 def _value(message: Any, field: FieldDescriptor) -> Any:
-    """Returns a field's value as lists and dicts, with symbols in place of enum numbers."""
+    """Returns a field's value for JSON: lists, dicts and simple values, with the names of enum values."""
     value = getattr(message, field.name)
     if _is_map(field):
         of_value = field.message_type.fields_by_name["value"]

@@ -109,7 +109,7 @@ class SchemaDecoder(Protocol):
         """Returns a row as the equivalent JSON object. Values of declared columns are not converted."""
 
     def header_fields(self, message: Any) -> dict[str, Any]:
-        """Returns type, seq and ts of a message, without those that it lacks."""
+        """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
         """Returns a message as the equivalent JSON object."""

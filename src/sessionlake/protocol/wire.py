@@ -75,7 +75,9 @@ def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
 
 
 def _path(text: bytes) -> Path | None:
-    """Parses a path of zigzag varints: their count, then the indices. A lone 0 is short for the first type, [0].
+    """Parses the path of a Protobuf message type, as zigzag varints: the number of indices, then the indices.
+
+    A single 0 is short for the path `[0]`, the first type in the file.
 
     Returns None if the path may be longer, and `_INVALID_PATH` if it is invalid.
     """

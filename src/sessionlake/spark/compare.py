@@ -18,7 +18,7 @@ _FOUND, _TRUTH, _OFTEN, _DUE = map(internal, ("found", "truth", "often", "due"))
 
 
 def magnitude_column(name: str) -> str:
-    """Returns the name of the column with the magnitude of the numbers that a result was summed from."""
+    """Returns the name of the column with a result's magnitude: the same sum or average, over absolute values."""
     return internal(f"size:{name}")
 
 

@@ -104,7 +104,8 @@ class KnownFailure:
     Attributes:
         error: Class of the error that the operator sees.
         remedy: What the failure means and what to do.
-        conditions: Error conditions of Spark and Delta. One without a sub-condition matches all its sub-conditions.
+        conditions: Error conditions of Spark and Delta. A condition without a sub-condition matches all its
+            sub-conditions.
         types: Classes of exceptions in the chain.
         beginnings: Beginnings of exception messages, for exceptions that Spark passes on without their class.
     """
@@ -209,7 +210,7 @@ def _parts(text: str) -> Iterator[_Part]:
 
 
 def _exceptions(text: str) -> Iterator[JvmException]:
-    """Yields the exceptions named at the start of a message: a message may begin with the text of its cause."""
+    """Yields the exceptions named at the start of a text. A message may begin with its cause's class and message."""
     while text:
         kind = _TYPE.match(text)
         text = text[kind.end() :] if kind else text
@@ -225,7 +226,7 @@ def _exceptions(text: str) -> Iterator[JvmException]:
 
 
 def _last_line(lines: Sequence[str]) -> Raised | None:
-    """Returns the exception of a traceback: its last unindented line and the message lines that follow."""
+    """Returns the exception that a traceback names in its last unindented line; None if there is none."""
     starts = [n + 1 for n, line in enumerate(lines) if line == _TRACEBACK]
     block = lines[starts[-1] if starts else 0 :]
     first = next((n for n, line in enumerate(block) if line and not line.startswith(" ")), None)

@@ -63,7 +63,7 @@ Rows: TypeAlias = "DataFrame | Mapped | pa.Table"
 
 
 def as_frame(spark: SparkSession, rows: Rows) -> DataFrame:
-    """Returns the rows as a frame of this session. A frame is returned unchanged.
+    """Returns the rows as a Spark frame of this session. Rows that are a frame already are returned unchanged.
 
     The chunks of an Arrow table are combined first, because Spark 4.0 silently stops at the first empty chunk.
     """
@@ -94,7 +94,7 @@ def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType
 
 @dataclass(frozen=True)
 class EachBatch:
-    """Turns a function of a table into a function of Arrow batches that is called once per batch."""
+    """Applies a function of an Arrow table to each batch of a stream of Arrow batches."""
 
     function: Callable[[pa.Table], pa.Table]
 
@@ -105,7 +105,7 @@ class EachBatch:
 
 
 def mapped(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
-    """Applies a function to the rows: at once to an Arrow table, otherwise per Arrow batch in Spark's tasks."""
+    """Applies a function to rows: an Arrow table directly, a frame per Arrow batch in Spark's tasks."""
     if isinstance(rows, pa.Table):
         return function(rows)
     if isinstance(rows, Mapped):

@@ -2,8 +2,8 @@
 
 A plan is accepted if this module lists every node and expression in it, and if every function is one of
 `SAFE_FUNCTIONS` or allowed by the caller. Everything else is rejected: commands, writes, scripts, computed names.
-The names of the tables are returned, and the caller decides about them. A file given by its path
-(``text.`/etc/hosts` ``) is such a name too.
+The names of the tables are returned, and the caller decides whether they may be read. The path of a file
+(``text.`/etc/hosts` ``) counts as the name of a table.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Reads:
     """Tables and functions that a statement uses.
 
     Attributes:
-        tables: Names of the tables it reads, as written, without those it defines itself with WITH.
+        tables: Names of the tables it reads, as the statement writes them, without names that it defines by WITH.
         functions: The caller's functions that it calls.
         lists: True if it lists or describes tables instead of reading them.
     """
@@ -181,7 +181,7 @@ class _Walk:
 
         Args:
             found: A node, a collection of parts, or a plain value.
-            defined: Names that the statement has defined by WITH for this part.
+            defined: Names that WITH has defined and that this part of the plan may use.
 
         Raises:
             UsageError: A node or function is not one of the allowed ones.
@@ -212,7 +212,7 @@ class _Walk:
                 self.check(part, defined)
 
     def _check_with(self, node: Any, defined: frozenset[str]) -> None:
-        """Checks WITH. As in Spark, each query sees those defined before it, and a recursive one also sees itself."""
+        """Checks WITH. Each query may use the queries before it, and a recursive query also itself."""
         recursive = any(part is True for part in _iterated(node.productIterator(), is_iterator=True))
         for named in _iterated(node.cteRelations()):
             name = str(named.productElement(0)).lower()

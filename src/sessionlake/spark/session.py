@@ -99,7 +99,7 @@ def _restore_interrupt_handler() -> None:
 
 
 def platform_conf(settings: Settings) -> dict[str, str]:
-    """Returns the settings that the platform's session must have before any query starts."""
+    """Returns the Spark settings that a Databricks session must have before any query starts."""
     # Each shuffle partition has a state store, and a query's first checkpoint fixes their number for good. With Spark's
     # default of 200, most would stay empty and each would still cost a commit in every batch.
     shards = max(settings.silver.shards, settings.gold.shards)

@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 class Mode(StrEnum):
-    """How `simulate` relates stream time to the clock."""
+    """How the timestamps that `simulate` writes relate to the present time."""
 
     LIVE = "live"
     BURST = "burst"

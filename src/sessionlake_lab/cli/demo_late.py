@@ -1,4 +1,4 @@
-"""The demo's late points: one corrects published averages, and the other one triggers a rule."""
+"""The demo's two late points: one corrects published averages, and one makes a rule raise an alert."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LatePoints:
         series: Topic, session, row and metric of both points.
         corrects: Partition and offset of the message that corrects averages.
         late_ms: How late that message is, in ms.
-        limit: Limit of the rule that the other message exceeds. Gold applies the rule with the same batch.
+        limit: Limit of the demo's rule. The second message exceeds it. Gold applies the rule with the same batch.
     """
 
     series: Row

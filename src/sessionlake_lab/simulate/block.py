@@ -15,7 +15,7 @@ UPDATE, HEARTBEAT, DELETE, SNAPSHOT, FIRST, END = range(6)
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive slots of the stream, one message each. All arrays have one element per slot.
+    """Consecutive slots of the stream. A slot is the place of one message. All arrays have one element per slot.
 
     Attributes:
         session: Number of the session that sends the message.

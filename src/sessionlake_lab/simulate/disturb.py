@@ -48,7 +48,7 @@ class Disturber:
         self._has_no_transit_faults = in_transit == Faults()
 
     def shift_event_times(self, ts: NDArray[np.int64], session: NDArray[np.int64]) -> None:
-        """Moves some event times back in place, by little (reordered) or far (late). Shapes (n,)."""
+        """Makes some of the times in `ts` a little (reordered) or much (late) earlier, in place. Shapes (n,)."""
         if not (self._faults.reordered or self._faults.late):
             return
         draw = self._rng.random(len(session))
@@ -73,7 +73,7 @@ class Disturber:
         return arriving.assembled()
 
     def pending(self, timestamp: int) -> list[KafkaRecord]:
-        """Returns the messages that still wait for their session's next one at the end, with this Kafka time in ms."""
+        """Returns the swapped messages whose session sends no further message, with this Kafka timestamp (ms)."""
         held, self._held = list(self._held.values()), {}
         return [message._replace(timestamp=timestamp) for message in held]
 
@@ -142,7 +142,7 @@ class Disturber:
 
 
 class _Arriving:
-    """The messages that are written in each slot. By default this is the slot's own message."""
+    """The messages that are written to Kafka in each slot: at first, the one that was drawn for the slot."""
 
     def __init__(self, messages: list[KafkaRecord]) -> None:
         self._messages = messages
@@ -153,7 +153,7 @@ class _Arriving:
         return self._changed.setdefault(slot, [self._messages[slot]])
 
     def drop(self, slot: int) -> None:
-        """Removes the slot's own message and keeps messages that were added to the slot."""
+        """Removes the message that was drawn for the slot, and keeps messages that were added to the slot."""
         contents = self.at(slot)
         if contents and contents[0] is self._messages[slot]:
             del contents[0]

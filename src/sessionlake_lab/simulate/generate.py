@@ -101,7 +101,7 @@ class _Generator:
         return kinds[np.searchsorted(limits, self._rng.random(count), side="right")]
 
     def _values(self, block: Block) -> list[bytes]:
-        """Returns the text of every message. It formats all as updates first and then replaces the other kinds."""
+        """Returns the text of every message. Formats all as updates first, then replaces those of other kinds."""
         seqs, times = block.seq.tolist(), block.ts.tolist()
         values = [_UPDATE % fields for fields in zip(seqs, times, self._update_rows(block), strict=True)]
         for index in np.flatnonzero(block.kind == HEARTBEAT).tolist():
@@ -156,7 +156,7 @@ class _Generator:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Returns the partition of a session's key. CRC-32 would send runs of consecutive keys to the same partition."""
+    """Returns the partition of a session's key. CRC-32 is not used: it sends many consecutive keys to one partition."""
     return int.from_bytes(blake2b(key, digest_size=4).digest()) % partitions
 
 

@@ -46,9 +46,9 @@ Variant = tuple[str, Callable[[Victim], Broken]]
 
 
 def variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
-    """Returns all ways to break a message, each as quarantine reason and function that makes key and value.
+    """Returns all ways to break a message: pairs of the quarantine reason, and a function that makes key and value.
 
-    Reasons alternate in the list.
+    In the list, reasons alternate.
 
     Args:
         columns: The declared columns. There is a variant for each wrong value of each column's type.
@@ -206,7 +206,7 @@ def _message(
     ts: bytes | None = None,
     body: bytes | None = None,
 ) -> bytes:
-    """Returns a message as JSON text. A field that is None is the victim's own, and an empty one is left out."""
+    """Returns a message as JSON text. A field that is None is taken from the victim, and an empty field is left out."""
     parts = (
         kind,
         b'"seq":%d' % victim.seq if seq is None else seq,

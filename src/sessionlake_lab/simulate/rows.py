@@ -88,7 +88,7 @@ class RowText:
 
 
 def hot_rows(scenario: Scenario, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """Returns random row numbers, shape (count,). The larger `mix.hot`, the more often low numbers occur."""
+    """Returns random row numbers, shape (count,). The larger `mix.hot` is, the more often low numbers occur."""
     draw = rng.random(count)
     if scenario.mix.hot != 1:
         draw **= scenario.mix.hot
@@ -96,7 +96,7 @@ def hot_rows(scenario: Scenario, rng: np.random.Generator, count: int) -> NDArra
 
 
 def _partial_shapes(columns: Sequence[Column]) -> list[Shape]:
-    """Returns shapes with each column alone, with each column left out, and with only the row's id."""
+    """Returns the shapes of partial rows: each column alone, all columns but one, and only the row's id."""
     every = range(len(columns))
     alone = [[index] for index in every]
     without = [[other for other in every if other != index] for index in every]

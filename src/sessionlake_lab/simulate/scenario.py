@@ -76,7 +76,7 @@ class Mix:
         undeclared: Share of an update's rows with a column that the configuration does not declare.
         unusual: Share of messages in an unusual form of JSON (whitespace, field order, unknown or repeated fields).
         rows_per_update: Mean number of rows of an update, at least 1.
-        hot: How unevenly updates are spread over rows; 1 is even, at 2 the first hundredth of the rows gets a tenth.
+        hot: How unevenly updates are spread over rows: 1 is even; 2 sends a tenth to the first hundredth of the rows.
         anomalies: Share of sessions with one row that is stuck, spikes or drifts for a while.
     """
 

@@ -45,7 +45,7 @@ class Family:
     Attributes:
         name: Name, with which the last part of the topic's name starts.
         row: Prefix of row ids.
-        metrics: Quantities, in the order in which they are assigned to numeric columns.
+        metrics: Physical quantities, in the order in which they are assigned to numeric columns.
         states: States, with the normal one first.
         ladder: True if rows differ by their position, such as levels of an order book, instead of at random.
     """

@@ -102,6 +102,6 @@ def _sensor_starts(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.f
 
 
 def _in_order(when: NDArray[np.float64]) -> list[tuple[float, int]]:
-    """Returns finite times with their sessions, latest first, so that the last list item is the next one."""
+    """Returns the finite times and their session numbers, latest first, so that `pop` returns the next one."""
     order = np.argsort(when, kind="stable")[::-1]
     return [(float(when[session]), int(session)) for session in order if np.isfinite(when[session])]

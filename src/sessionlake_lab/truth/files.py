@@ -26,7 +26,7 @@ def table_digest(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the hash of one session's table, whatever the order of its rows and columns.
 
     Args:
-        rows: Row id to the columns of `Tables.session_rows`, without topic, partition, session id and row id.
+        rows: For each row id the columns of `Tables.session_rows`, without topic, partition, session id and row id.
     """
     return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Judges the messages of all sessions in offset order, and applies the effects of stream time: new lives, expiry.
+"""Judges the messages of all sessions in offset order, and applies what stream time causes: expiry and new lives.
 
 Where the protocol leaves a choice, these rules apply:
 
@@ -9,9 +9,9 @@ Where the protocol leaves a choice, these rules apply:
   applied anyway, the oldest held message is released, or the oldest gap counts as filled.
 - Until a topic-partition's stream time is known it is -1, nothing expires, and no gap is due. The first known time, of
   a message or a silence, then counts as the time of everything before it.
-- The record of an erased message only advances stream time.
-- A session is forgotten when stream time is more than twice the session timeout past its last message. Until then a
-  message's own timestamp may revert the expiry. After that, any message starts a new life.
+- An erased message (of a session that was forgotten on request) only advances stream time.
+- The state of a session is dropped when stream time is more than twice the session timeout past its last message.
+  Until then a message's own timestamp may revert the expiry. After that, any message starts a new life.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Truth:
         return session
 
     def _is_expired(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> bool:
-        """Returns True if the session expired before this message, by its timestamp or because it was forgotten."""
+        """Returns True if the session expired before this message, by its timestamp or as its state was dropped."""
         last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
         now = self._outcomes.partition_of(parsed.kafka).stream_time
         return last is not None and (parsed.time > last + timeout or now > last + 2 * timeout)

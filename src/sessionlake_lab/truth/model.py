@@ -104,7 +104,7 @@ class Tables:
 
 
 class Violation(IntegrityViolationError):  # noqa: N818 - named as the protocol names what happened
-    """A session broke its class under `fail`: correct the stream, or judge again with another policy."""
+    """A message broke its session's class under `fail`. Correct the stream, or judge again with another policy."""
 
     def __init__(
         self, integrity: str, event: str, topic: str, partition: int, session_id: str, offset: int,

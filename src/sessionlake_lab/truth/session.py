@@ -14,7 +14,7 @@ OPEN, ENDED, EXPIRED, BROKEN = "open", "ended", "expired", "broken"
 
 
 class Cause(NamedTuple):
-    """When and by what a message was applied."""
+    """When a message was applied, and which message caused this: itself, or a later one if it was held back."""
 
     releasing: int
     """Lowest position that the applied message may get."""
@@ -40,7 +40,7 @@ class OpenGap:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """Cursor of one life of a session. A new life starts with an empty one."""
+    """State of one life of a session: its seqs, epoch and times. A new life starts with an empty state."""
 
     status: str = OPEN
     epoch: int = -1

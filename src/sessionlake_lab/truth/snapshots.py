@@ -1,4 +1,6 @@
-"""Cuts tables at a session's end, at its expiry, and at multiples of the snapshot interval, in stream time.
+"""Cuts tables at a session's end, at its expiry, and at multiples of the snapshot interval of stream time.
+
+A cut is a place in a session's history at which its table may be stored as a snapshot.
 
 A table cut at an end or at expiry is always stored as a snapshot. A table cut at an interval is stored if more changes
 were applied since the session's last stored snapshot than that snapshot has rows.
@@ -32,7 +34,7 @@ class Snapshots:
     Args:
         tables: The expected tables to write to.
         release: Judges all messages that a session holds back.
-        keep: If False, cuts and snapshots are not recorded.
+        keep: False to leave the tables of cuts and snapshots empty.
     """
 
     def __init__(self, tables: Tables, release: Release, *, keep: bool) -> None:

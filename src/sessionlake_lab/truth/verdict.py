@@ -52,7 +52,7 @@ class MessageJudge:
 
     Args:
         on_applied: Called for each applied message with its kind, or `after end` for an `end` after the end.
-        keep_changes: If False, `session_changes` is not recorded.
+        keep_changes: False to leave the table `session_changes` empty.
     """
 
     def __init__(self, on_applied: OnApplied, *, keep_changes: bool) -> None:
@@ -92,7 +92,7 @@ class MessageJudge:
             self._apply(terms, session, parsed, cause)
 
     def has_too_many_gaps(self, terms: TopicRules, session: Session, parsed: ParsedMessage, seq: int) -> bool:
-        """Returns True if the message is rejected because its seq would leave more gaps than allowed."""
+        """Rejects a message whose seq would leave more gaps than allowed. Returns True if the message was rejected."""
         too_many = gaps_with(session.life, seq) > terms.rules.max_gaps
         return too_many and not self.record_or_isolate(terms, session, parsed, "gap_limit")
 

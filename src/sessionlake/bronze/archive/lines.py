@@ -80,7 +80,10 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """The line of a message. Its timestamp is in ms since 1970."""
+    """The JSON object in the line of a message. The timestamp is in ms since 1970.
+
+    `offset` is None if the member's header has `first_offset`, or the archive has no offsets.
+    """
 
     timestamp: int
     key: Content = None
@@ -104,7 +107,11 @@ class Footer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Message:
-    """A message as Kafka had it. Its timestamp is in ms since 1970; its offset is None if its line has none."""
+    """A message in an archive, as Kafka had it.
+
+    The timestamp is in ms since 1970; `timestamp_type` is Kafka's (-1 without a timestamp, 0 set by the producer, 1 by
+    the broker). `offset` is None if the message's line has none.
+    """
 
     offset: int | None
     timestamp: int

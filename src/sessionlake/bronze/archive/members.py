@@ -53,7 +53,7 @@ class Member:
         file: Number of the file among all files that were ever read, from 0.
         number: Number of the member in its file, from 0.
         name: Name of the entry in a zip; empty in a gzip file.
-        start: Byte of the file at which the member begins; 0 in a zip.
+        start: Index of the member's first byte in a gzip file; 0 in a zip.
         size: Number of compressed bytes. None for a gzip member whose header has no length. It then stands for all
             members from there to the end of the file.
     """
@@ -76,7 +76,7 @@ class CheckedMember:
     """The result of reading a member to its end.
 
     Attributes:
-        member: The place of the member.
+        member: Where the member is.
         header: The member's first line, parsed; None if it cannot be read.
         damage: The kind of damage; None if the member is intact.
         why: Details of the damage; empty if there is none.

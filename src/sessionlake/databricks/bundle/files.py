@@ -1,7 +1,7 @@
 """Reads a bundle's files and resolves one target as a deployment does: merges files, applies presets, fills references.
 
-The Databricks CLI, which deploys, is in no package registry. This module repeats only those of its documented steps
-that a bundle like this one needs.
+The Databricks CLI, which deploys bundles, is in no package registry, so it may be missing. This module repeats its
+documented steps as far as this project's bundle needs them.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def resolve(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Target:
         given: Values of variables. A variable without a value or default becomes `<name>`.
 
     Raises:
-        ConfigError: A reference names nothing, or itself.
+        ConfigError: A reference `${…}` names something that does not exist, or refers to itself.
     """
     config = copy.deepcopy(files.merged)
     chosen = config.pop("targets")[name] or {}
@@ -150,7 +150,7 @@ def resolve(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Target:
 
 
 def merge(base: Any, over: Any) -> Any:
-    """Merges two trees: mappings key by key, lists by concatenation. Any other value of `over` replaces the base's."""
+    """Merges mappings key by key and lists by concatenation. Any other value of `over` replaces that of `base`."""
     if isinstance(base, dict) and isinstance(over, dict):
         return base | {key: merge(base[key], value) if key in base else value for key, value in over.items()}
     return [*base, *over] if isinstance(base, list) and isinstance(over, list) else over
@@ -186,7 +186,7 @@ def _apply_presets(config: Tree) -> None:
 
 
 def _apply_identities(config: Tree) -> None:
-    """Copies the bundle's `run_as` and `permissions` to each resource, with levels translated."""
+    """Copies the bundle's `run_as` and `permissions` to each resource. Levels get the names of its kind."""
     permissions = _resolved(config.get("permissions", []), config, ())
     for kind, found in config.get("resources", {}).items():
         levels = LEVELS_BELOW.get(kind, {})

@@ -234,7 +234,7 @@ def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refu
 
 
 def _place(files: BundleFiles, target: str, key: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Returns the path where a resource's value is defined: its own, or that of the variable that it refers to."""
+    """Returns the path of keys where a value is defined: its own, or that of the variable that it refers to."""
     node: Any = files.merged
     for depth in range(len(key) + 1):
         if isinstance(node, str) and (found := REFERENCE.fullmatch(node)) and found[1].startswith("var."):
@@ -264,9 +264,9 @@ def _destroyable(files: BundleFiles, target: Target) -> Iterator[Fault]:
 
 
 def _scopes(content: Tree) -> list[tuple[str, Tree, tuple[str, ...]]]:
-    """Returns the document and each of its targets, which have the same structure.
+    """Returns the whole document and each of its targets, which have the same structure as the document.
 
-    Each comes with the beginning of its fault texts and its path of keys.
+    Each tuple has the beginning of fault texts, the content, and its path of keys.
     """
     targets = content.get("targets") or {}
     return [("", content, ()), *((f"target {n}: ", scope or {}, ("targets", n)) for n, scope in targets.items())]

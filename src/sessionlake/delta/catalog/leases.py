@@ -133,7 +133,7 @@ class Moment:
         return min(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
 
     def at_wall(self, wall: datetime) -> Moment:
-        """Returns the moment with this wall-clock time. Its monotonic time is exact if both clocks run equally fast."""
+        """Converts a wall-clock time to a moment, assuming that both clocks have run equally fast since then."""
         return Moment(wall, self.steady - (self.wall - wall).total_seconds())
 
 

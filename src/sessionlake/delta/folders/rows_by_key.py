@@ -103,7 +103,7 @@ class FoundRows:
     footer: Footer
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """Reads these columns of the rows."""
+        """Reads the given columns of these rows from the file. Columns that the file lacks are left out."""
         return read_rows(self.file.path, self.rows, columns, self.footer)
 
 

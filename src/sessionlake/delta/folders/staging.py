@@ -49,7 +49,7 @@ class StagedFiles:
         return sum(file.rows for file in self._files)
 
     def columns(self, *names: str) -> pa.Table:
-        """Reads these columns of the rows from the files."""
+        """Reads the given columns of all rows in the files into memory."""
         table_schema = pa.schema(self._delta.schema().to_arrow())
         schema = pa.schema([table_schema.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)

@@ -203,5 +203,5 @@ def _log(folder: Path) -> Path:
 
 
 def identifier(folder: Path) -> str:
-    """Returns the name by which Spark's SQL finds the table in a folder: delta.`/path/of/the/folder`."""
+    """Returns the SQL name of the table in a folder, as in: delta.`/path/of/the/folder`."""
     return f"delta.{quote(str(folder))}"

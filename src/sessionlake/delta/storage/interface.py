@@ -49,7 +49,7 @@ class StagedRows(Protocol):
         """Returns the number of rows."""
 
     def columns(self, *names: str) -> pa.Table:
-        """Reads these columns of the rows into the driver."""
+        """Reads the given columns of all these rows into the driver's memory."""
 
     def commit(self, txn: Txn) -> None:
         """Appends the rows to the table in one commit. A replay of the same transaction adds nothing."""
@@ -253,7 +253,7 @@ class Storage(ABC):
 
     @abstractmethod
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        """Writes rows to files, so that the block can commit them. Deletes them at its end if it has not done so."""
+        """Writes rows to files, so that the block can commit them. Files not committed by its end are deleted."""
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows; a replay of the same transaction appends nothing."""

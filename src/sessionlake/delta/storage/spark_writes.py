@@ -49,11 +49,11 @@ class StagedFrame:
         self._storage, self._table, self._rows, self._known = storage, table, rows, known
 
     def count(self) -> int:
-        """Returns the number of rows in the frame. Runs a Spark job if it is unknown."""
+        """Returns the number of rows in the frame. Runs a Spark job if the number is unknown."""
         return self._rows.count() if self._known is None else self._known
 
     def columns(self, *names: str) -> pa.Table:
-        """Reads these columns of the rows into the driver."""
+        """Reads the given columns of all rows into the driver's memory."""
         return self._rows.select(*names).toArrow()
 
     def commit(self, txn: Txn) -> None:

@@ -1,4 +1,4 @@
-"""Reads the latest alerts of rules as spans of event time, from where an alert was raised to where it was cleared."""
+"""Reads the latest alerts of rules, each as a span of event time: from when it was raised until it was cleared."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Alerts:
 
     Attributes:
         rule: Name of the rule.
-        key: Values of the rule's key, without columns that the key does not have.
+        key: The values of the rule's key columns, as texts.
         spans: Start and end of each alert in event time; the end is None if the alert is not cleared.
     """
 
@@ -36,13 +36,13 @@ class Alerts:
 
     @property
     def last(self) -> datetime:
-        """When an alert was last raised or cleared, in event time."""
+        """The event time at which the last alert was cleared; if it is not cleared, the time at which it was raised."""
         since, until = self.spans[-1]
         return until or since
 
 
 def latest_alerts(reader: TableReader) -> list[Alerts]:
-    """Returns the latest alerts in event time, the latest first; none if there are too many to read."""
+    """Returns the latest alerts by event time, the newest first; an empty list if there are too many to read."""
     if not reader.exists(RULE_EVENTS):
         return []
     newest: datetime | None = None

@@ -1,4 +1,4 @@
-"""Answers the four questions about a lake (complete, right, fresh, queryable), each with a figure from its tables."""
+"""Answers four questions about a lake: is it complete, right, fresh and queryable? Each answer comes with a number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sessionlake.history.status import LayerStatus
 
 
 class Verdict(StrEnum):
-    """The verdict of an answer."""
+    """The short answer to one of the four questions."""
 
     YES = "yes"
     PARTLY = "partly"
@@ -23,7 +23,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """One question, the figure that answers it, and what the figure means."""
+    """One of the four questions with its answer.
+
+    Attributes:
+        figure: The number from the tables on which the answer is based, as text.
+        detail: What the number means.
+    """
 
     question: str
     verdict: Verdict
@@ -32,7 +37,7 @@ class Answer:
 
 
 def answers(contents: Contents) -> list[Answer]:
-    """Returns the four answers: complete, right, fresh and queryable."""
+    """Returns the answers to the four questions: is the lake complete, right, fresh and queryable?"""
     return [_complete(contents), _right(contents), _fresh(contents), _queryable(contents)]
 
 

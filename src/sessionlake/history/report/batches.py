@@ -1,4 +1,4 @@
-"""Reads the latest ledger entries for the report: those of the layers' current tables, not of replaced ones."""
+"""Reads the latest ledger entries for the report. Entries from before a layer's last rebuild are left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.ledger.books import ENTRY, LedgerReader, current_mask
 from sessionlake.protocol.types import Row
 
-# How far back to look for enough entries. If the last hour has more than the limit, only the latest are used.
+# How far back to look for enough entries. If there are more entries than the limit, only the latest are used.
 _LOOKBACKS = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
 _ENOUGH = 100
 _AT_MOST = 20_000
@@ -22,16 +22,16 @@ _COLUMNS = (*ENTRY, "started_at", "messages", "outputs")
 
 @dataclass(frozen=True)
 class Batch:
-    """One ledger entry.
+    """One batch of a layer, from its ledger entry.
 
     Attributes:
-        layer: The layer.
+        layer: Name of the layer.
         number: Id of the batch.
         started_at: When the batch started.
-        committed_at: When it was committed.
-        messages: Number of messages that it read.
-        rows: Number of rows that it wrote, by table.
-        rebuilt: True if it is a rebuild, which replaced all rows of the layer.
+        committed_at: When the batch was committed.
+        messages: Number of messages that the batch read; for gold, of session changes.
+        rows: Number of rows that the batch wrote, by table.
+        rebuilt: True if the entry is a rebuild, which replaced all rows of the layer.
     """
 
     layer: str
@@ -49,12 +49,12 @@ class Batch:
 
 
 def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) -> list[Batch]:
-    """Returns the latest batches of some layers in the order of their commits: at least 100 if there are so many.
+    """Returns the latest batches of some layers, in the order of their commits: at least 100 if they exist.
 
     Args:
         reader: Reads the ledger.
-        layers: The layers.
-        until: When the last batch was committed.
+        layers: Names of the layers.
+        until: When the last batch of all layers was committed.
     """
     since, wanted = LedgerReader(reader).rebuilds(), set(layers)
     found: list[Batch] = []
@@ -68,13 +68,13 @@ def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) 
 
 
 def recent_rows_condition(batches: Sequence[Batch], table: str, total: int, at_most: int) -> list[Condition]:
-    """Returns a condition that limits a table of silver to the rows of its latest batches; empty if all may be read.
+    """Returns a condition for reading only the latest rows of one of silver's tables; empty if all may be read.
 
     Args:
         batches: The latest batches, in the order of their commits.
-        table: The table.
+        table: Name of the table.
         total: Number of rows that all batches wrote to the table.
-        at_most: The most rows to read. The last batch is read even if it has more.
+        at_most: The most rows to read. Rows of the last batch are always read.
     """
     if total <= at_most:
         return []

@@ -21,7 +21,7 @@ from sessionlake.ledger.progress import Span
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
-# The most rows that are counted in a table of judgements, and in silver.session_progress.
+# The most rows that are counted in `integrity_events` or `quarantine`; the most that are read of `session_progress`.
 _COUNTED = 1_000_000
 _PROGRESS = 100_000
 _EVENTS = (EventKind.DUPLICATE, EventKind.GAP, EventKind.LATE, EventKind.ORPHAN)
@@ -29,11 +29,11 @@ _EVENTS = (EventKind.DUPLICATE, EventKind.GAP, EventKind.LATE, EventKind.ORPHAN)
 
 @dataclass(frozen=True)
 class Counted:
-    """Counts of a table's rows.
+    """Counts of the rows of one of silver's tables.
 
     Attributes:
         table: The counts by topic and kind.
-        since: The first batch of silver that is counted; None if all are.
+        since: The first silver batch whose rows are counted; None if all rows are counted.
     """
 
     table: Crosstab
@@ -45,10 +45,15 @@ class Contents:
     """Everything that the report shows. Times are UTC.
 
     Attributes:
-        missing: Number of faulty offsets: with two messages, or without one unless gaps are allowed. For each
-            topic-partition the layer with the most faults counts.
+        place: Where the tables are, as a text.
+        missing: Number of faulty offsets: those with two messages, and those without one unless gaps are allowed. For
+            each topic-partition, only the layer with the most faults counts.
         allows_gaps: True if offsets without a message are not faults.
-        partitions: Number of topic-partitions.
+        partitions: Number of topic-partitions that were read.
+        judgements: Rows of `integrity_events` by topic and event.
+        quarantined: Rows of `quarantine` by topic and reason.
+        sessions: Sessions by topic and status.
+        tables: Name and size of each table.
     """
 
     place: str
@@ -69,7 +74,7 @@ class Contents:
 
 
 def contents_of(reader: TableReader, settings: Settings) -> Contents:
-    """Reads everything that the report shows.
+    """Reads everything that the report shows, and returns it.
 
     Raises:
         LakeError: A table cannot be read.
@@ -101,7 +106,7 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
 
 
 def _faults(missing: Mapping[Span, int], *, allow_gaps: bool) -> int:
-    """Returns the number of faulty offsets. An offset that is missing in several layers counts once."""
+    """Returns the number of faulty offsets. For each topic-partition, only the layer with the most faults counts."""
     worst: dict[TopicPartition, int] = {}
     for span, count in missing.items():
         place, fault = (span.topic, span.partition), -count if allow_gaps else abs(count)

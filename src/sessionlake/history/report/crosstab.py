@@ -16,10 +16,10 @@ class Crosstab:
     """Counts by topic (rows, the largest first) and kind (columns, the most frequent first).
 
     Attributes:
-        kinds: The columns.
-        topics: The shown topics, each with its counts.
-        sums: Sum of each column over all topics.
-        others: Number of topics that are not shown, and the sums of their columns.
+        kinds: The kinds, one per column.
+        topics: The topics that are shown, each with its count for each kind.
+        sums: For each kind, the sum over all topics.
+        others: Number of topics that are not shown, and for each kind the sum over these topics.
     """
 
     kinds: tuple[str, ...]
@@ -33,23 +33,28 @@ class Crosstab:
         return sum(self.sums)
 
     def weight(self, count: int) -> int:
-        """Returns how strongly to colour a count, in per cent of the largest, on a logarithmic scale."""
+        """Returns how strongly to colour a count: 0 to 100, on a logarithmic scale up to the largest count."""
         most = max((count for _, counts in self.topics for count in counts), default=0)
         return round(100 * log1p(count) / log1p(most)) if most else 0
 
     @staticmethod
     def share(count: int, counts: Sequence[int]) -> float:
-        """Returns a count's share of its row in per cent."""
+        """Returns a count in per cent of the sum of its row; 0 if the sum is 0.
+
+        Args:
+            count: The count.
+            counts: All counts of the row.
+        """
         total = sum(counts)
         return round(100 * count / total, 3) if total else 0.0
 
 
 def crosstab(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -> Crosstab:
-    """Returns a table of counts.
+    """Returns a table of counts with topics as rows and kinds as columns.
 
     Args:
         counts: Counts by `(topic, kind)`.
-        kinds: The first columns, in this order, even if they have no counts.
+        kinds: The kinds that come first, in this order, even if they have no counts.
     """
     by_topic: dict[str, Counter[str]] = {}
     by_kind: Counter[str] = Counter()

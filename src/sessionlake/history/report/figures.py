@@ -1,4 +1,4 @@
-"""Draws the report's figures. Their conversion to SVG is in `report.svg`, their colours and fonts in the page's CSS."""
+"""Draws the report's charts. Conversion to SVG is in `report.svg`; colours and fonts are in the page's CSS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROW, _ALERT = 88, 26
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 22, 24
 _POINT = 1 / 72
 _BANDS = 60
-# The opacity of areas that only show tooltips: fully transparent ones would not react to the pointer.
+# The opacity of areas that only show tooltips. Fully transparent areas would not react to the pointer.
 _UNSEEN = 0.002
 _DAY = 86_400
 # The width of a minute's bar in seconds, and the fewest minutes that the axis has room for.
@@ -53,7 +53,7 @@ def freshness(lags: Sequence[Lag]) -> Markup:
 
 
 def throughput(layers: Sequence[Throughput]) -> Markup:
-    """Draws how much each layer read per second, over time, with one row of bars per layer."""
+    """Draws how much each layer read per second over time, as one row of bars per layer."""
     figure, rows = _figure(len(layers), "", _ROW * len(layers) + _BOTTOM)
     starts, width = layers[0].starts, layers[0].width
     for axes, layer in zip(rows, layers, strict=True):
@@ -101,7 +101,7 @@ def _mark_restated(axes: Axes, series: Series) -> None:
 
 
 def minutes(series: Series, name: str) -> Markup:
-    """Draws the least, mean and greatest value of each minute of a series."""
+    """Draws the lowest, mean and highest value of a series for each minute."""
     figure, (axes,) = _figure(1, "value")
     starts = np.array([row["window_start"].timestamp() for row in series.minutes], dtype=np.float64)
     low, mean, high = (np.array([row[key] for row in series.minutes], float) for key in ("min", "average", "max"))
@@ -118,7 +118,10 @@ def minutes(series: Series, name: str) -> Markup:
 
 
 def alerts(lines: Sequence[Alerts]) -> Markup:
-    """Draws alerts over event time, one line per rule and key, numbered as in the list; a dot is not cleared yet."""
+    """Draws alerts over event time, one line per rule and key, with the numbers that the list on the page has.
+
+    An alert is a bar from when it was raised until it was cleared; a dot if it is not cleared yet.
+    """
     figure, (axes,) = _figure(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
     ends = [at.timestamp() for line in lines for span in line.spans for at in span if at is not None]
     for place, line in enumerate(lines):
@@ -178,19 +181,19 @@ def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, hi
 
 
 def _band(axes: Axes, first: float, last: float, title: str, lines: Iterable[str]) -> None:
-    """Adds an invisible area between two moments that shows a tooltip."""
+    """Adds an invisible area between two times to a chart. The area shows a tooltip."""
     band = axes.axvspan(first / _DAY, last / _DAY, color=color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5)
     band.set_gid(tip(title, *lines))
 
 
 def _add_margins(axes: Axes, low: Numbers, high: Numbers) -> None:
-    """Adds space above and below all values. Without it, matplotlib starts axes of bars at 0."""
+    """Sets the range of the vertical axis to all values and some space. matplotlib would start axes of bars at 0."""
     span = float(high.max() - low.min()) or abs(float(high.max())) or 1.0
     axes.set_ylim(float(low.min()) - span * 0.08, float(high.max()) + span * 0.08)
 
 
 def _dates(seconds: Numbers) -> Numbers:
-    """Converts seconds since 1970 to matplotlib's days."""
+    """Converts seconds since 1970 to days since 1970, which matplotlib uses for dates."""
     return np.asarray(seconds, dtype=np.float64) / _DAY
 
 

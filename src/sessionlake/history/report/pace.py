@@ -1,4 +1,4 @@
-"""Computes lag behind bronze and throughput of each layer over time, from the ledger's entries alone."""
+"""Computes each layer's lag behind bronze and its throughput over time. Only the ledger is read for this."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from sessionlake.history.report.batches import Batch
 Numbers = npt.NDArray[np.float64]
 
 FOLLOWERS = (SILVER, SILVER_TABLES, GOLD)
-"""The layers after bronze."""
-# The most points of a line; the number of intervals if there are more; the number of moments for percentiles.
+"""The layers that read from bronze, directly or through another layer."""
+# A line has at most 300 points; if there are more, they are reduced to 150 intervals. Percentiles are computed from
+# 2,000 times of the range.
 _MAX_POINTS, _INTERVALS = 300, 150
 _SAMPLES = 2_000
 _BARS = 60
 _WIDTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 43_200, 86_400)
-# A commit takes effect within a microsecond (in seconds).
+# A lag just before a commit is computed this many seconds earlier.
 _JUST_BEFORE = 1e-6
 
 
 @dataclass(frozen=True)
 class Lag:
-    """The lag of a layer in seconds: the age of the oldest message in bronze that the layer had not read.
+    """The lag of a layer over time: at each time, the age of the oldest message in bronze that it had not read.
 
     Attributes:
-        layer: The layer.
-        times: Moments, in seconds since 1970 UTC.
-        seconds: The lag at these moments.
-        peaks: True if there is one moment per interval with its highest lag; else there are two around each commit.
-        now: The lag at the last commit.
-        median, most, nearly_most: Median, maximum and 95th percentile of the lag over time.
+        layer: Name of the layer.
+        times: Times in seconds since 1970 UTC, ascending.
+        seconds: The lag at these times, in seconds.
+        peaks: True if `times` has one time per interval, with the highest lag of the interval. False if it has the
+            times just before and at each commit.
+        now: The lag at the last commit, in seconds.
+        median, most, nearly_most: Median, maximum and 95th percentile of the lag over time, in seconds.
     """
 
     layer: str
@@ -50,13 +52,13 @@ class Lag:
 
 @dataclass(frozen=True)
 class Throughput:
-    """How much a layer read per second, by interval.
+    """How much a layer read per second, in intervals of equal length.
 
     Attributes:
-        layer: The layer.
+        layer: Name of the layer.
         starts: Starts of the intervals, in seconds since 1970 UTC.
         width: Length of an interval in seconds.
-        rates: Messages per second; session changes per second for gold.
+        rates: For each interval, messages per second; for gold, session changes per second.
     """
 
     layer: str
@@ -67,9 +69,10 @@ class Throughput:
 
 @dataclass(frozen=True)
 class _Steps:
-    """A position over time as a step function: `at[i]` from `times[i]` on, and `before` until the first time.
+    """The position up to which a layer had read bronze, over time.
 
-    Positions count messages back from the newest one in bronze, which is 0.
+    The position is `at[i]` from `times[i]` on, and `before` until the first time. It is 0 at bronze's newest message,
+    and -n if the layer had n messages less. Times are in seconds since 1970.
     """
 
     times: Numbers
@@ -77,18 +80,22 @@ class _Steps:
     before: float
 
     def until(self, moments: Numbers) -> Numbers:
-        """Returns the positions at some moments."""
+        """Returns the positions at some times.
+
+        Args:
+            moments: Times in seconds since 1970.
+        """
         return np.concatenate(([self.before], self.at))[np.searchsorted(self.times, moments, side="right")]
 
 
 def lags(batches: Sequence[Batch], behind: Mapping[str, int]) -> list[Lag]:
-    """Returns the lag behind bronze of each layer that has batches.
+    """Returns the lag behind bronze of each layer that has batches; empty with fewer than two batches.
 
-    Messages from before the first batch count as if they had come with it. So a lag may be longer than computed.
+    Messages from before the first batch count as if they had arrived with it, so the real lag may be longer.
 
     Args:
-        batches: The batches, in the order of their commits.
-        behind: How much of its source a layer has not read by now, in the layer's own unit.
+        batches: The batches of all layers, in the order of their commits.
+        behind: For each layer, how much of its source it has not read now: messages, or session changes for gold.
     """
     by_layer = {layer: [batch for batch in batches if batch.layer == layer] for layer in (BRONZE, *FOLLOWERS)}
     if not by_layer[BRONZE] or len(batches) < 2:  # noqa: PLR2004 - there is no time between fewer
@@ -107,7 +114,10 @@ def lags(batches: Sequence[Batch], behind: Mapping[str, int]) -> list[Lag]:
 
 
 def throughput(batches: Sequence[Batch], layers: Sequence[str]) -> list[Throughput]:
-    """Returns the throughput of each layer that has batches, in the same intervals for all. Rebuilds do not count."""
+    """Returns the throughput of each layer that has batches. All layers have the same intervals.
+
+    Messages that a rebuild read do not count.
+    """
     if not batches:
         return []
     times = _times(batches)
@@ -148,7 +158,13 @@ def _last(steps: _Steps) -> float:
 
 
 def _gold_in_messages(gold: _Steps, batches: Sequence[Batch], silver: _Steps) -> _Steps:
-    """Converts gold's position from session changes to messages, by the changes that each batch of silver wrote."""
+    """Converts gold's position from a number of session changes to a number of messages.
+
+    Args:
+        gold: Gold's position, in session changes.
+        batches: Silver's batches, which say how many changes each batch of messages led to.
+        silver: Silver's position, in messages.
+    """
     changes = np.array([batch.rows.get(CHANGES, 0) for batch in batches], dtype=np.float64)
     made = _steps(batches, 0, changes)
     messages = np.concatenate(([silver.before], silver.at))
@@ -160,7 +176,7 @@ def _gold_in_messages(gold: _Steps, batches: Sequence[Batch], silver: _Steps) ->
 
 
 def _known_moments(edges: Numbers, batches: Sequence[Batch]) -> Numbers:
-    """Returns the moments at which the layer's position is known: not those before a rebuild."""
+    """Returns the times at which a layer's position is known. It is not known before a rebuild of the layer."""
     return edges[edges >= batches[0].committed_at.timestamp()] if batches[0].rebuilt else edges
 
 
@@ -188,7 +204,7 @@ def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag
 
 
 def _peaks(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """Reduces many points to the greatest value per interval, placed in the middle of the interval."""
+    """Reduces many points to one per interval: the highest value, at the middle of the interval."""
     edges = np.linspace(times[0], times[-1], _INTERVALS + 1)
     first = np.searchsorted(times, edges[:-1])
     taken = np.flatnonzero(np.diff(np.append(first, len(times))))

@@ -44,7 +44,7 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
 
 
 def _shown(value: Any) -> Any:
-    """Returns a value as the page shows it: texts with invisible characters made visible, markup unchanged."""
+    """Returns a value as the page shows it: invisible characters in texts become visible, HTML stays as it is."""
     return visible(value) if type(value) is str else value
 
 
@@ -75,7 +75,7 @@ def page(contents: Contents) -> str:
 
 
 def _parts(contents: Contents) -> dict[str, Any]:
-    """Returns the variables of the template."""
+    """Returns the values for the variables of the page's HTML template, by name."""
     series = list(enumerate(contents.series))
     drawn: dict[str, Markup | None] = {
         "freshness": figures.freshness(contents.lags) if contents.lags else None,
@@ -94,7 +94,7 @@ def _parts(contents: Contents) -> dict[str, Any]:
 
 
 def _latest(contents: Contents) -> Iterator[tuple[str, list[Batch]]]:
-    """Yields each layer that has batches with its last batches, the newest first."""
+    """Yields the name of each layer that has batches, with its latest batches, the newest first."""
     for status in contents.statuses:
         own = [batch for batch in contents.batches if batch.layer == status.layer]
         if own:

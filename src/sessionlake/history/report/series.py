@@ -1,4 +1,4 @@
-"""Selects a few series of gold for the report: values with their moving average, and their minutes."""
+"""Selects a few series for the report. A series is one metric of one row: its values, moving averages and minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import milliseconds
 
-# The number of sessions on the page, and the most sessions that are tried to find them.
+# The number of series on the page, and the most sessions that are searched for them.
 _SHOWN = 4
 _MAX_SEARCHED = 12
 _POINTS = 300
@@ -27,7 +27,7 @@ _LOOKBACKS = (timedelta(minutes=1), timedelta(hours=1), timedelta(days=1))
 _FIRST, _END = 0, 253_370_764_800_000
 # The most bytes of one session's points in memory.
 _BYTES = 64 << 20
-# Greater values and NaN are left out, because no axis has room for them.
+# Larger values and NaN are left out, because no axis has room for them.
 _DRAWN = 1e100
 _VALUES = {"value", "average", "min", "max"}
 _NAMES = ("row_id", "metric")
@@ -43,10 +43,10 @@ class Series:
     """The last values of one metric in one row of a session's table.
 
     Attributes:
-        topic, session_id, row_id, metric: What the values are of.
-        points: `ts` (ms UTC), `value` and `average`, in the order of event time.
-        restated: Averages of these points that were corrected: `ts`, `average_before` (published first), `average`.
-        minutes: `window_start`, `points`, `min`, `average` and `max`, in the order of event time.
+        topic, session_id, row_id, metric: The metric that the values belong to.
+        points: One row per value: `ts` (ms UTC), `value` and its moving `average`, in the order of event time.
+        restated: One row per average that was corrected: `ts`, `average_before` (published first), `average`.
+        minutes: One row per minute: `window_start`, `points`, `min`, `average` and `max`, in the order of event time.
     """
 
     topic: str
@@ -59,7 +59,7 @@ class Series:
 
 
 def select_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]:
-    """Returns one series of each of a few sessions, from as many topics as possible.
+    """Returns one series from each of a few sessions. The sessions come from as many topics as possible.
 
     Args:
         reader: Reads the tables.
@@ -74,7 +74,10 @@ def select_series(reader: TableReader, recent: Sequence[Condition]) -> list[Seri
 
 
 def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[_Session, int]]:
-    """Yields sessions with their last event time (ms UTC): first each topic's largest session, then each second one."""
+    """Yields sessions with their last event time (ms UTC).
+
+    First comes the largest session of each topic, then the second largest of each topic, and so on.
+    """
     latest: dict[_Session, tuple[int, int]] = {}
     for row in reader.rows(PROGRESS, *recent, columns=(*SESSION, "messages", "last_ts")):
         session = row["topic"], row["partition"], row["session_id"]
@@ -91,7 +94,15 @@ def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tupl
 
 
 def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
-    """Returns the session's series with the most recent points; none if gold has none, or too many to read."""
+    """Returns the session's series with the most points in recent time, as a list.
+
+    A series with corrected averages is preferred. The list is empty if gold has no points or too many to read.
+
+    Args:
+        reader: Reads the tables.
+        session: The session.
+        last: The session's last event time, in ms.
+    """
     own: tuple[Condition, ...] = tuple((name, eq, value) for name, value in zip(SESSION, session, strict=True))
     try:
         for reach in _LOOKBACKS:
@@ -113,7 +124,7 @@ def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
 
 
 def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
-    """Returns the session's restatements by row and metric, in the order of time."""
+    """Returns a session's restatements (corrections of averages) by row id and metric, the earliest first."""
     found: dict[tuple[str, str], list[Row]] = {}
     if reader.exists(RESTATEMENTS):
         own = (("table", eq, AVERAGES), *conditions)
@@ -154,7 +165,7 @@ def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> lis
 
 
 def _last(rows: pa.Table, order: Sequence[str], count: int) -> list[Row]:
-    """Returns the last `count` rows in order, without those that cannot be drawn."""
+    """Returns the last `count` rows by the columns in `order`, without rows that have values that cannot be drawn."""
     places = pc.select_k_unstable(rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order])
     found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order))
     return [row for row in found if all(_is_drawn(row[name]) for name in _VALUES & row.keys())]

@@ -31,12 +31,12 @@ _LINE = " \u00a6 "
 
 
 def tip(*lines: str) -> str:
-    """Returns the id of an element that shows these lines as a tooltip."""
+    """Returns an id. A figure's element with this id shows the lines as its tooltip on the page."""
     return _TIP + _LINE.join(lines)
 
 
 def color(variable: str) -> str:
-    """Returns the placeholder colour of a CSS variable of the page."""
+    """Returns the placeholder colour to draw with. On the page it becomes the CSS variable with this name."""
     return _STAND_INS.get(variable, _STAND_INS["other"])
 
 

@@ -25,13 +25,13 @@ def amount(count: int, noun: str) -> str:
 
 
 def share(part: int, total: int) -> str:
-    """Returns the share in per cent. A share above 0 is never shown as 0 %."""
+    """Returns `part / total` as a text in per cent. A share above 0 is never shown as 0 %."""
     percent = 100 * part / total if total else 0.0
     return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - the bound is the one in the text
 
 
 def duration(seconds: float) -> str:
-    """Returns the duration in a unit that suits its size."""
+    """Returns a duration as a text, in a unit that suits its length."""
     if 0 < seconds < _IN_MILLISECONDS_BELOW:
         return f"{seconds * 1000:.0f}{_NBSP}ms"
     _, unit, name = next(item for item in _SPANS if seconds >= item[0])
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def data_size(size: int) -> str:
-    """Returns the number of bytes in decimal units."""
+    """Returns a number of bytes as a text with a decimal unit, such as kB or MB."""
     value, place = float(size), 0
     while value >= 1000 and place < len(_SIZES) - 1:  # noqa: PLR2004 - each unit is 1,000 of the last
         value, place = value / 1000, place + 1
@@ -59,7 +59,10 @@ def moment(at: datetime | float) -> str:
 
 
 def name(text: str, longest: int = _MAX_NAME_LENGTH) -> str:
-    """Returns a name from the data on one short line. Invisible and direction-changing characters become �."""
+    """Returns a name from the data on one line, shortened if needed. Invisible characters become �.
+
+    So do characters that change the direction of text.
+    """
     seen = "".join(
         "\ufffd" if unicodedata.category(letter)[0] == "C" or letter in "\u2028\u2029" else letter for letter in text
     )

@@ -128,7 +128,7 @@ class Forgetting:
         return self._finish(self._require_interrupted("--resume", "finish"))
 
     def cancel(self) -> str:
-        """Cancels a forgetting that was interrupted before anything was erased. Returns the receipt's name.
+        """Cancels a forgetting that was interrupted before any message was erased. Returns the receipt's name.
 
         Raises:
             UsageError: No forgetting was interrupted.
@@ -252,7 +252,7 @@ class Forgetting:
         return topic or topics[0]
 
     def _catch_up(self) -> None:
-        """Lets layers with states process all of bronze, so that they all resume later from the same known version."""
+        """Lets layers with states process all of bronze, so that they can later resume from bronze's latest version."""
         for layer in layers_with_state(self._settings):
             self._say(f"{layer}: processes what is available")
             run_to_end(self._spark, self._settings, layer, threading.Event())

@@ -55,7 +55,7 @@ def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
 
 
 def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
-    """Waits until every publication has sent everything up to the removal of the session's rows.
+    """Waits until every publication has sent all changes of its table up to the removal of the session's rows.
 
     Args:
         removals: For each table, the first version without the session's rows.

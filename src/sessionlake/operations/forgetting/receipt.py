@@ -1,4 +1,4 @@
-"""The receipt's parts about what remains: the result of the search, and what others must remove."""
+"""The receipt's parts about remaining data: where the session's id was still found, and what others must remove."""
 
 from __future__ import annotations
 

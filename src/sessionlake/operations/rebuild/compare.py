@@ -112,7 +112,7 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
 
 
 def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
-    """Returns a hash of each row of each table, with the columns `table`, `SESSION`, `side` and `hash`.
+    """Returns a hash of each row of each table, in the columns `table`, `SESSION`, `side` and `hash`.
 
     Args:
         read: Returns a table, given its name.

@@ -48,7 +48,7 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
     """Refuses a topic or session of which bronze has no message, because its name is probably wrong.
 
     Raises:
-        UsageError: The text names what is unknown.
+        UsageError: Bronze has no message of a chosen topic or session. The text names it.
     """
     from pyspark.sql import functions as F
 
@@ -119,7 +119,7 @@ def _require_uncut(reader: TableReader) -> None:
 def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:
     """Checks that silver has read all of bronze, including silences.
 
-    Otherwise its states and the rebuilt ones are those after different messages, and cannot be combined.
+    Otherwise silver's states and the rebuilt ones belong to different offsets, and cannot be combined.
 
     Raises:
         LakeError: Silver has not read all of bronze, or has read more than it holds.

@@ -67,7 +67,7 @@ class Plan(msgspec.Struct):
     def empties_gold(self) -> bool:
         """True if gold must be computed again.
 
-        That is so if silver's rows have changed, or if changes that gold has not read now have other batch numbers.
+        The reason is that silver's rows have changed, or that changes which gold has not read have new batch numbers.
         """
         return bool(self.changed) or self.gold_is_behind
 
@@ -95,8 +95,8 @@ def replace(
 
     Args:
         table: The table to replace.
-        rows: Its new rows.
-        plan: The rebuild, whose transaction is used.
+        rows: The table's new rows.
+        plan: The rebuild's plan, which has the transaction.
         by: The hash of the configuration.
         columns: True to replace the table's columns too.
     """

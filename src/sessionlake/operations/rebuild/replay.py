@@ -93,7 +93,7 @@ class Selection:
         return who if self.topic is None else f"{who} of topic {self.topic}"
 
     def __call__(self, topic: str, partition: int, session: str) -> bool:
-        """Returns True if the session is chosen. If its id is chosen, it is so in all partitions."""
+        """Returns True if the session is chosen. The partition does not matter."""
         del partition
         return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
 

@@ -163,7 +163,7 @@ class Slices(Generic[R]):
             )
 
     def _record(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
-        """Records a slice's offsets, after checking that they continue those of the slice before."""
+        """Checks that a slice's offsets continue those of the previous slice, and records them."""
         ranges = offset_ranges(partitions)
         log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
         require_continued(self.doing, partitions, log.last_offsets)

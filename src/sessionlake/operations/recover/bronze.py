@@ -194,7 +194,7 @@ def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Of
 
 
 def _record(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
-    """Adds a ledger entry for the messages that the ledger lacks. Returns their number."""
+    """Adds a ledger entry for the messages that the ledger lacks. Returns the number of these messages."""
     ranges = _unrecorded(spark, lake, settings)
     if not ranges:
         return 0

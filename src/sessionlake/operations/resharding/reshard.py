@@ -121,7 +121,7 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
 
 
 def _prepare_all(spark: SparkSession, settings: Settings, shards: int, say: Say) -> _Plan | None:
-    """Prepares the new states beside the present ones. Returns None if there is nothing to change."""
+    """Prepares the new states beside the present ones. Returns None if no layer has other shards than configured."""
     require_uninterrupted(settings)
     Lake(settings).require_columns(spark, REPLAYED)
     layers = [layer for layer in layers_of(settings) if configured_shards(settings, layer) == shards]

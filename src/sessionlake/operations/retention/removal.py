@@ -97,7 +97,7 @@ class RemovalResult:
 
     Attributes:
         rows: The number of rows removed.
-        waits: Why more could not be removed; empty if nothing prevented it.
+        waits: A text that says why old rows could not be removed; empty if there was no obstacle.
     """
 
     rows: int = 0

@@ -20,8 +20,8 @@ def message_limits(
 ) -> dict[TopicPartition, int]:
     """Returns the last offset that may be removed from `bronze.messages`, by topic-partition.
 
-    All messages before this offset are removed too, so that bronze has no gaps. No message of a session of which silver
-    still has state is removed. Silver may still put one that it holds back into quarantine, or rebuild the state.
+    All messages before this offset are removed too, so that bronze has no gaps. Sessions of which silver has state keep
+    all messages. Silver may have to rebuild the state, or to put a message that is held back into quarantine.
 
     Args:
         aged: The last offset that is old enough, by topic-partition.
