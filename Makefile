@@ -42,7 +42,7 @@ lint: $(READY) ## check style and types with ruff and mypy
 # `pure` and `real` run in parallel: the pure tests use the CPU time that the real ones leave while they wait. The output
 # of `pure` is printed at its end, so that the two outputs do not mix.
 pure: $(READY)
-	@output=$$($(USUAL) tests/unit tests/bundle 2>&1); code=$$?; printf '%s\n' "$$output"; exit $$code
+	@output=$$($(USUAL) -n 2 tests/unit tests/bundle 2>&1); code=$$?; printf '%s\n' "$$output"; exit $$code
 
 real: $(READY) classes
 	@$(USUAL) -n 3 --dist loadfile --no-loadscope-reorder tests/catalog tests/integration tests/spark

@@ -70,6 +70,7 @@ def bronze(spark: Any, broker_settings: Settings, tmp_path: Path, monkeypatch: p
     return made
 
 
+@pytest.mark.soak
 def test_a_row_that_is_doubled_deleted_or_changed_by_hand_is_found_and_named(bronze: Bronze) -> None:
     assert bronze.verify() == (True, ["exact: 30 messages of 2 topic-partitions, as Kafka holds them"])
     spark, lake = bronze.spark, bronze.lake

@@ -63,6 +63,7 @@ def assert_read_by_all(spark: Any, life: Life) -> None:
     assert comparable(pl.read_delta(str(folder)).to_arrow(), COLUMNS) == expected
 
 
+@pytest.mark.soak
 def test_a_constraint_holds_for_every_reader_of_what_is_written_to_the_table_from_then_on(
     spark: Any, life: Life
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,7 @@ class ErrorText(NamedTuple):
     fix: str
 
 
+@cache
 def page() -> str:
     """Returns the page as Markdown."""
     classes = _classes()
@@ -114,5 +116,6 @@ def _name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@cache
 def _trees() -> list[ast.Module]:
     return [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(SOURCE.rglob("*.py"))]

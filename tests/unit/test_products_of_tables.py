@@ -269,7 +269,9 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert [reader.name for reader in readers(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
-    with pytest.raises(UsageError, match=r"made of the rows of silver\.fills, which need not be of one message each"):
+    with pytest.raises(
+        UsageError, match=r"computed from rows of silver\.fills, which need not come from one message each"
+    ):
         explain(None, mine, "gold.fills_1m", "")
 
 
