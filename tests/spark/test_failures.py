@@ -38,7 +38,7 @@ from sessionlake.operations import pipeline
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.streaming.errors import explain_errors
-from support.command_names import command_names
+from support.command_names import unlisted_commands
 from support.notebooks import CONFIG, fill
 from support.seeds import long_beyond
 
@@ -104,12 +104,7 @@ EACH = long_beyond([(name,) for name in USUAL], [(name,) for name in COMMANDS])
 
 
 def test_every_command_is_here_or_among_the_others() -> None:
-    known = {*COMMANDS, *OTHERS}
-    missing = {
-        name
-        for name in command_names()
-        if name.split()[0] not in OTHERS and not any(one.startswith(name) for one in known)
-    }
+    missing = unlisted_commands({*COMMANDS, *OTHERS}, OTHERS)
     assert missing == {"state show"}  # it reads the same states as `state stats`
 
 

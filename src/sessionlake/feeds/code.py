@@ -7,10 +7,10 @@ from typing import Any
 
 from sessionlake.feeds.paths import MISSING, Access, Constant, Each, Field, Index, Path, Slice, Start
 from sessionlake.feeds.values import FeedColumn
+from sessionlake.protocol.columns import INTEGER_BITS
 
 CACHED = 100_000
 """Most entries of each cache. The caches keep session ids, row ids and converted values, which recur often."""
-_INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 class UnusualError(Exception):
@@ -63,8 +63,8 @@ class CodeWriter:
         if base == "boolean":
             self._line(f"if type({raw}) is not bool and {raw} is not M and {raw} is not None: raise Unusual")
             return raw
-        if base in _INTEGERS and column.how is None:
-            top = 2 ** (_INTEGERS[base] - 1)
+        if base in INTEGER_BITS and column.how is None:
+            top = 2 ** (INTEGER_BITS[base] - 1)
             self._line(f"if type({raw}) is int:")
             self._line(f"    if not {-top} <= {raw} < {top}: raise Unusual")
             self._line(f"elif {raw} is not M and {raw} is not None: raise Unusual")

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import msgspec
 
-from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError, UnusualError
+from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
 from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import EventLists
-from sessionlake.feeds.paths import MISSING, Access, Constant, Each, Path, Start
+from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
 from sessionlake.feeds.values import FeedColumn, milliseconds_of, row_id_of, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
@@ -89,9 +89,8 @@ class _Writer(CodeWriter):
         decoder = msgspec.json.Decoder(float_hook=Decimal) if exact else msgspec.json.Decoder()
         super().__init__(feed.unavailable)
         self.names |= {
-            "Decimal": Decimal, "M": MISSING, "Unusual": UnusualError, "is_too_deep": is_too_deep,
-            "loads": decoder.decode, "milliseconds_of": milliseconds_of, "row_id_of": row_id_of,
-            "session_of": session_of,
+            "is_too_deep": is_too_deep, "loads": decoder.decode, "milliseconds_of": milliseconds_of,
+            "row_id_of": row_id_of, "session_of": session_of,
         }  # fmt: skip
 
     def function(self) -> str:

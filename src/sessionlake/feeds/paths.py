@@ -107,7 +107,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Path:
-    """A parsed path. Its value is that of the first alternative which is not missing.
+    """A parsed path. It gives the value of its first alternative that is not missing.
 
     Attributes:
         text: The path as the configuration writes it, for errors.

@@ -31,6 +31,7 @@ from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
 from sessionlake.feeds.paths import Constant, Entry
+from sessionlake.protocol.columns import INTEGER_BITS, TYPE_ALIASES
 
 
 class BadValueError(ValueError):
@@ -40,13 +41,11 @@ class BadValueError(ValueError):
 Convert = Callable[[Any], Any]
 """Converts a message's value, which is not null, to a column's type. Raises ValueError if it does not fit."""
 
-_INTEGERS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-_ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
 _HOW = {
     "boolean": (), "float": ("text",), "double": ("text",), "decimal": ("text", "base64"), "string": ("digits",),
     "date": ("iso", "days"), "timestamp": ("iso", "epoch_s", "epoch_ms", "epoch_us", "epoch_ns"),
     "timestamp_ntz": ("iso", "epoch_s", "epoch_ms", "epoch_us", "epoch_ns"), "binary": ("base64",), "variant": (),
-    **dict.fromkeys(_INTEGERS, ("text",)),
+    **dict.fromkeys(INTEGER_BITS, ("text",)),
 }  # fmt: skip
 """The allowed values of `from`, by type."""
 _MICROSECONDS = {
@@ -101,7 +100,7 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
         element = feed_column(name, inner[1], how)
         convert = element.convert
         return FeedColumn(name, f"array<{element.sql}>", how, lambda value: _array(value, convert), _no_constant)
-    normal = _ALIASES.get(normal, normal)
+    normal = TYPE_ALIASES.get(normal, normal)
     base, precision, scale = _decimal(name, normal)
     if base not in _HOW:
         types = ", ".join(sorted({*_HOW} - {"decimal"})) + ", decimal(p,s), array<type>"
@@ -138,8 +137,8 @@ def _decimal(name: str, sql: str) -> tuple[str, int, int]:
 
 def _converter(base: str, how: str | None, precision: int, scale: int) -> Convert:
     """Returns the function that converts values to a type. `precision` and `scale` are 0 unless it is a decimal."""
-    if base in _INTEGERS:
-        top = 2 ** (_INTEGERS[base] - 1)
+    if base in INTEGER_BITS:
+        top = 2 ** (INTEGER_BITS[base] - 1)
         return lambda value: _integer(_from_text(value, _INTEGER, int) if how == "text" else value, top)
     if base in {"float", "double"}:
         return lambda value: _float(_from_text(value, _NUMBER, Decimal) if how == "text" else value, base)

@@ -65,7 +65,10 @@ _TYPES: dict[str, tuple[JsonType, pa.DataType, int]] = {
     "double": (JsonType.NUMBER, pa.float64(), 0),
     "string": (JsonType.STRING, pa.string(), 0),
 }
-_ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
+TYPE_ALIASES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint", "real": "float"}
+"""Other names that Spark has for these types."""
+INTEGER_BITS = {sql: bits for sql, (_, _, bits) in _TYPES.items() if bits}
+"""Width of each integer type."""
 
 
 def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
@@ -82,7 +85,7 @@ def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
 
 def _parse(name: str, sql: str) -> Column:
     normal = sql.strip().lower()
-    normal = _ALIASES.get(normal, normal)
+    normal = TYPE_ALIASES.get(normal, normal)
     if normal not in _TYPES:
         raise ValueError(f"column {name!r}: type {sql!r} is not one of {', '.join(_TYPES)}")
     if name == ID and normal != "string":

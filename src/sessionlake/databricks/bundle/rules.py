@@ -234,7 +234,7 @@ def _target_faults(files: BundleFiles, name: str, given: Mapping[str, Any], refu
 
 
 def _place(files: BundleFiles, target: str, key: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Returns the path of keys where a value is defined: its own, or that of the variable that it refers to."""
+    """Returns the keys that lead to where a value is defined: in its own place, or in the variable it refers to."""
     node: Any = files.merged
     for depth in range(len(key) + 1):
         if isinstance(node, str) and (found := REFERENCE.fullmatch(node)) and found[1].startswith("var."):

@@ -1,4 +1,4 @@
-"""The shards of each layer: reads the configured number and that of the states, and moves states to another number."""
+"""The shards of each layer: compares the configured number with that of the stored states, and moves the states."""
 
 from __future__ import annotations
 
