@@ -30,7 +30,7 @@ from sessionlake.feeds.paths import Constant, Each, Path, PathError, parse_path
 from sessionlake.feeds.values import FeedColumn, feed_column, typed_constant
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
-from sessionlake.settings.capture import Regex, Section
+from sessionlake.settings.section import Regex, Section
 
 _UNITS = {"s": "epoch_s", "ms": "epoch_ms", "us": "epoch_us", "ns": "epoch_ns"}
 _INSTEAD = ", or take it under another name, as in row: {order_topic: .topic}"
