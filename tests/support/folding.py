@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook, decode_rules
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimes
@@ -29,6 +30,7 @@ from sessionlake.silver.stream_times import require_continued, times_after
 from sessionlake.silver.tables.net_changes import net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import split_events, split_sessions
+from sessionlake.streaming.payloads import feed_decoder
 from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
 from support.streams import YEAR_10000, Fact
 
@@ -183,7 +185,7 @@ class Folder:
         for message in messages:
             self._rnd.choice(tasks).append(message)
         chunks: dict[int, list[bytes]] = {}
-        packer = Packer(self._decode, self._shards, times=self._times)
+        packer = Packer(self._decode, self._shards, feed_decoder(self._capture, self._shards), times=self._times)
         for task in filter(None, tasks):
             packed = packer.pack(raw_table(task, self._shards)).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
@@ -236,7 +238,7 @@ class Folder:
 
 _YEAR_ONE = -62_135_596_800_000
 """Earliest time that a SQL timestamp can have."""
-_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+_COUNTS = ("messages", *COUNTS)
 
 
 def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:

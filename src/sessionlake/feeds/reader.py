@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Feed
@@ -19,8 +19,7 @@ MAX_BYTES = 10 * 1024 * 1024
 """Default of the longest value in bytes. A longer one goes to quarantine."""
 
 
-@dataclass(frozen=True)
-class KafkaRecord:
+class KafkaRecord(NamedTuple):
     """A message as Kafka has it, before it is decoded.
 
     Attributes:
@@ -39,7 +38,7 @@ class KafkaRecord:
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Mapping[str, bytes | None] = field(default_factory=dict)
+    headers: Mapping[str, bytes | None] = MappingProxyType({})
 
 
 def feed_of(feeds: Sequence[Feed], topic: str) -> Feed | None:
@@ -64,10 +63,18 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
         value = MISSING if record.value is None else load_json(record.value, digits=feed.needs_digits)
     except InvalidJsonError as error:
         return Refusal(error.reason, "", "the value is no JSON that can be used")
-    key = None if record.key is None else record.key.decode(errors="replace")
-    headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers.items()}
+    key = _decode_text(record.key)
+    headers = {name: text for name, value in record.headers.items() if (text := _decode_text(value or b"")) is not None}
     place = Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
     return interpret(feed, place)
+
+
+def _decode_text(value: bytes | None) -> str | None:
+    """Returns a key or header as text; None if there is none, or if it is not UTF-8."""
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def load_json(value: bytes, *, digits: bool = False) -> Any:

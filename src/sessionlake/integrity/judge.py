@@ -246,6 +246,7 @@ class Judge:
             if (
                 message.type == MessageType.SNAPSHOT
                 or integrity is Integrity.ONCE
+                or self.rules.starts_with_anything
                 or self._is_applied_despite(message, EventKind.ORPHAN, Reason.ORPHAN)
             ):
                 self._apply(message, releasing)

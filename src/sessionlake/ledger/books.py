@@ -28,7 +28,7 @@ from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.protocol.types import Row
 
-FORMAT = 3
+FORMAT = 4
 """Value of `format` in copied sums. Copies with another value are ignored and computed again."""
 CARRIED = 2
 """Value of `format` in carried sums."""
@@ -37,8 +37,8 @@ ENTRY = ("layer", "app_id", "batch_id", "committed_at")
 SUMS = ("batches", "unaccounted")
 """Columns that only sums have.
 
-`batches` is the number of summed entries. `unaccounted` is the number of messages that were read but not counted as
-applied, duplicate, quarantined or held back; it should be 0.
+`batches` is the number of summed entries. `unaccounted` is the number of parts of messages that were read but not
+counted as applied, duplicate, quarantined, held back or ignored; it should be 0.
 """
 VERSIONS = "table_versions"
 """A column of sums: for each table that the summed entries wrote, its version after the last write, and when that was.

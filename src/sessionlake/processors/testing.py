@@ -38,7 +38,7 @@ from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import first_violation, sum_counts
 from sessionlake.silver.stream_times import times_after
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.payloads import feed_decoder, rules_of
 
 __all__ = ["Result", "Sent", "run", "run_keyed"]
 
@@ -226,7 +226,7 @@ def fold_raw(
     judged = SilverFold(capture.declared, capture, processor=each)
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimes()
     for tasks in batches:
-        packer = Packer(rules_of(capture), shards, times=times)
+        packer = Packer(rules_of(capture), shards, feed_decoder(capture, shards), times=times)
         reports = _collect(result, config.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
         times = times.noted(times_after(sum_counts([*reports]), reports))
     for rows in (result.rows, result.errors):

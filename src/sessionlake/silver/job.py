@@ -25,14 +25,16 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
+from sessionlake.integrity.clock import TimesBefore
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
+from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.decisions import binding_decisions, ledger_decisions
-from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
+from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import Unpack, unpack_rows
@@ -49,7 +51,7 @@ from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import discard_building, require_uninterrupted
 from sessionlake.streaming.manifest import committing, note_shards, note_stop
 from sessionlake.streaming.operation import REBUILD_SILVER
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.payloads import feed_decoder, rules_of
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
@@ -161,8 +163,6 @@ def packed_stream(
         topics: Regular expression that matches the whole name of each topic to read.
         resume_from: The handover to start from; messages before it are not read again. None starts with all messages.
     """
-    from pyspark.sql import functions as F
-
     options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
     if resume_from is not None:
         options["startingVersion"] = resume_from.bronze_version + 1
@@ -171,9 +171,28 @@ def packed_stream(
     else:
         options |= starting_options(settings.checkpoint(layer))
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
-    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
-    packer = Packer(rules_of(settings.capture), settings.silver.shards, topics, stored_times(settings, layer))
-    return raw.select(shard, *BRONZE_COLUMNS).mapInArrow(packer, PACKED_SCHEMA)
+    return pack_messages(raw, settings, topics, stored_times(settings, layer))
+
+
+def pack_messages(
+    messages: DataFrame, settings: Settings, topics: str, times: TimesBefore, silences: tuple[Silence, ...] = ()
+) -> DataFrame:
+    """Packs rows of `bronze.messages` by shard, as `shard int, chunk binary`.
+
+    Args:
+        messages: The rows.
+        settings: The settings of the lake.
+        topics: Regular expression that matches the whole name of each topic to read.
+        times: Looks up stream times from before the messages.
+        silences: Silences that are not among the messages.
+    """
+    from pyspark.sql import functions as F
+
+    shards = settings.silver.shards
+    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
+    feeds = feed_decoder(settings.capture, shards)
+    packer = Packer(rules_of(settings.capture), shards, feeds, topics, times, silences)
+    return messages.select(shard, *packer.bronze_columns).mapInArrow(packer, PACKED_SCHEMA)
 
 
 def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
@@ -331,13 +350,13 @@ def sum_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
     sums: dict[tuple[str, int], PartitionCounts] = {}
     for part in (p for report in reports for p in report.partitions):
         known = sums.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
-        if part.messages:
-            known.first = min(known.first, part.first) if known.messages else part.first
+        if part.parts:
+            known.first = min(known.first, part.first) if known.parts else part.first
             # Every shard should report the same offset. If one reports a lower one, it judged with a wrong stream time.
-            known.since = min(known.since, part.since) if known.messages else part.since
+            known.since = min(known.since, part.since) if known.parts else part.since
             known.stream_time = max(known.stream_time, part.stream_time)
             known.last = max(known.last, part.last)
-        for name in (*COUNTS, "erased"):
+        for name in ("messages", *COUNTS, "erased"):
             setattr(known, name, getattr(known, name) + getattr(part, name))
     return [sums[place] for place in sorted(sums)]
 
@@ -348,12 +367,13 @@ def offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, .
 
 
 def ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
-    """Returns the numbers of applied, duplicate, quarantined and held messages of the batch, by column of the ledger.
+    """Returns the numbers of messages, of their parts and of each verdict, by column of the ledger.
 
     Erased messages count only in the offset ranges, because they are not judged.
     """
-    counts = {name: sum(getattr(part, name) for part in partitions) for name in COUNTS}
-    return counts | {"messages": counts["messages"] - sum(part.erased for part in partitions)}
+    counts = {name: sum(getattr(part, name) for part in partitions) for name in ("messages", *COUNTS)}
+    erased = sum(part.erased for part in partitions)
+    return counts | {name: counts[name] - erased for name in ("messages", "parts")}
 
 
 class SilverStoppedError(IntegrityViolationError):

@@ -21,12 +21,10 @@ from sessionlake.ledger.silences import silences_in, without_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import first_violation, offset_ranges, sum_counts
+from sessionlake.silver.job import first_violation, offset_ranges, pack_messages, sum_counts
 from sessionlake.silver.stream_times import require_continued, times_after
 from sessionlake.streaming.folded import Folded, collect
-from sessionlake.streaming.payloads import rules_of
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
 
 if TYPE_CHECKING:
@@ -144,13 +142,7 @@ class Slices(Generic[R]):
     def _packed(
         self, settings: Settings, messages: DataFrame, times: StreamTimes, silences: Iterable[Silence]
     ) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        shards = settings.silver.shards
-        shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
-        raw = messages.select(shard, *BRONZE_COLUMNS)
-        packer = Packer(rules_of(settings.capture), shards, self.topics, times, tuple(silences))
-        return raw.mapInArrow(packer, PACKED_SCHEMA)
+        return pack_messages(messages, settings, self.topics, times, tuple(silences))
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
         violation = first_violation([*reports])

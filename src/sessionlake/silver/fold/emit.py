@@ -15,7 +15,7 @@ from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import Action, Event, Outcome, Verdict
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.arrow import contiguous, split_session_keys
-from sessionlake.protocol.chunk import write_compressed
+from sessionlake.protocol.chunk import IGNORED, write_compressed
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.reasons import CODES
@@ -167,7 +167,7 @@ def _quarantine(judged: Judged, malformed: pa.Table) -> pa.Table:
     out = judged.outcome
     places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
     parts = [_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
-    malformed = malformed.filter(pc.not_equal(malformed["reason"], ERASED))
+    malformed = malformed.filter(pc.greater(malformed["reason"], 0))
     if malformed.num_rows:
         parts.append(_quarantine_rows(malformed, contiguous(malformed["reason"])))
     return pa.concat_tables(parts)
@@ -233,17 +233,19 @@ def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
     return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
 
 
-_COUNTED = ("applied", "duplicates", "quarantined", "held", "erased")
+_COUNTED = ("applied", "duplicates", "quarantined", "held", "erased", "ignored")
 
 
 def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCounts]:
     """Returns counts of messages by topic-partition. `held` counts newly held messages minus released ones."""
-    names = ["topic", "partition", "offset"]
+    names = ["topic", "partition", "offset", "part"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
     released, arrived = rows.slice(0, judged.released), rows.slice(judged.released)
     if malformed.num_rows:
-        gone = malformed["reason"].to_numpy() == ERASED
-        wrong = pa.array(np.where(gone, _COUNTED.index("erased"), Verdict.QUARANTINED).astype(np.int8))
+        reasons = malformed["reason"].to_numpy()
+        codes = [_COUNTED.index("erased"), _COUNTED.index("ignored")]
+        found = np.select([reasons == ERASED, reasons == IGNORED], codes, default=Verdict.QUARANTINED)
+        wrong = pa.array(found.astype(np.int8))
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
     counts: dict[tuple[str, int], PartitionCounts] = {}
     for row in _grouped(arrived):
@@ -252,7 +254,8 @@ def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCount
         clock = judged.clock
         count.since, count.stream_time = clock.since[place], clock.lanes[clock.index(place)].time
         count.first, count.last = min(count.first, row["offset_min"]), max(count.last, row["offset_max"])
-        count.messages += row["offset_count"]
+        count.parts += row["offset_count"]
+        count.messages += row["is_first_sum"]
         _add(count, row["verdict"], row["offset_count"])
     for row in _grouped(released.filter(pc.not_equal(released["verdict"], Verdict.HELD))):
         place = row["topic"], row["partition"]
@@ -263,7 +266,8 @@ def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCount
 
 
 def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
-    aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count")]
+    rows = rows.append_column("is_first", pc.equal(rows["part"], 0).cast(pa.int64()))
+    aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count"), ("is_first", "sum")]
     grouped = rows.group_by(["topic", "partition", "verdict"], use_threads=False)  # threads cost more than they save
     found: list[dict[str, Any]] = grouped.aggregate(aggregates).to_pylist()
     return found

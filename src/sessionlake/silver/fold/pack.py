@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import note_place
+from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.clock import Segments, TimesBefore, encode_segments, segments_of
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.protocol.arrow import dictionary_codes, milliseconds_of
@@ -32,7 +33,7 @@ BLOCK_BYTES = 64 * 1024 * 1024
 # The error about a block names at most this many topic-partitions.
 _NAMED = 3
 BRONZE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
-"""The columns of `bronze.messages` that silver reads."""
+"""The columns of `bronze.messages` that silver reads. It also reads `headers` if a feed needs them."""
 PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
@@ -40,17 +41,25 @@ PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 class Packer:
     """A `mapInArrow` function: takes record batches of raw messages and yields packed chunks `shard int, chunk binary`.
 
-    Input columns are `shard int32` and `BRONZE_COLUMNS`. A row without a topic contains silences instead of a message.
+    Input columns are `shard int32` and `bronze_columns`. A row without a topic contains silences instead of a message.
+    With feeds, the shard is not the input's: it depends on the sessions in the messages.
     """
 
     rules: DecodeRules
     shards: int
+    feeds: FeedDecoder | None = None
+    """Decodes messages by feeds; None if all messages have the form of sessionlake."""
     topics: str = ".*"
     """Pattern of whole topic names; messages of other topics are skipped."""
     times: TimesBefore = field(default_factory=StreamTimes)
     """Looks up stream times from before the batch; by default there are none, as for a first batch."""
     silences: tuple[Silence, ...] = ()
     """Silences of the batch that are not in its rows."""
+
+    @property
+    def bronze_columns(self) -> tuple[str, ...]:
+        """The columns of `bronze.messages` that the packer reads."""
+        return (*BRONZE_COLUMNS, "headers") if self.feeds and self.feeds.reads_headers else BRONZE_COLUMNS
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the task's messages in blocks of `BLOCK_MESSAGES`."""
@@ -90,12 +99,17 @@ class Packer:
 
     def _packed(self, raw: pa.Table) -> pa.RecordBatch:
         silences, raw = self._without_silences(raw)
-        raw = raw.take(pa.array(np.argsort(raw["shard"].to_numpy(), kind="stable"))).combine_chunks()
-        shards = raw["shard"].to_numpy()
-        raw = in_milliseconds(raw)
-        chunk = decode(raw, self.rules)
-        timestamps = counted_times(chunk["kafka_ts"].to_numpy(), future_timestamps(raw, self.rules))
-        segments, clock = _clock(chunk, timestamps, self.times, silences)
+        if self.feeds is None:
+            raw = raw.take(pa.array(np.argsort(raw["shard"].to_numpy(), kind="stable")))
+        raw = in_milliseconds(raw.combine_chunks())
+        timestamps = counted_times(raw["kafka_ts"].to_numpy(), future_timestamps(raw, self.rules))
+        segments, clock = _clock(raw, timestamps, self.times, silences)
+        if self.feeds is None:
+            chunk, shards = decode(raw, self.rules), raw["shard"].to_numpy()
+        else:
+            chunk, message, shards = self.feeds.decode(raw)
+            order = np.argsort(shards, kind="stable")
+            chunk, shards, clock = chunk.take(pa.array(order)), shards[order], clock[message[order]]
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
