@@ -29,7 +29,7 @@ from sessionlake.notebook.book import Book
 from sessionlake.processors import Emitted, Message, Processor, Timer
 from sessionlake.processors.testing import Sent, run
 from sessionlake.settings.gold import ProductSettings
-from sessionlake.settings.model import OnViolation
+from sessionlake.settings.section import OnViolation
 
 MOST_MESSAGES = 3_000
 

@@ -10,14 +10,8 @@ import pytest
 from integration.test_run_all import simulated
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.settings.model import (
-    CaptureSettings,
-    GoldSettings,
-    KafkaSettings,
-    OnViolation,
-    Settings,
-    SilverSettings,
-)
+from sessionlake.settings.model import CaptureSettings, GoldSettings, KafkaSettings, Settings, SilverSettings
+from sessionlake.settings.section import OnViolation
 
 JOBS = {Layer.BRONZE: 18, Layer.SILVER: 18, Layer.GOLD: 20}
 

@@ -17,7 +17,8 @@ from sessionlake.local.broker import BrokerStatus
 from sessionlake.operations.pipeline import Layer, Pipeline, claimed, run_once
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify as verify_silver
-from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
+from sessionlake.settings.section import OnViolation
 from sessionlake_lab.compare import verify
 from sessionlake_lab.simulate.readback import truth_from_broker
 

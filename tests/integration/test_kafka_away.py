@@ -23,14 +23,8 @@ from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.topics import TopicState, read_topics
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.pipeline import Layer, Pipeline
-from sessionlake.settings.model import (
-    BronzeSettings,
-    CaptureSettings,
-    KafkaSettings,
-    OnTopicChange,
-    OnViolation,
-    Settings,
-)
+from sessionlake.settings.model import BronzeSettings, CaptureSettings, KafkaSettings, OnTopicChange, Settings
+from sessionlake.settings.section import OnViolation
 from sessionlake_lab.compare import verify
 from sessionlake_lab.simulate.readback import truth_from_broker
 from support.lakes import rows_of

@@ -21,7 +21,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import IntegrityViolationError, LakeError, SessionlakeError, TopicChangedError
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.operations.pipeline import Layer, Pipeline, run_live, run_once
-from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
+from sessionlake.settings.section import OnViolation
 from sessionlake_lab.compare import verify
 from sessionlake_lab.simulate.readback import truth_from_broker
 from sessionlake_lab.simulate.run import run_simulation

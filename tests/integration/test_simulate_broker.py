@@ -11,7 +11,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.settings.model import KafkaSettings, OnViolation, Settings
+from sessionlake.settings.model import KafkaSettings, Settings
+from sessionlake.settings.section import OnViolation
 from sessionlake_lab.simulate.generate import generate
 from sessionlake_lab.simulate.readback import read_back, rules_of, truth_from_broker
 from sessionlake_lab.simulate.run import run_simulation, simulate

@@ -26,7 +26,8 @@ from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
 from sessionlake.ledger.topics import Topic, TopicState, latest_generations, read_topics
 from sessionlake.operations.pipeline import Layer, Pipeline, run_once
-from sessionlake.settings.model import OnTopicChange, OnViolation, Settings
+from sessionlake.settings.model import OnTopicChange, Settings
+from sessionlake.settings.section import OnViolation
 from sessionlake.streaming.generations import Generation, Generations
 from support.lakes import limit, rows_of
 from support.waiting import eventually

@@ -36,7 +36,8 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.ledger.retained import TABLES_REMOVED_TOGETHER, beginnings
-from sessionlake.settings.model import Integrity, Settings, load_settings
+from sessionlake.settings.model import Settings, load_settings
+from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, folder_of, rows_of
 from support.sent_topics import SentTopics

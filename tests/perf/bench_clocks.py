@@ -20,7 +20,8 @@ from rich.table import Table
 
 from sessionlake.integrity.rules import decode_rules
 from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.settings.model import CaptureSettings, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold

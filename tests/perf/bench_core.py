@@ -22,7 +22,8 @@ from rich.table import Table
 from sessionlake.integrity.rules import decode_rules
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.decode import decode
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.pack import Packer, in_milliseconds
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.net_changes import net_changes

@@ -35,7 +35,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, ROWS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.history.asof import session_as_of
-from sessionlake.settings.model import CaptureSettings, Integrity, Settings
+from sessionlake.settings.model import CaptureSettings, Settings
+from sessionlake.settings.section import Integrity
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.interpreted import conf

@@ -32,7 +32,8 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.pipeline import Pipeline
-from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
+from sessionlake.settings.section import OnViolation
 from sessionlake.spark.session import spark_session
 from sessionlake_lab.simulate.run import run_simulation
 

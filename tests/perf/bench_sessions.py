@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sessionlake.integrity.rules import decode_rules
-from sessionlake.settings.model import CaptureSettings, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver.fold.pack import BLOCK_MESSAGES, Packer
 from sessionlake.silver.fold.shard import SilverFold
 

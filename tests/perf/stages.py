@@ -25,7 +25,8 @@ import psutil
 from sessionlake.bronze.job import start as start_bronze
 from sessionlake.gold.job import start as start_gold
 from sessionlake.operations.rebuild.verify import verify
-from sessionlake.settings.model import CaptureSettings, KafkaSettings, OnViolation, Settings
+from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark import session

@@ -29,7 +29,8 @@ from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.kafka import KinesisSettings
-from sessionlake.settings.model import BronzeSettings, CaptureSettings, OnViolation, Settings, load_settings
+from sessionlake.settings.model import BronzeSettings, CaptureSettings, Settings, load_settings
+from sessionlake.settings.section import OnViolation
 from sessionlake.streaming.journal import Journal
 from sessionlake.streaming.operation import FORGET
 from support import crash_worker

@@ -16,7 +16,8 @@ import yaml
 
 from sessionlake.delta.schemas.names import GOLD, SILVER
 from sessionlake.operations.rebuild.verify import verify
-from sessionlake.settings.model import Integrity, Settings, load_settings
+from sessionlake.settings.model import Settings, load_settings
+from sessionlake.settings.section import Integrity
 from sessionlake.streaming.checkpoint import read_planned
 from spark.test_resharding import arrive, assert_gold_is_exact
 from support.cluster_worker import executors

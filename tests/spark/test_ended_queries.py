@@ -15,7 +15,8 @@ from pyspark.sql.utils import ForeachBatchFunction
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.ledger.entries import LedgerEntry
-from sessionlake.settings.model import CaptureSettings, OnViolation, Settings
+from sessionlake.settings.model import CaptureSettings, Settings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
 from sessionlake.streaming import stores
 from sessionlake.streaming.query import LayerQuery

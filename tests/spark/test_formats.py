@@ -10,7 +10,8 @@ import pytest
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, RegistryError
-from sessionlake.settings.model import CaptureSettings, OnViolation, Settings, SilverSettings
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake_lab.truth import KafkaMessage

@@ -14,7 +14,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
 from sessionlake.history.asof import session_as_of
 from sessionlake.operations.rebuild.verify import verify
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.stream_times import stored_times

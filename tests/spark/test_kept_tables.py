@@ -20,7 +20,8 @@ from sessionlake.history.asof import session_as_of
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.job import OnBatch
 from sessionlake.silver.merge.merger import TableMerger

@@ -27,15 +27,8 @@ from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.protocol.arrow import split_session_key
-from sessionlake.settings.model import (
-    CaptureSettings,
-    GoldSettings,
-    Integrity,
-    OnViolation,
-    Settings,
-    SilverSettings,
-    TopicRule,
-)
+from sessionlake.settings.model import CaptureSettings, GoldSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import last_batches, shard_states, state_frame

@@ -30,13 +30,12 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import (
     CaptureSettings,
     GoldSettings,
-    Integrity,
-    OnViolation,
     ProcessorSettings,
     Settings,
     SilverSettings,
     TopicRule,
 )
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_of, state_frame

@@ -73,7 +73,8 @@ from sessionlake.operations.retention import removal as module
 from sessionlake.operations.retention.removal import RemovalResult, Retention
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence
-from sessionlake.settings.model import CaptureSettings, Integrity, MaintainSettings, ProcessorSettings, Settings
+from sessionlake.settings.model import CaptureSettings, MaintainSettings, ProcessorSettings, Settings
+from sessionlake.settings.section import Integrity
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.stream_times import StreamTimesLog, _times_from_bronze

@@ -19,7 +19,8 @@ from sessionlake.history.state import session_state, stats_of
 from sessionlake.integrity.rules import Decision
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, Settings, SilverSettings, TopicRule
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.decisions import decide, stopped_at, withdraw
 from sessionlake.silver.merge.merger import TableMerger

@@ -28,7 +28,8 @@ from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.rebuild.verify import verify
-from sessionlake.settings.model import CaptureSettings, GoldSettings, OnViolation, Settings, SilverSettings
+from sessionlake.settings.model import CaptureSettings, GoldSettings, Settings, SilverSettings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake_lab.truth import KafkaMessage

@@ -29,7 +29,8 @@ from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.ledger.progress import offset_spans
-from sessionlake.settings.model import CaptureSettings, OnViolation, Settings, SilverSettings
+from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.frames import as_frame

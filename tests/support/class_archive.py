@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 from sessionlake.local import class_archive
-from sessionlake.settings.model import CaptureSettings, OnViolation, Settings
+from sessionlake.settings.model import CaptureSettings, Settings
+from sessionlake.settings.section import OnViolation
 
 JAVA_OPTIONS = "JDK_JAVA_OPTIONS"
 BRIEF = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -Dderby.stream.error.file=/dev/null"

@@ -19,7 +19,8 @@ from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, is_of_sessions
 from sessionlake.protocol.chunk import read_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode
-from sessionlake.settings.model import CaptureSettings, milliseconds
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import milliseconds
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
 from sessionlake.silver.fold.shard import SilverFold

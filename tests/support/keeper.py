@@ -34,7 +34,8 @@ from sessionlake.operations.maintenance import Maintenance
 from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.protocol.erased import KEY
-from sessionlake.settings.model import Integrity, Settings, load_settings
+from sessionlake.settings.model import Settings, load_settings
+from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
 from support.crash_worker import LAYERS, run_layer
 from support.crashes import Death, lose_last_commits

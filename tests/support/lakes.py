@@ -23,7 +23,8 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.silence import Silence, encode
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import milliseconds
 from sessionlake.spark.frames import as_frame
 from sessionlake_lab.truth import Tables
 from support.folding import capped, closed, cut_of, read_at, truth_of

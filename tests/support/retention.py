@@ -26,7 +26,8 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.operations.retention.removal import RemovalResult, Retention
-from sessionlake.settings.model import CaptureSettings, MaintainSettings, OnViolation, Settings, SilverSettings
+from sessionlake.settings.model import CaptureSettings, MaintainSettings, Settings, SilverSettings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake_lab.truth import KafkaMessage

@@ -75,7 +75,12 @@ PURE_PARTS = tuple(
 )
 PURE_ROOMS = ("protocol", "integrity", *PURE_PARTS)
 PURE = sorted(file for room in PURE_ROOMS for file in ROOT.glob(f"{room.replace('.', '/')}/*.py"))
-PURE_BESIDE = {"sessionlake.errors", "sessionlake.settings.capture", "sessionlake.settings.bounded_yaml"}
+PURE_BESIDE = {
+    "sessionlake.errors",
+    "sessionlake.settings.capture",
+    "sessionlake.settings.section",
+    "sessionlake.settings.bounded_yaml",
+}
 OUTSIDE = {"pyspark", "py4j", "delta", "confluent_kafka", "os", "io", "pathlib", "shutil", "subprocess", "socket"}
 OUTSIDE |= {"time", "datetime", "random", "threading", "asyncio", "tempfile", "logging", "urllib", "pickle", "uuid"}
 HEAVY = {"pyspark", "delta", "py4j", "matplotlib", "databricks"}

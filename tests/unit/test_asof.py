@@ -23,7 +23,8 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.protocol.types import Row
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, Settings
+from sessionlake.settings.model import CaptureSettings, Settings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.as_of import AsOf

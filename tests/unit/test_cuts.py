@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import fold, of_silver, of_truth, truth_of
 

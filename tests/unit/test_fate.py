@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
-from sessionlake.settings.model import Integrity
+from sessionlake.settings.section import Integrity
 
 OFFSET, TAKEN_IN, LATER = 100, 7, 9
 UPDATE = Content("update", 5, 1_000, "s", changes=2)

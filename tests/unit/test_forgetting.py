@@ -22,7 +22,8 @@ from sessionlake.operations.forgetting.publications import oldest_version_needed
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.parse import key_reason
-from sessionlake.settings.model import GoldSettings, Integrity, Settings
+from sessionlake.settings.model import GoldSettings, Settings
+from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row
 from support.lakes import folder_of

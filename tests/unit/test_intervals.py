@@ -15,7 +15,7 @@ from sessionlake.integrity.outcome import MessageHeader, Verdict
 from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import ShardBatch, Stream
 from sessionlake.protocol.message import ANY, Link, MessageType
-from sessionlake.settings.capture import Integrity, OnViolation
+from sessionlake.settings.section import Integrity, OnViolation
 from support.seeds import seeds
 
 TYPES: dict[str, Any] = {"type": np.int8, "link": np.int8, "partition": np.int32, "lane": np.int32, "size": np.int32}

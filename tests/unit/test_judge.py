@@ -32,7 +32,7 @@ from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.protocol.message import ANY as ANY_SEQ
 from sessionlake.protocol.message import INT64_MAX, Link
-from sessionlake.settings.model import Integrity, OnViolation
+from sessionlake.settings.section import Integrity, OnViolation
 
 TIMEOUT, LATENESS, GAP_TIMEOUT = 1_000, 10, 100
 TYPES = {"s": 0, "u": 1, "h": 2, "e": 3}

@@ -18,7 +18,8 @@ from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.silence import Silence
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Silver, of_silver, of_truth, truth_of
 from support.seeds import seeds

@@ -17,7 +17,8 @@ from sessionlake.integrity.state_difference import first_difference
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import Reason
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, TopicRule
+from sessionlake.settings.model import CaptureSettings, TopicRule
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage, Truth, Violation
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
 from support.seeds import long_beyond, seeds

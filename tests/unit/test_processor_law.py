@@ -12,7 +12,8 @@ import pytest
 
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.testing import Result, fold_raw
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import fold as fold_silver
 from support.folding import raw_table

@@ -14,7 +14,8 @@ from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, 
 from sessionlake.processors.memory import FORMAT, ProcessorMemory, SessionState, StateCodec
 from sessionlake.processors.testing import TOPIC, Sent, fold, run
 from sessionlake.protocol.arrow import session_key
-from sessionlake.settings.model import CaptureSettings, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import OnViolation
 
 HOUR = 3_600_000
 """The session timeout."""

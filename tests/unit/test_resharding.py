@@ -28,7 +28,8 @@ from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.session import Limits, prepare_processor
 from sessionlake.processors.shard import MessageProcessor
 from sessionlake.processors.testing import Result, _collect, _folded
-from sessionlake.settings.model import Integrity, Settings
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import Integrity
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split
 from sessionlake.silver.fold.shard import SilverFold

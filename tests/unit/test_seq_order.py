@@ -11,7 +11,8 @@ import pytest
 
 from sessionlake.protocol.arrow import SESSION, is_of_sessions
 from sessionlake.protocol.names import DELETE
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.merge.seq_history import read_seq_history
 from sessionlake.silver.tables.net_changes import refold_by_seq

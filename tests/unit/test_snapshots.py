@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, changes_schema
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, compute_snapshots, rows_schema
 from sessionlake.silver.tables.weights import weights_input

@@ -17,7 +17,8 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import StateDifference, first_difference
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.chunk import change_fields, chunk_schema
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation, TopicRule
+from sessionlake.settings.model import CaptureSettings, TopicRule
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder
 from support.streams import SESSION_TIMEOUT, START

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.settings.model import CaptureSettings, Integrity, OnViolation
+from sessionlake.settings.model import CaptureSettings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row, plain, truth_of

@@ -14,7 +14,8 @@ from sessionlake.protocol.arrow import milliseconds_of
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, counted_times, in_future
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Int64s
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

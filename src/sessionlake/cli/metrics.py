@@ -71,7 +71,7 @@ def _describe_read(figures: Figures) -> str:
 def _length(text: str | None) -> timedelta | None:
     from pydantic import TypeAdapter, ValidationError
 
-    from sessionlake.settings.capture import Duration
+    from sessionlake.settings.section import Duration
 
     if text is None:
         return None

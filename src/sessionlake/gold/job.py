@@ -48,7 +48,8 @@ from sessionlake.gold.tables.notes import (
     tables_to_rebuild,
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import milliseconds
 from sessionlake.spark.interpreted import interpreted
 from sessionlake.streaming.checkpoint import last_planned, starting_options
 from sessionlake.streaming.guards import refuse_fresh_checkpoint

@@ -21,7 +21,8 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, Span, answer_product, spans
 from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.gold.tables.notes import complete_tables
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,7 +29,8 @@ from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, NOT_COUNTED
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.settings.model import Integrity, Settings
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import Integrity
 from sessionlake.silver.merge.kept_cuts import kept_cuts
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.silver.tables.as_of import AsOf, SessionHistory, follows_in_seq_order, milliseconds, table_after

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
-from sessionlake.settings.model import Integrity
+from sessionlake.settings.section import Integrity
 
 # Integrity events that occur when a message is no longer held back. All others occur when a message arrives.
 _AT_RELEASE = frozenset({EventKind.GAP, EventKind.ORPHAN, EventKind.AFTER_END, EventKind.HEALED})

@@ -41,7 +41,7 @@ from sessionlake.integrity.transition import Run, apply_run, apply_runs
 from sessionlake.integrity.window import judge_windows
 from sessionlake.protocol.message import NO_SEQ, Link, MessageType
 from sessionlake.protocol.types import Bools, Int64s
-from sessionlake.settings.capture import Integrity
+from sessionlake.settings.section import Integrity
 
 _CLASSES = list(Integrity)
 

@@ -34,7 +34,7 @@ from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.transition import apply_message
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
-from sessionlake.settings.capture import Integrity, OnViolation
+from sessionlake.settings.section import Integrity, OnViolation
 
 CHANGING = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
 """The message types that may change a table."""

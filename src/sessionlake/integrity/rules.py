@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sessionlake.protocol.decode import DecodeRules
-from sessionlake.settings.capture import CaptureSettings, Integrity, OnViolation, milliseconds
+from sessionlake.settings.capture import CaptureSettings
+from sessionlake.settings.section import Integrity, OnViolation, milliseconds
 
 
 class Decision(StrEnum):

@@ -21,7 +21,7 @@ from sessionlake.integrity.transition import Run, apply_runs
 from sessionlake.protocol.arrow import running_maximum
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
-from sessionlake.settings.capture import Integrity
+from sessionlake.settings.section import Integrity
 
 
 def judge_windows(batch: ShardBatch, out: Outcome) -> Bools:

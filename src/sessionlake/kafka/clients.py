@@ -16,7 +16,8 @@ from sessionlake.kafka.security import (
 from sessionlake.kafka.tls import probe_tls, tls_fault, uses_tls
 from sessionlake.local.probe import NoAnswer, addresses, is_loopback, request_metadata
 from sessionlake.settings.kafka import Mechanism
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import milliseconds
 from sessionlake.spark.session import on_databricks
 
 _CONNECT_SECONDS = 2.0

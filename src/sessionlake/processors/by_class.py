@@ -24,7 +24,8 @@ from sessionlake.processors.load import ProcessorRef, processor_ref
 from sessionlake.processors.output import BATCH, OutputColumns
 from sessionlake.protocol.arrow import sort_rows
 from sessionlake.protocol.names import internal
-from sessionlake.settings.model import OnViolation, ProcessorSettings
+from sessionlake.settings.model import ProcessorSettings
+from sessionlake.settings.section import OnViolation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

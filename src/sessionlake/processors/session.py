@@ -24,7 +24,7 @@ from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Sessi
 from sessionlake.processors.memory import SessionState, StateCodec
 from sessionlake.processors.output import Origin, OutputColumns
 from sessionlake.processors.outputs import FailureAction, ProcessorFailure
-from sessionlake.settings.model import OnViolation
+from sessionlake.settings.section import OnViolation
 
 _TIMER_BYTES = 9
 

@@ -38,7 +38,8 @@ from sessionlake.protocol.chunk import write_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Payloads, TopicPartition
-from sessionlake.settings.model import CaptureSettings, OnViolation, ProcessorSettings
+from sessionlake.settings.model import CaptureSettings, ProcessorSettings
+from sessionlake.settings.section import OnViolation
 from sessionlake.silver.fold.emit import Judged, first_violations, partition_counts
 
 

@@ -1,94 +1,32 @@
-"""Settings that decide silver's results: what messages contain, and how sessions are judged.
-
-The types that all sections of the configuration share are here, too.
-"""
+"""Settings that decide silver's results: what messages contain, and how sessions are judged."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     field_validator,
     model_validator,
 )
 
-from sessionlake.protocol.backtracking import find_slow_matching
 from sessionlake.protocol.columns import Column, parse_columns
+from sessionlake.protocol.names import fold_case
 from sessionlake.protocol.payload import PayloadFormat
+from sessionlake.settings.feeds import FeedSettings
+from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, Section
 
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")
-_UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "m": 60_000, "min": 60_000,
-            "hour": 3_600_000, "h": 3_600_000, "day": 86_400_000, "d": 86_400_000, "week": 604_800_000}  # fmt: skip
-
-
-def _duration(value: object) -> timedelta:
-    """Parses a text with one number and one unit, such as `10 minutes`, `1 hour` or `500 ms`."""
-    if isinstance(value, timedelta):
-        return value
-    match = _DURATION.fullmatch(value.strip().lower()) if isinstance(value, str) else None
-    unit = match["unit"] if match else ""
-    factor = _UNIT_MS.get(unit) or _UNIT_MS.get(unit.removesuffix("s"))
-    if match is None or factor is None:
-        raise ValueError(
-            "a duration is a number and a unit (ms, seconds, minutes, hours, days, weeks), as in '10 minutes'"
-        )
-    return timedelta(milliseconds=float(match["number"]) * factor)
-
-
-def _regex(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"not a regular expression: {error}") from None
-    if why := find_slow_matching(value):
-        raise ValueError(
-            f"matching a topic name of up to 249 characters could take hours: {why}; simplify the expression"
-        )
-    return value
-
-
-Duration = Annotated[timedelta, BeforeValidator(_duration)]
-Regex = Annotated[str, AfterValidator(_regex)]
-
-
-def milliseconds(duration: timedelta) -> int:
-    """Returns a duration in whole milliseconds."""
-    return duration // timedelta(milliseconds=1)
-
-
-class Integrity(StrEnum):
-    """An integrity class: how strictly silver checks the order and completeness of a session's messages."""
-
-    NONE = "none"
-    ONCE = "once"
-    ORDER = "order"
-    WINDOW = "window"
-    STRICT = "strict"
-
-
-class OnViolation(StrEnum):
-    """What silver does when a session violates its integrity class: stop, isolate the session, or only record it."""
-
-    FAIL = "fail"
-    ISOLATE = "isolate"
-    RECORD = "record"
-
-
-class Section(BaseModel):
-    """A part of the configuration. It cannot be changed, and unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+SILVER_NAMES = frozenset(
+    {"session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events", "session_rows"}
+    | {"sessions", "session_snapshots", "session_snapshot_index", "processor_errors"}
+)
+"""Names in the schema `silver` that no view of a feed may have."""
+DEFAULT_COLUMNS = {"price": "double", "qty": "bigint", "status": "string"}
 
 
 class TopicRule(Section):
@@ -109,7 +47,7 @@ class PayloadSettings(Section):
 
     schema_file: Path | None = None
     """The schema of all messages: Avro (.avsc), or a Protobuf descriptor set (`protoc --include_imports -o`)."""
-    schema_files: dict[int, Path] = {}
+    schema_files: dict[int, Path] = Field(default_factory=dict)
     """Instead of `schema_file`: one file per schema id, for messages with a wire header."""
     message: str | None = Field(None, min_length=1)
     """Full name of the Protobuf message type. With a registry, each message names its own type."""
@@ -142,8 +80,10 @@ class CaptureSettings(Section):
     format: PayloadFormat = PayloadFormat.JSON
     """How the values of messages are encoded."""
     payload: PayloadSettings = PayloadSettings()
-    columns: dict[str, str] = {"price": "double", "qty": "bigint", "status": "string"}
-    """The columns of a row and their Spark SQL types."""
+    columns: dict[str, str] = Field(default_factory=DEFAULT_COLUMNS.copy)
+    """The columns of a row and their Spark SQL types. Leave it out beside `feeds`, which declare columns themselves."""
+    feeds: tuple[FeedSettings, ...] = ()
+    """How messages of other forms are read. Empty: all messages have the form of sessionlake."""
     integrity: Integrity = Integrity.STRICT
     """The integrity class by which sessions are judged."""
     on_violation: OnViolation = OnViolation.FAIL
@@ -183,10 +123,48 @@ class CaptureSettings(Section):
             raise ValueError(f"payload: {wrong}")
         return self
 
+    @model_validator(mode="after")
+    def _feeds_fit_together(self) -> Self:
+        if self.feeds and "columns" in self.model_fields_set:
+            raise ValueError("columns: beside capture.feeds, each feed declares its columns; remove capture.columns")
+        _refuse_names(self.feeds)
+        _columns_of(self.feeds)
+        return self
+
     @property
     def declared(self) -> tuple[Column, ...]:
-        """The declared columns with parsed types, in the order of the configuration."""
-        return parse_columns(self.columns)
+        """The declared columns with parsed types, in the order of the configuration. They are those of all feeds."""
+        return _columns_of(self.feeds) if self.feeds else parse_columns(self.columns)
+
+
+def _refuse_names(feeds: Sequence[FeedSettings]) -> None:
+    """Refuses feeds whose views would have the name of another view or of a table of silver."""
+    views: dict[str, str] = {}
+    for feed in feeds:
+        for view in (feed.name, f"{feed.name}_changes"):
+            if view in views:
+                raise ValueError(f"feeds: {views[view]!r} and {feed.name!r} would both have a view {view}; rename one")
+            if view in SILVER_NAMES:
+                raise ValueError(f"feeds: {feed.name!r}: silver has a table {view} itself; rename the feed")
+            views[view] = feed.name
+
+
+def _columns_of(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
+    """Returns the columns of all feeds by their first occurrence.
+
+    Raises:
+        ValueError: Two feeds declare a column with different types; the text names both.
+    """
+    found: dict[str, tuple[Column, str]] = {}
+    for settings in feeds:
+        for column in settings.made().table_columns():
+            known, owner = found.setdefault(fold_case(column.name), (column, settings.name))
+            if known != column:
+                raise ValueError(
+                    f"feeds: column {column.name!r} is {column.sql} in feed {settings.name!r}, but {known.name!r} is "
+                    f"{known.sql} in feed {owner!r}; give it the same name and type, or another name"
+                )
+    return tuple(column for column, _ in found.values())
 
 
 def _wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:

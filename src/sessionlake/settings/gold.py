@@ -12,8 +12,8 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from sessionlake.protocol.columns import repeated_names
 from sessionlake.protocol.names import check_columns
-from sessionlake.settings.capture import Duration, Section
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
+from sessionlake.settings.section import Duration, Section
 
 BATCH_BYTES = ByteSize(256 << 20)
 _NUMBER_KEYS = ("topic", "session_id", "row_id", "metric")

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 
-from sessionlake.settings.capture import Duration, Regex, Section
+from sessionlake.settings.section import Duration, Regex, Section
 
 
 class SourceKind(StrEnum):

@@ -27,16 +27,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from sessionlake.errors import ConfigError
 from sessionlake.protocol.columns import repeated_names
-from sessionlake.settings.capture import (
-    CaptureSettings,
-    Duration,
-    Integrity,
-    OnViolation,
-    PayloadSettings,
-    Section,
-    TopicRule,
-    milliseconds,
-)
+from sessionlake.settings.capture import CaptureSettings, PayloadSettings, TopicRule
 from sessionlake.settings.file import (
     SCOPE_VARIABLE,
     TARGET_VARIABLE,
@@ -56,6 +47,7 @@ from sessionlake.settings.kafka import (
 )
 from sessionlake.settings.processors import ProcessorSettings, with_product_processors
 from sessionlake.settings.references import EnrichedSettings, JoinSettings, ReferenceSettings
+from sessionlake.settings.section import Duration, Section
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -63,14 +55,11 @@ __all__ = [
     "ENV_PREFIX",
     "BronzeSettings",
     "CaptureSettings",
-    "Duration",
     "GoldSettings",
-    "Integrity",
     "KafkaSecurity",
     "KafkaSettings",
     "MaintainSettings",
     "OnTopicChange",
-    "OnViolation",
     "PayloadSettings",
     "ProcessorSettings",
     "PublishSettings",
@@ -80,7 +69,6 @@ __all__ = [
     "SilverSettings",
     "TopicRule",
     "load_settings",
-    "milliseconds",
 ]
 
 ENV_PREFIX = "SESSIONLAKE_"

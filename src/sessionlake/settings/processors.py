@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from sessionlake.protocol.columns import repeated_names
-from sessionlake.settings.capture import Duration, OnViolation, Regex, Section
 from sessionlake.settings.gold import SOURCE, GoldSettings, ProductSettings
+from sessionlake.settings.section import Duration, OnViolation, Regex, Section
 
 
 class ProcessorSettings(Section):

@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from sessionlake.protocol.names import check_columns
-from sessionlake.settings.capture import Duration, Section
+from sessionlake.settings.section import Duration, Section
 
 _RESERVED_COLUMNS = ("valid_from", "valid_to", "_taken_by", "_gone_by")
 _NAME = r"^[a-z][a-z0-9_]{0,62}$"

@@ -29,7 +29,8 @@ from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import milliseconds
 from sessionlake.silver.decisions import binding_decisions, ledger_decisions
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report

@@ -26,7 +26,8 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.retained import read_head
-from sessionlake.settings.model import Integrity, Settings
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import Integrity
 from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.generations import Generations
 

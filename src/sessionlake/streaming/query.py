@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.settings.model import milliseconds
+from sessionlake.settings.section import milliseconds
 from sessionlake.spark.callbacks import callback_thread_closer
 from sessionlake.streaming.checkpoint import last_committed
 from sessionlake.streaming.errors import explain

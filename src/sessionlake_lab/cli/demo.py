@@ -27,7 +27,8 @@ from sessionlake.local.home import require_home
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.protocol.payload import PayloadFormat
-from sessionlake.settings.model import DEFAULT_FILE, Integrity, OnViolation, PayloadSettings, Settings
+from sessionlake.settings.model import DEFAULT_FILE, PayloadSettings, Settings
+from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.spark.session import spark_session, stop_spark
 from sessionlake.streaming.errors import explain_errors
 from sessionlake_lab.cli.demo_late import LatePoints, send_late_points

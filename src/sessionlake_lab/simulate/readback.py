@@ -12,7 +12,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from sessionlake.errors import BrokerError
 from sessionlake.kafka.clients import consumer_config, require_broker
 from sessionlake.protocol.silence import Silence
-from sessionlake.settings.model import Settings, TopicRule, milliseconds
+from sessionlake.settings.model import Settings, TopicRule
+from sessionlake.settings.section import milliseconds
 from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
 
 if TYPE_CHECKING:

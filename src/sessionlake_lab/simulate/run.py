@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import MachineError, UsageError
 from sessionlake.protocol.payload import PayloadFormat
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import milliseconds
 from sessionlake_lab.simulate.generate import generate
 from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
 

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.protocol.arrow import contiguous, dictionary_codes
 from sessionlake.protocol.types import Int64s
-from sessionlake.settings.capture import CaptureSettings, Integrity
+from sessionlake.settings.capture import CaptureSettings
+from sessionlake.settings.section import Integrity
 
 LIFE = "order:life"
 """Column of a change: under `once` the first offset of its session's life, `NO_LIFE` in other classes."""

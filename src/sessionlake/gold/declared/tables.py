@@ -32,8 +32,9 @@ from sessionlake.settings.gold import (
     ProductSettings,
     missing_for_append,
 )
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
 from sessionlake.settings.named_code import NamedCodeError, load_named_code
+from sessionlake.settings.section import milliseconds
 
 _SUM, _COUNT, _SQUARES, _BUCKETS, _REGISTERS = map(internal, ("sum", "count", "squares", "buckets", "registers"))
 _AGGREGATES: dict[AggregateKind, Aggregate | Derived] = {

@@ -34,7 +34,7 @@ from sessionlake.gold.rules.tree import (
     Window,
     leaves,
 )
-from sessionlake.settings.capture import Duration, milliseconds
+from sessionlake.settings.section import Duration, milliseconds
 
 MAX_DEPTH = 32
 MAX_WINDOW_MINUTES = 366 * 24 * 60

@@ -21,7 +21,7 @@ from sessionlake.gold.rules.tree import (
     leaves,
     windows,
 )
-from sessionlake.settings.capture import Section
+from sessionlake.settings.section import Section
 
 SERIES_KEY = ("topic", "session_id", "row_id")
 """Columns that identify one row of a session's table. A rule without `by` is evaluated for each such row."""

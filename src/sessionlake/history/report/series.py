@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import AVERAGES, METRICS_1M, PROGRESS, REST
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import Row
-from sessionlake.settings.model import milliseconds
+from sessionlake.settings.section import milliseconds
 
 # The number of series on the page, and the most sessions that are searched for them.
 _SHOWN = 4

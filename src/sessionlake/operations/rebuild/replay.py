@@ -40,7 +40,8 @@ from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.settings.model import Integrity, Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import Integrity, milliseconds
 from sessionlake.silver.decisions import binding_decisions
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
 from sessionlake.silver.fold.shard import SilverFold

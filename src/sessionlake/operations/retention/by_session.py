@@ -17,7 +17,7 @@ from sessionlake.integrity.rules import RuleBook
 from sessionlake.ledger.retained import limits_frame
 from sessionlake.operations.retention.rules import as_limits
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.settings.model import Integrity
+from sessionlake.settings.section import Integrity
 from sessionlake.silver.merge.kept_cuts import kept_cuts_frame
 
 if TYPE_CHECKING:

@@ -60,7 +60,8 @@ from sessionlake.operations.retention import by_session, rules
 from sessionlake.operations.retention.ledger import cut_ledger
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.settings.model import Settings, milliseconds
+from sessionlake.settings.model import Settings
+from sessionlake.settings.section import milliseconds
 from sessionlake.silver.stream_times import stored_times
 from sessionlake.spark.frames import as_frame
 from sessionlake.streaming.checkpoint import reads_initial_snapshot
