@@ -49,7 +49,7 @@ _HOW = {
 }  # fmt: skip
 """The allowed values of `from`, by type."""
 _MICROSECONDS = {
-    "epoch_s": Decimal(1_000_000),
+    "epoch_s": Decimal(10**6),
     "epoch_ms": Decimal(1000),
     "epoch_us": Decimal(1),
     "epoch_ns": Decimal("0.001"),
