@@ -34,7 +34,7 @@ def test_a_batch_that_is_made_once_more_finds_what_was_before_it(batches: list[d
     """A batch is how many messages each topic-partition has in it, or none, where it was silent."""
     times, ends = StreamTimeNotes(), dict.fromkeys(NAMES, NOTHING)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_times, "_RECENT", recent)
+        patch.setattr(stream_times, "_MAX_RECENT_NOTES", recent)
         for batch in batches:
             before = dict(ends)
             for name, count in batch.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 from sessionlake.feeds.paths import Path
 from sessionlake.feeds.values import FeedColumn
+from sessionlake.protocol.columns import Column, column_of_feed
 
 
 class Kind(StrEnum):
@@ -232,3 +233,7 @@ class Feed:
     check: Check | None = None
     needs_digits: bool = field(default=False)
     """True if a column is `from: digits`. JSON numbers are then read with their digits, as `Digits`."""
+
+    def table_columns(self) -> tuple[Column, ...]:
+        """Returns the declared columns as silver's tables store them."""
+        return tuple(column_of_feed(column.name, column.sql) for column in self.columns.values())

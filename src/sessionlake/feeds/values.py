@@ -49,7 +49,7 @@ _HOW = {
 }  # fmt: skip
 """The allowed values of `from`, by type."""
 _MICROSECONDS = {
-    "epoch_s": Decimal(1_000_000),
+    "epoch_s": Decimal(10**6),
     "epoch_ms": Decimal(1000),
     "epoch_us": Decimal(1),
     "epoch_ns": Decimal("0.001"),
@@ -88,6 +88,10 @@ class FeedColumn:
     convert: Convert
     constant: Convert
 
+    def __reduce__(self) -> tuple[Callable[..., FeedColumn], tuple[str, str, str | None]]:
+        """Pickles the declaration, from which the functions are made again."""
+        return feed_column, (self.name, self.sql, self.how)
+
 
 def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
     """Parses a column's declaration. The type may be in any case, and an alias such as `long`.
@@ -113,6 +117,7 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
             f"column {name!r}: JSON has no bytes; say how they are written, {{type: binary, from: base64}}"
         )
     convert = _converter(base, how, precision, scale)
+    normal = f"decimal({precision},{scale})" if base == "decimal" else normal
     return FeedColumn(name, normal, how, convert, _of_constant(base, precision, scale))
 
 

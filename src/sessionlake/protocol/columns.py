@@ -1,4 +1,4 @@
-"""Declared columns: each has a name and a scalar Spark SQL type that JSON values map to exactly."""
+"""Declared columns: each has a name and a Spark SQL type to which the values in messages are converted exactly."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ class JsonType(Enum):
     INTEGER = "an integer in range"
     NUMBER = "a number"
     STRING = "a string"
+    FEED = "what the feed of the topic reads"
+    """The types that only feeds read: decimal, date, timestamp, timestamp_ntz, binary and arrays."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +85,51 @@ def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
     return tuple(_parse_column(name, sql) for name, sql in columns.items())
 
 
-def _parse_column(name: str, sql_type: str) -> Column:
+def _parse_column(name: str, sql_type: str, *, is_of_feed: bool = False) -> Column:
     normal = sql_type.strip().lower()
     normal = TYPE_ALIASES.get(normal, normal)
     if normal not in _TYPES:
         raise ValueError(f"column {name!r}: type {sql_type!r} is not one of {', '.join(_TYPES)}")
-    if name == ID and normal != "string":
+    if name == ID and normal != "string" and not is_of_feed:
         raise ValueError(
             f"column {ID!r}: type {sql_type!r}, but the field {ID!r} of the messages is a text that identifies a row. "
             "Declare it as string, or leave it out: every table has this text in the column row_id"
         )
     kind, arrow, bits = _TYPES[normal]
     return Column(name, normal, kind, arrow, bits)
+
+
+_FEED_TYPES: dict[str, pa.DataType] = {
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "binary": pa.binary(),
+}
+
+
+def column_of_feed(name: str, sql: str) -> Column:
+    """Returns a column that a feed declares.
+
+    Args:
+        name: The column's name.
+        sql: The column's Spark SQL type in its normal form, as `feeds.values.FeedColumn.sql`. A `variant` is stored as
+            JSON text, so its column is a `string`.
+    """
+    sql = "string" if sql == "variant" else sql.replace("array<variant>", "array<string>")
+    if sql in _TYPES:
+        return _parse_column(name, sql, is_of_feed=True)
+    return Column(name, sql, JsonType.FEED, _arrow_type(sql))
+
+
+def _arrow_type(sql: str) -> pa.DataType:
+    if sql in _TYPES:
+        return _TYPES[sql][1]
+    if sql.startswith("array<"):
+        return pa.list_(_arrow_type(sql.removeprefix("array<").removesuffix(">")))
+    if sql.startswith("decimal("):
+        precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
+        return pa.decimal128(precision, scale)
+    return _FEED_TYPES[sql]
 
 
 def find_repeated_names(names: Iterable[str]) -> list[str]:

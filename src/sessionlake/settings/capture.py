@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -15,9 +16,16 @@ from pydantic import (
 )
 
 from sessionlake.protocol.columns import Column, parse_columns
+from sessionlake.protocol.names import fold_case
 from sessionlake.protocol.payload import PayloadFormat
+from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, Section
 
+SILVER_NAMES = frozenset(
+    {"session_changes", "session_progress", "session_cuts", "quarantine", "integrity_events", "session_rows"}
+    | {"sessions", "session_snapshots", "session_snapshot_index", "processor_errors"}
+)
+"""Names in the schema `silver` that no view of a feed may have."""
 DEFAULT_COLUMNS = {"price": "double", "qty": "bigint", "status": "string"}
 
 
@@ -73,7 +81,9 @@ class CaptureSettings(Section):
     """How the values of messages are encoded."""
     payload: PayloadSettings = PayloadSettings()
     columns: dict[str, str] = Field(default_factory=DEFAULT_COLUMNS.copy)
-    """The columns of a row and their Spark SQL types."""
+    """The columns of a row and their Spark SQL types. Leave it out beside `feeds`, which declare columns themselves."""
+    feeds: tuple[FeedSettings, ...] = ()
+    """How messages of other forms are read. Empty: all messages have the form of sessionlake."""
     integrity: Integrity = Integrity.STRICT
     """The integrity class by which sessions are judged."""
     on_violation: OnViolation = OnViolation.FAIL
@@ -113,10 +123,48 @@ class CaptureSettings(Section):
             raise ValueError(f"payload: {wrong}")
         return self
 
+    @model_validator(mode="after")
+    def _feeds_fit_together(self) -> Self:
+        if self.feeds and "columns" in self.model_fields_set:
+            raise ValueError("columns: beside capture.feeds, each feed declares its columns; remove capture.columns")
+        _refuse_names(self.feeds)
+        _columns_of(self.feeds)
+        return self
+
     @property
     def declared(self) -> tuple[Column, ...]:
-        """The declared columns with parsed types, in the order of the configuration."""
-        return parse_columns(self.columns)
+        """The declared columns with parsed types, in the order of the configuration. They are those of all feeds."""
+        return _columns_of(self.feeds) if self.feeds else parse_columns(self.columns)
+
+
+def _refuse_names(feeds: Sequence[FeedSettings]) -> None:
+    """Refuses feeds whose views would have the name of another view or of a table of silver."""
+    views: dict[str, str] = {}
+    for feed in feeds:
+        for view in (feed.name, f"{feed.name}_changes"):
+            if view in views:
+                raise ValueError(f"feeds: {views[view]!r} and {feed.name!r} would both have a view {view}; rename one")
+            if view in SILVER_NAMES:
+                raise ValueError(f"feeds: {feed.name!r}: silver has a table {view} itself; rename the feed")
+            views[view] = feed.name
+
+
+def _columns_of(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
+    """Returns the columns of all feeds by their first occurrence.
+
+    Raises:
+        ValueError: Two feeds declare a column with different types; the text names both.
+    """
+    found: dict[str, tuple[Column, str]] = {}
+    for settings in feeds:
+        for column in settings.made().table_columns():
+            known, owner = found.setdefault(fold_case(column.name), (column, settings.name))
+            if known != column:
+                raise ValueError(
+                    f"feeds: column {column.name!r} is {column.sql} in feed {settings.name!r}, but {known.name!r} is "
+                    f"{known.sql} in feed {owner!r}; give it the same name and type, or another name"
+                )
+    return tuple(column for column, _ in found.values())
 
 
 def _wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:

@@ -1,0 +1,201 @@
+"""The settings inside a feed: columns, times, orders, rules and rows. `settings.feeds` has the feed itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from sessionlake.feeds.feed import (
+    Kind,
+    Order,
+    Ordering,
+    Presence,
+    Time,
+)
+from sessionlake.feeds.paths import Path, PathError, parse_path
+from sessionlake.settings.section import Section
+
+_UNITS = {"s": "epoch_s", "ms": "epoch_ms", "us": "epoch_us", "ns": "epoch_ns"}
+Scalar = str | bool | int | float | None
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str):
+        raise PathError(f"a path is a text, found {value!r}")
+    return parse_path(value)
+
+
+def _paths(value: object) -> tuple[Path, ...]:
+    return tuple(_path(one) for one in (value if isinstance(value, list | tuple) else [value]))
+
+
+PathText = Annotated[Any, BeforeValidator(_path), PlainSerializer(lambda path: path and path.text)]
+"""A path to a value in a message, written as text."""
+PathTexts = Annotated[
+    Any, BeforeValidator(_paths), PlainSerializer(lambda paths: paths and [path.text for path in paths])
+]
+"""One or several paths to values in a message, written as a text or a list of texts."""
+
+
+class ColumnSettings(Section):
+    """A column whose JSON values need a hint to be read, such as numbers that are written as texts.
+
+    `type` is the Spark SQL type, and `from` says how the value is written.
+    """
+
+    type: str
+    """The Spark SQL type."""
+    from_: str | None = Field(None, alias="from")
+    """How values are written: `text`, `base64`, `iso`, `digits`, `days`, or `epoch_` and a unit: s, ms, us or ns."""
+
+
+class TimeSettings(Section):
+    """Where a message has its event time, and how it is written. A number counts milliseconds by default.
+
+    `else: kafka.timestamp` uses the Kafka timestamp for messages without a value at `path`.
+    """
+
+    path: PathText
+    """Path to the event time."""
+    unit: Literal["s", "ms", "us", "ns"] = "ms"
+    """Unit of a number since 1970."""
+    from_: Literal["text", "iso"] | None = Field(None, alias="from")
+    """`iso` for an ISO 8601 text, `text` for a number that is written as text."""
+    else_: Literal["kafka.timestamp"] | None = Field(None, alias="else")
+    """The time of messages that have none at the path. Default: they go to quarantine."""
+
+    def made(self) -> Time:
+        """Converts the settings to the form that the package `feeds` uses."""
+        how = "iso" if self.from_ == "iso" else _UNITS[self.unit]
+        return Time(self.path, how, from_text=self.from_ == "text", or_kafka=self.else_ is not None)
+
+
+class OrderSettings(Section):
+    """Where a message has its seq, the number that orders a session's messages.
+
+    Without further keys, the seq must rise by one with each message. At most one of these keys changes that:
+
+    - `after`: path to the seq of the previous message
+    - `first`: path to the first seq, if a message covers several
+    - `rising`: the seq rises by any amount
+    - `modulo`: the seq starts again at 0 after `modulo - 1`
+
+    `chain` is the path to the name of the counter, if it is not the session's.
+    """
+
+    seq: PathText
+    """Path to the seq."""
+    after: PathText | None = None
+    """Path to the seq of the previous message."""
+    first: PathText | None = None
+    """Path to the first seq of a message that covers several."""
+    rising: bool = False
+    """True if the seq may rise by any amount."""
+    chain: PathText | None = None
+    """Path to the name of the counter, if it is not the session's."""
+    modulo: int | None = Field(None, ge=4)
+    """The number at which the counter starts again at 0."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        given = [name for name in ("after", "first", "rising", "modulo") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"an order has one of after, first, rising and modulo, found {' and '.join(given)}")
+        return self
+
+    def made(self) -> Order:
+        """Converts the settings to the form that the package `feeds` uses."""
+        forms = {Ordering.LINK: self.after, Ordering.RANGE: self.first, Ordering.RISING: self.rising or None}
+        kind = next((kind for kind, given in forms.items() if given), Ordering.STEP)
+        return Order(kind, self.seq, self.after or self.first, self.chain, self.modulo)
+
+
+class SplitSettings(Section):
+    """A path to the elements of a message that are each read like a message."""
+
+    each: PathText
+    """Path to the parts."""
+
+
+class RowsSettings(Section):
+    """Where a message has rows, and how they are read.
+
+    `each` is the path to several rows, `at` the path to one; without both, the message itself is the row. `row` has a
+    path for each column. `delete` has the values of columns that mark a deleted row, or true if all rows are deleted.
+    `absent` says whether a column that a row lacks keeps its value or becomes null.
+    """
+
+    each: PathText | None = None
+    """Path to several rows."""
+    at: PathText | None = None
+    """Path to one row."""
+    row: dict[str, PathText] | Literal["all", "key"]
+    """A path for each column; `all`: every column by its own name; `key`: the key columns by their own names."""
+    delete: Literal[True] | dict[str, Scalar] | None = None
+    """True if the rows are deleted; or values of columns that mark a deleted row."""
+    absent: Literal["keep", "null"] | None = None
+    """What happens to a column that a row lacks. Default: `null` in snapshots, `keep` in updates."""
+    expect: Presence | None = None
+    """Whether the table must have the row before the change."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.each is not None and self.at is not None:
+            raise ValueError("rows have each or at, not both")
+        if self.each is not None and not self.each.gives_elements:
+            raise ValueError(f"each: {self.each.text!r} gives one value: end it with [*], or write at")
+        if self.at is not None and self.at.gives_elements:
+            raise ValueError(f"at: {self.at.text!r} gives several values: write each")
+        return self
+
+
+class RuleSettings(Section):
+    """How one kind of message is read: `when` selects the messages, and `is` says what they are."""
+
+    when: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
+    """Conditions: a path with a value, a list of values, `present` or `absent`; or `body` with a type."""
+    is_: Kind = Field(alias="is")
+    """What the message is."""
+    restart: bool = False
+    """True if the order starts again at this snapshot, whatever its last seq was."""
+    session: PathTexts | None = None
+    """Overrides `session` of the feed."""
+    time: TimeSettings | None = None
+    """Overrides `time` of the feed."""
+    order: OrderSettings | Literal["arrival"] | None = None
+    """Overrides `order` of the feed."""
+    split: SplitSettings | None = None
+    """Reads the message part by part, as if each part were a message."""
+    scope: dict[str, PathText] = Field(default_factory=dict)
+    """Values of columns: a snapshot replaces only the rows that have them."""
+    rows: tuple[RowsSettings, ...] = ()
+    """Where the rows are in the message."""
+
+
+class KeepSettings(Section):
+    """Limits a session's table to the best rows of each group. A message that adds more rows deletes the others.
+
+    `per` has the columns that form a group. `best` is the column that orders its rows, ascending except in groups with
+    a value in `descending`. `rows` is the number of rows that stay in each group.
+    """
+
+    per: tuple[str, ...] = ()
+    """Columns whose values form a group."""
+    best: str
+    """Column by which the rows of a group are sorted, ascending."""
+    descending: tuple[str, ...] = ()
+    """Values of the columns `per` whose groups are sorted in descending order."""
+    rows: int = Field(ge=1, le=100_000)
+    """Number of rows that stay in each group."""
+
+
+class CheckSettings(Section):
+    """The path to a checksum in messages, and the function `with` that compares it with a session's rows."""
+
+    checksum: PathText
+    """Path to the checksum. A message without one is not checked."""
+    with_: str = Field(alias="with")
+    """The function `module:function` that compares it with the rows."""
+    rows: int = Field(10, ge=1, le=100_000)
+    """Number of rows of each group that the function receives."""

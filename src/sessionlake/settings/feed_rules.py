@@ -1,0 +1,172 @@
+"""Converts the rules of a feed to the form that the package `feeds` uses, and checks that their parts fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from sessionlake.feeds.feed import Body, Condition, Kind, Order, Ordering, Presence, Rows, Rule
+from sessionlake.feeds.paths import Constant, Each, Path, parse_path
+from sessionlake.feeds.values import FeedColumn, typed_constant
+from sessionlake.settings.feed_parts import OrderSettings, RowsSettings, RuleSettings, Scalar, TimeSettings
+
+
+@dataclass(frozen=True)
+class FeedDefaults:
+    """Settings of a feed that apply to rules without their own.
+
+    Attributes:
+        session: Paths of the texts that form the session id.
+        time: Where the event time is; None if it is the Kafka timestamp.
+        order: Where the seq is.
+        rescue: True if undeclared fields are stored; None if only `row: all` stores them.
+    """
+
+    session: tuple[Path, ...]
+    time: TimeSettings | None
+    order: OrderSettings | str
+    rescue: bool | None
+
+
+def convert_rule(
+    number: int,
+    rule: RuleSettings,
+    feed: FeedDefaults,
+    columns: Mapping[str, FeedColumn],
+    key: tuple[FeedColumn, ...],
+) -> Rule:
+    """Converts a rule.
+
+    Args:
+        number: Number of the rule in its feed, from 1.
+        rule: The settings of the rule.
+        feed: Settings of the feed for rules without their own.
+        columns: The feed's columns by name.
+        key: The feed's key columns.
+
+    Raises:
+        ValueError: The settings do not fit together. The text names the rule and the key.
+    """
+    where = f"messages: rule {number}"
+    if rule.rows and rule.is_ not in {Kind.SNAPSHOT, Kind.UPDATE}:
+        raise ValueError(f"{where}: a message that is {rule.is_} has no rows")
+    if (rule.restart or rule.scope) and rule.is_ is not Kind.SNAPSHOT:
+        raise ValueError(f"{where}: restart and scope are of a snapshot, this rule is {rule.is_}")
+    if rule.split is not None and not rule.split.each.gives_elements:
+        raise ValueError(f"{where}: split: {rule.split.each.text!r} gives one value: end it with [*]")
+    if rule.split is None and rule.is_ is not Kind.IGNORE:
+        time, order = rule.time or feed.time, rule.order or feed.order
+        _refuse_elements(rule.session or feed.session, f"{where}: session")
+        _refuse_elements([time.path] if time else [], f"{where}: time")
+        if isinstance(order, OrderSettings):
+            _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
+    if rule.split is None:
+        _refuse_elements([one.path for one in map(_when, rule.when.items()) if one.path], f"{where}: when")
+    return Rule(
+        number=number,
+        kind=rule.is_,
+        when=tuple(map(_when, rule.when.items())),
+        restart=rule.restart,
+        session=rule.session,
+        time=rule.time.made() if rule.time else None,
+        order=convert_order(rule.order),
+        split=rule.split.each if rule.split else None,
+        scope=tuple((known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()),
+        rows=tuple(_rows(part, rule, feed, columns, key, where) for part in rule.rows),
+    )
+
+
+def _when(item: tuple[str, Any]) -> Condition:
+    name, wanted = item
+    values = tuple(map(exact_value, wanted if isinstance(wanted, list) else [wanted]))
+    if name == "body":
+        return Condition(None, tuple(Body(value) for value in values))
+    if wanted in {Presence.PRESENT.value, Presence.ABSENT.value} if isinstance(wanted, str) else False:
+        return Condition(parse_path(name), Presence(wanted))
+    return Condition(parse_path(name), values)
+
+
+def exact_value(value: Scalar) -> Any:
+    """Returns a configured value in the type that values of messages have. A float becomes a decimal."""
+    return Decimal(repr(value)) if isinstance(value, float) else value
+
+
+def _rows(
+    part: RowsSettings,
+    rule: RuleSettings,
+    feed: FeedDefaults,
+    columns: Mapping[str, FeedColumn],
+    key: tuple[FeedColumn, ...],
+    where: str,
+) -> Rows:
+    where = f"{where}: rows"
+    by_name: tuple[FeedColumn, ...] = ()
+    values: tuple[tuple[FeedColumn, Path], ...] = ()
+    if isinstance(part.row, dict):
+        values = tuple(
+            (known_column(name, columns, where), _typed(path, columns[name])) for name, path in part.row.items()
+        )
+        lacking = [column.name for column in key if column.name not in part.row]
+        if lacking:
+            raise ValueError(f"{where}: row lacks the key's column {', '.join(lacking)}")
+    else:
+        by_name = tuple(columns.values()) if part.row == "all" else key
+    delete: bool | tuple[tuple[FeedColumn, Any], ...] = part.delete is True
+    if isinstance(part.delete, dict):
+        given = {column.name for column, _ in values} | {column.name for column in by_name}
+        if lacking := sorted(part.delete.keys() - given):
+            raise ValueError(f"{where}: delete looks at {', '.join(lacking)}, which row does not take")
+        delete = tuple((columns[name], _deleting(value, columns[name])) for name, value in part.delete.items())
+    absent = part.absent or ("null" if rule.is_ is Kind.SNAPSHOT else "keep")
+    rescue = part.row == "all" if feed.rescue is None else feed.rescue
+    return Rows(
+        source=part.each or part.at,
+        each=part.each is not None,
+        values=values,
+        by_name=by_name,
+        rescue=rescue and part.row == "all",
+        delete=delete,
+        absent_is_null=absent == "null",
+        expect=part.expect,
+    )
+
+
+def _typed(path: Path, column: FeedColumn) -> Path:
+    for one in path.alternatives:
+        if isinstance(one, Constant):
+            typed_constant(one, column)
+        elif one.entries or any(isinstance(step, Each) for step in one.steps):
+            raise ValueError(f"column {column.name!r}: {path.text!r} gives several values")
+    return path
+
+
+def _deleting(value: Scalar, column: FeedColumn) -> Any:
+    """Returns a value that marks a deleted row, in the type of its column."""
+    if value is None:
+        return None
+    text = ("true" if value else "false") if isinstance(value, bool) else str(value)
+    return typed_constant(Constant(text), column)
+
+
+def _refuse_elements(paths: Any, where: str) -> None:
+    for path in paths:
+        if path.needs_element:
+            raise ValueError(f"{where}: {path.text!r} begins at an element, but there is no split")
+        if path.gives_elements:
+            raise ValueError(f"{where}: {path.text!r} gives several values")
+
+
+def known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> FeedColumn:
+    """Returns the declared column of this name. Raises ValueError if there is none; `where` says where it is named."""
+    if name not in columns:
+        raise ValueError(f"{where}: there is no column {name!r}; declared are {', '.join(columns)}")
+    return columns[name]
+
+
+def convert_order(order: OrderSettings | str | None) -> Order | None:
+    """Converts the settings of an order; None stays None."""
+    if order is None or isinstance(order, str):
+        return None if order is None else Order(Ordering.ARRIVAL)
+    return order.made()
