@@ -19,7 +19,7 @@ from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
 from sessionlake.feeds.reader import KafkaRecord, feed_of
 from sessionlake.protocol.arrow import concatenate_ranges, contiguous, dictionary_codes
-from sessionlake.protocol.chunk import IGNORED, ChangeKind, change_fields, chunk_schema
+from sessionlake.protocol.chunk import IGNORED, ChangeKind, build_change_fields, chunk_schema
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.erased import is_erased
@@ -243,7 +243,7 @@ def _changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa
         *values,
         *flags,
     ]
-    struct = pa.StructArray.from_arrays(fields, fields=list(change_fields(columns)))
+    struct = pa.StructArray.from_arrays(fields, fields=list(build_change_fields(columns)))
     return pa.ListArray.from_arrays(pa.array(np.append(starts, total).astype(np.int32)), struct)
 
 

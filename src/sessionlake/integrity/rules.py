@@ -50,7 +50,7 @@ NEVER_EXPIRES = 1 << 60
 
 
 @dataclass
-class RuleBook:
+class RuleLookup:
     """Looks up a topic's rules: its feed's, then those of the first matching entry of `by_topic`, then the defaults.
 
     Attributes:
@@ -62,13 +62,13 @@ class RuleBook:
     snapshot_interval: int = 600_000
     _known: dict[str, Rules] = field(default_factory=dict)
 
-    def of(self, topic: str) -> Rules:
+    def find_rules(self, topic: str) -> Rules:
         """Returns the rules by which sessions of this topic are judged."""
         if topic not in self._known:
-            self._known[topic] = self._resolve(topic)
+            self._known[topic] = self._resolve_rules(topic)
         return self._known[topic]
 
-    def _resolve(self, topic: str) -> Rules:
+    def _resolve_rules(self, topic: str) -> Rules:
         capture = self.capture
         rule = next((rule for rule in capture.by_topic if re.fullmatch(rule.pattern, topic)), None)
         feed = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)
@@ -88,17 +88,17 @@ class RuleBook:
 
 
 @dataclass(frozen=True)
-class SeqOptional:
+class IsSeqOptional:
     """A function that says whether messages of a topic may lack a `seq`: only under class `none`. Picklable."""
 
     capture: CaptureSettings
 
     def __call__(self, topic: str) -> bool:
         """Returns True if messages of the topic may lack a `seq`."""
-        return RuleBook(self.capture).of(topic).integrity is Integrity.NONE
+        return RuleLookup(self.capture).find_rules(topic).integrity is Integrity.NONE
 
 
-def decode_rules(capture: CaptureSettings) -> DecodeRules:
+def build_decode_rules(capture: CaptureSettings) -> DecodeRules:
     """Returns the rules by which a Kafka value is accepted as a message, from the capture settings."""
     skew = milliseconds(capture.max_future_skew)
-    return DecodeRules(capture.declared, capture.max_message_bytes, skew, SeqOptional(capture))
+    return DecodeRules(capture.declared, capture.max_message_bytes, skew, IsSeqOptional(capture))
