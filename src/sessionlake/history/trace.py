@@ -28,7 +28,7 @@ from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
 from sessionlake.history.missing import why_absent, why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.entries import RECOVERED
 from sessionlake.ledger.progress import find_entry, has_read, last_merged_batch, offset_spans, search_windows
 from sessionlake.ledger.retained import beginnings, describe_beginning, read_heads
@@ -322,7 +322,7 @@ def _judgement(
     silver: BatchCommit,
 ) -> Judgement:
     topic, _ = place
-    integrity = RuleBook(settings.capture).of(topic).integrity
+    integrity = RuleLookup(settings.capture).find_rules(topic).integrity
     verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, found, integrity)
     if verdict is None:
         raise LakeError(
