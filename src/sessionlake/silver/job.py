@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -38,8 +38,8 @@ from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import Unpack, unpack_rows
 from sessionlake.silver.quarantine import add_raw_messages
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
-from sessionlake.spark.frames import Mapped, Rows
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.frames import Rows, UnappliedMap
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned, starting_options
 from sessionlake.streaming.folded import Folded, collect
@@ -140,7 +140,7 @@ def offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, 
     done = last_committed(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
-    return OffsetLog.load(spark, lake, layer, before)
+    return OffsetLog.load_from_ledger(spark, lake, layer, before)
 
 
 def packed_stream(
@@ -218,15 +218,17 @@ class _SilverBatch:
         txn = Txn(txn.app_id, self._first_batch + txn.version)
         frame.persist()
         try:
-            with interpreted(spark, when=self._was_small):
+            with without_code_generation(spark, enabled=self._was_small):
                 folded, written = collect(frame, SilverOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
             partitions = sum_counts(reports)
             self._refuse_violations(reports)
             ranges = offset_ranges(partitions)
-            self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
+            self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued(LAYER, partitions, self._log.last_offsets)
-            with committing(self._settings, LAYER, txn.version, config_hash(self._settings, SILVER), ranges):
+            with committing(
+                self._settings, LAYER, txn.version, hash_settings_of_layers(self._settings, SILVER), ranges
+            ):
                 outputs, rows = self._append(folded, reports, txn)
                 entry = LedgerEntry(
                     layer=LAYER,
@@ -236,17 +238,17 @@ class _SilverBatch:
                     offsets=ranges,
                     outputs=outputs,
                     **ledger_counts(partitions),
-                    config_hash=config_hash(self._settings),
+                    config_hash=hash_settings_of_layers(self._settings),
                     decisions=ledger_decisions(
                         (place for report in reports for place in report.decided), self._decided
                     ),
                 )
                 self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
                 self._times.advance(partitions, reports)
-                self._ledger.write(spark, entry)
+                self._ledger.write_entry(spark, entry)
         finally:
             frame.unpersist()
-        self._log.advance(ranges)
+        self._log.record_committed_ranges(ranges)
         self._was_small = entry.messages <= self._lake.limits.few_messages
         if self._on_batch:
             self._on_batch(entry, rows)
@@ -315,7 +317,7 @@ def rows_for_table(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
     if payloads is not None:
         return unpack_rows(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
-    return Mapped(frame, Unpack(txn.version), ddl)
+    return UnappliedMap(frame, Unpack(txn.version), ddl)
 
 
 def payload_ddl(settings: Settings, table: str) -> str:

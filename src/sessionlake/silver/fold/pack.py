@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.errors import note_place
+from sessionlake.errors import add_place_note
 from sessionlake.integrity.clock import Segments, TimesBefore, encode_segments, segments_of
 from sessionlake.integrity.stream_times import StreamTimes
 from sessionlake.protocol.arrow import dictionary_codes, milliseconds_of
@@ -85,7 +85,7 @@ class Packer:
         try:
             return self._packed(raw)
         except Exception as error:
-            note_place(error, _describe_block(raw))
+            add_place_note(error, _describe_block(raw))
             raise
 
     def _packed(self, raw: pa.Table) -> pa.RecordBatch:
