@@ -398,7 +398,7 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
     world.send("a", 0, 3)
     world.send("b", 0, 3)
     world.run(world.of("a"))
-    real, starts = bronze._source, []
+    real, starts = bronze._read_kafka_stream, []
 
     def created_meanwhile(*args: Any) -> Any:
         starts.append(args[2].starting_offsets)
@@ -408,7 +408,7 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
         return real(*args)
 
     world.send("b", 3, 1)
-    monkeypatch.setattr("sessionlake.bronze.job._source", created_meanwhile)
+    monkeypatch.setattr("sessionlake.bronze.job._read_kafka_stream", created_meanwhile)
     world.run(world.of("b", "late"))
     assert len(starts) > 1
     assert world.name("late") not in starts[0]

@@ -243,7 +243,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
     for shard in handover.stored_shards(settings):
         file = handover.active_folder(settings) / f"{shard}.state"
         state = ShardState.decode(file.read_bytes(), settings.capture.declared)
-        wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held)
+        wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held_messages)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
             topic, partition, session = split_session_key(key)
             if (topic, session.encode()) not in came:

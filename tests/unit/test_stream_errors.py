@@ -234,7 +234,7 @@ def test_what_packing_raises_says_whose_messages_they_were() -> None:
     lanes = [("b", 1, 9), ("a", 0, 3), ("a", 0, 5), ("c", 0, 0), ("c", 1, 2)]
     raw = pa.table(dict(zip(("topic", "partition", "offset"), map(list, zip(*lanes, strict=True)), strict=True)))
     with pytest.raises(KeyError) as raised:
-        Packer(None, 1).pack(raw)
+        Packer(None, 1).pack_block(raw)
     places = "topic a, partition 0, offsets 3 to 5; topic b, partition 1, offsets 9 to 9"
     assert parse_failure(raised.value).python_exception.places == (
         f"{places}; topic c, partition 0, offsets 0 to 0; 1 more",

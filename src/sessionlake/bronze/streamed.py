@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sessionlake.bronze.archive.source import SKIP
-from sessionlake.bronze.job import LAYER, bronze_ledger_entry, stored_ranges_after, versions_written_elsewhere
+from sessionlake.bronze.job import LAYER, build_ledger_entry, read_operations_table_versions, read_stored_ranges_after
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
@@ -182,7 +182,7 @@ class _Batch:
         from pyspark.sql import functions as F
 
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        other_versions = versions_written_elsewhere(spark, lake) if self._log is None else ()
+        other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
         if self._log is None:  # read once: forgetting a session requires that bronze has stopped
             self._log, self._forgotten = (
                 OffsetLog.load_from_ledger(spark, lake, LAYER, txn),
@@ -207,8 +207,8 @@ class _Batch:
         commit = lake.last_commit(spark, MESSAGES)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table already had the batch, and the source may give other messages now. So the table decides.
-            ranges = stored_ranges_after(spark, lake, log.last_offsets)
-        entry = bronze_ledger_entry(
+            ranges = read_stored_ranges_after(spark, lake, log.last_offsets)
+        entry = build_ledger_entry(
             self._settings,
             txn,
             ranges,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.bronze.compare import FIELDS, OFFSET, Comparison, compare
-from sessionlake.bronze.job import to_bronze_columns
+from sessionlake.bronze.job import convert_to_bronze_columns
 from sessionlake.bronze.overlap import Overlap, overlap
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import seen_topics
@@ -162,7 +162,7 @@ class _Sides:
         # Kafka's retention may remove messages during the read.
         frame = read_kafka_messages(self.spark, self.lake.settings, read, fail_on_loss=False)
         try:
-            return hashed(to_bronze_columns(frame, self.shifts)).toArrow()
+            return hashed(convert_to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
             raise BrokerError(
                 f"Kafka's messages could not be read: {parse_failure(error)}",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def declared_in(settings: Settings) -> Declared:
     """Returns the names of the declared columns that gold computes with: those of numbers, and those of texts."""
     columns = settings.capture.declared
-    numbers = tuple(column.name for column in columns if column.numeric)
+    numbers = tuple(column.name for column in columns if column.is_numeric)
     return Declared(numbers, tuple(column.name for column in columns if column.sql == "string"))
 
 

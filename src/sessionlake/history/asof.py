@@ -20,7 +20,7 @@ from sessionlake.delta.storage.far_times import ms_of, time_of, time_text
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import value_of
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.progress import read_last_merged_batch, read_last_offsets
 from sessionlake.ledger.retained import (
     PartitionStart,
@@ -202,7 +202,7 @@ class _AsOfQuery:
             ("partition", operator.eq, session.partition),
             ("session_id", operator.eq, session.session_id),
         ]
-        has_seqs = RuleBook(settings.capture).of(session.topic).integrity is not Integrity.NONE
+        has_seqs = RuleLookup(settings.capture).find_rules(session.topic).integrity is not Integrity.NONE
         self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_reached)
 
     def table(self) -> pa.Table:
@@ -320,7 +320,7 @@ class _AsOfQuery:
     def _noted_stream_time(self, judged: int) -> int:
         """Returns the stream time in ms that silver stored after it judged offset `judged`. Silences are included."""
         place = self._session.topic, self._session.partition
-        (time,), _ = stored_times(self._settings, SILVER).before([place], np.array([judged + 1]))
+        (time,), _ = stored_times(self._settings, SILVER).read_times_before([place], np.array([judged + 1]))
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property

@@ -28,7 +28,7 @@ from sessionlake.errors import LakeError, NotFoundError
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
 from sessionlake.history.missing import why_absent, why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.entries import RECOVERED
 from sessionlake.ledger.progress import (
     find_entry_of_message,
@@ -332,7 +332,7 @@ def _judgement(
     silver: BatchCommit,
 ) -> Judgement:
     topic, _ = place
-    integrity = RuleBook(settings.capture).of(topic).integrity
+    integrity = RuleLookup(settings.capture).find_rules(topic).integrity
     verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, found, integrity)
     if verdict is None:
         raise LakeError(

@@ -33,13 +33,13 @@ from sessionlake.settings.processors import ProductProcessor
 from sessionlake.silver.decisions import binding_decisions
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
-    first_violation,
-    ledger_counts,
-    offset_log,
-    offset_ranges,
-    packed_stream,
-    rows_for_table,
-    sum_counts,
+    build_packed_stream,
+    build_stop_error,
+    list_offset_ranges,
+    load_offset_log,
+    select_table_rows,
+    sum_ledger_counts,
+    sum_partition_counts,
 )
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued
 from sessionlake.spark.interpreted import without_code_generation
@@ -131,9 +131,9 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     if begin is not None:
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
-    log = offset_log(spark, lake, settings, config.layer, first_batch)
+    log = load_offset_log(spark, lake, settings, config.layer, first_batch)
     times = StreamTimesLog.open(spark, settings, config.layer, log.last_offsets)
-    stream = fold_shards(packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
+    stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
         stream, batch, trigger=config.trigger, once=once, txn=lambda query, number: Txn(query, first_batch + number)
@@ -217,12 +217,12 @@ class _ProcessorBatch:
             with without_code_generation(spark, enabled=self._few):
                 folded, written = collect(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
-            partitions = sum_counts([*reports])
-            if violation := first_violation([*reports]):
+            partitions = sum_partition_counts([*reports])
+            if violation := build_stop_error([*reports]):
                 note_stop(self._settings, violation.violation, config.layer)
                 raise violation
             refuse_failures(config.name, reports)
-            ranges = offset_ranges(partitions)
+            ranges = list_offset_ranges(partitions)
             self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
             require_continued(config.layer, partitions, self._log.last_offsets)
             with committing(self._settings, config.layer, txn.version, self._hash, ranges):
@@ -233,7 +233,7 @@ class _ProcessorBatch:
                     started_at=started,
                     offsets=ranges,
                     outputs=self._append(folded, reports, txn),
-                    **ledger_counts(partitions),
+                    **sum_ledger_counts(partitions),
                     config_hash=self._hash,
                 )
                 self._lake.storage.require_claims()  # another process may have taken the layer over
@@ -257,7 +257,7 @@ class _ProcessorBatch:
         ):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
-                append(spark, self._lake, table, rows_for_table(folded, kind, txn, row_ddl(kind, self._output)), txn)
+                append(spark, self._lake, table, select_table_rows(folded, kind, txn, row_ddl(kind, self._output)), txn)
                 commit = self._lake.last_commit(spark, table)
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):

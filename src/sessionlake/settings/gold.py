@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from sessionlake.protocol.columns import repeated_names
+from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
 from sessionlake.settings.section import Duration, Section
@@ -334,7 +334,7 @@ class GoldSettings(Section):
     @model_validator(mode="after")
     def _require_distinct_names(self) -> Self:
         tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
-        if repeated := repeated_names(table.removeprefix("gold.") for table in tables):
+        if repeated := find_repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}")
         return self
 

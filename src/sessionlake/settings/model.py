@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from sessionlake.errors import ConfigError
-from sessionlake.protocol.columns import repeated_names
+from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.capture import CaptureSettings, PayloadSettings, TopicRule
 from sessionlake.settings.file import (
     SCOPE_VARIABLE,
@@ -226,7 +226,7 @@ class Settings(BaseSettings):
             if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
                 raise ValueError(f"{own.name}: only processors with{'out' if own.key else ''} a key have {min(idle)}")
         for what in ("name", "output_table"):
-            if repeated := repeated_names(getattr(processor, what) for processor in value):
+            if repeated := find_repeated_names(getattr(processor, what) for processor in value):
                 called = "name" if what == "name" else "table"
                 raise ValueError(f"two processors have the {called} {', '.join(repeated)}")
         return value
@@ -239,7 +239,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_distinct_tables(self) -> Self:
-        if repeated := repeated_names(self.added_tables):
+        if repeated := find_repeated_names(self.added_tables):
             raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
         return self
 

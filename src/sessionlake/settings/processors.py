@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from sessionlake.protocol.columns import repeated_names
+from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.gold import SOURCE, GoldSettings, ProductSettings
 from sessionlake.settings.section import Duration, OnViolation, Regex, Section
 
@@ -96,9 +96,9 @@ def add_product_processors(
     """
     named = [own for own in processors if not isinstance(own, ProductProcessor)]
     every = [*named, *(_make_product_processor(one, gold.trigger) for one in gold.products if one.source is not None)]
-    if repeated := repeated_names(own.name for own in every):
+    if repeated := find_repeated_names(own.name for own in every):
         raise ValueError(f"a processor and a product of gold with a source have the name {', '.join(repeated)}")
-    if repeated := repeated_names(own.output_table for own in every):
+    if repeated := find_repeated_names(own.output_table for own in every):
         raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
     by_table = {own.output_table: own for own in every}
     sources = {own.output_table: [own.source] if own.key and own.source in by_table else [] for own in every}

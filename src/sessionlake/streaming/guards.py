@@ -23,7 +23,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError, LossError
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.retained import read_removed_rows_of_table
 from sessionlake.settings.model import Settings
@@ -80,9 +80,9 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     found = read_removed_rows_of_table(reader, CHANGES)
     if found is None:
         return
-    rules = RuleBook(settings.capture)
+    rules = RuleLookup(settings.capture)
     for (topic,) in sorted(reader.count_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
-        if rules.of(topic).integrity is Integrity.ONCE:
+        if rules.find_rules(topic).integrity is Integrity.ONCE:
             raise LakeError(
                 f"topic {topic} has class once, but {found.summary}",
                 why="Under class once, a session is computed from its first change on",

@@ -26,7 +26,7 @@ from sessionlake.gold.fold.outputs import (
 )
 from sessionlake.gold.fold.series import OF_SESSION
 from sessionlake.protocol.arrow import decode_dictionaries
-from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import Rows, UnappliedMap, to_spark_frame
 from sessionlake.streaming.folded import Folded, collect, split_reports
@@ -62,7 +62,7 @@ class BatchRows:
             return _merge_payloads(product, few, payloads)
         frame = self._payloads_on_cluster(product.name)
         if few.num_rows:
-            frame = frame.union(self.spark.createDataFrame([(write_ipc(encode_keys(product, few)),)], frame.schema))
+            frame = frame.union(self.spark.createDataFrame([(encode_ipc(encode_keys(product, few)),)], frame.schema))
         return UnappliedMap(frame, unpack, product.ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:

@@ -35,7 +35,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import rows_for_table, sum_counts
+from sessionlake.silver.job import select_table_rows, sum_partition_counts
 from sessionlake.silver.unread import unread_silences
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
@@ -184,7 +184,7 @@ class _Rebuild:
             publishing.prepare(settings, processor.layer, plan, states_by_shard(self._states))
             self.lake.storage.require_claims()
         self._publish(Journal.begin(settings, self._operation, plan))
-        behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
+        behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
     def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
@@ -211,10 +211,10 @@ class _Rebuild:
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
                     ddl = row_ddl(kind, self._loaded.loaded_processor.output)
-                    append(spark, self._staging, table, rows_for_table(part.folded, kind, txn, ddl), txn)
+                    append(spark, self._staging, table, select_table_rows(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states
-        self._partitions = sum_counts([ShardReport(partitions, {})])
+        self._partitions = sum_partition_counts([ShardReport(partitions, {})])
 
     def difference(self) -> Difference:
         """Compares the staging table with the live table."""

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
-from sessionlake.bronze.job import LAYER, bronze_ledger_entry, require_current_checkpoint, stored_ranges_after
+from sessionlake.bronze.job import LAYER, build_ledger_entry, read_stored_ranges_after, require_current_checkpoint
 from sessionlake.bronze.silences import silences_file
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.delta.commit import fence_off
@@ -177,7 +177,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) ->
 
 def has_unrecorded(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if the table has messages that the ledger lacks."""
-    return bool(stored_ranges_after(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets))
+    return bool(read_stored_ranges_after(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets))
 
 
 def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
@@ -187,7 +187,7 @@ def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Of
         OffsetHoleError: Offsets are missing in these ranges, or some are in the table twice.
     """
     log = OffsetLog.load_from_ledger(spark, lake, LAYER)
-    ranges = stored_ranges_after(spark, lake, log.last_offsets)
+    ranges = read_stored_ranges_after(spark, lake, log.last_offsets)
     if ranges:
         log.check_ranges(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     return ranges
@@ -200,7 +200,7 @@ def _record(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> in
         return 0
     version = lake.latest_version(spark, MESSAGES)
     entry = replace(
-        bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
+        build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
     )
     # A ledger that was emptied still rejects the transactions of its former entries, so this entry needs another id.
     Ledger(lake).write_entry(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.compare import OFFSET
 from sessionlake.bronze.gaps import explain_gaps
-from sessionlake.bronze.job import LAYER, Planned, bronze_ledger_entry, stored_ranges, to_bronze_columns
+from sessionlake.bronze.job import (
+    LAYER,
+    PlannedOffsets,
+    build_ledger_entry,
+    convert_to_bronze_columns,
+    read_stored_ranges,
+)
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.bronze.unreadable import is_unreadable
@@ -151,27 +157,29 @@ def _commit(
                 f"{before[1] - 1} cannot be read either",
                 fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
             ) from error
-        ranges = stored_ranges(spark, lake, {decided.place: before})
+        ranges = read_stored_ranges(spark, lake, {decided.place: before})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decided.place: [decided.run]}
     record_absent_offsets(
         spark, lake, skipped, of_decision, reason=AbsenceReason.SKIPPED, who=decided.who, why=decided.why
     )
-    entry = bronze_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
+    entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write_entry(spark, replace(entry, decisions=(decided.ledger_record,)))
     book.advance([OffsetRange(*decided.place, before[0], decided.last, 0)])
     return entry.messages
 
 
-def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: Planned, txn: Txn) -> None:
+def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: PlannedOffsets, txn: Txn) -> None:
     """Commits the planned messages of one topic-partition, in the same way as a batch of the stream."""
     settings, shifts = lake.settings, book.shifts
     ((place, (first, end)),) = planned.items()
     shift = shifts.get(place[0], 0)
     read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
     # A single file, because silver may read the files of a commit in any order.
-    rows = erase_forgotten_messages(to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))).coalesce(1)
+    rows = erase_forgotten_messages(
+        convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))
+    ).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
         book.admit([place[0]])
         if written.count() != end - first and not settings.kafka.allow_offset_gaps:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.expired import LIMIT
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.retained import read_limits_as_frame
 from sessionlake.operations.retention.rules import as_limits
 from sessionlake.protocol.arrow import SESSION
@@ -41,9 +41,9 @@ def change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """
     from pyspark.sql import functions as F
 
-    rule, kept = RuleBook(lake.settings.capture), _kept(spark, lake, batch)
+    rule, kept = RuleLookup(lake.settings.capture), _kept(spark, lake, batch)
     topics = [row["topic"] for row in kept.select("topic").distinct().collect()]
-    once = [topic for topic in topics if rule.of(topic).integrity is Integrity.ONCE]
+    once = [topic for topic in topics if rule.find_rules(topic).integrity is Integrity.ONCE]
     filled_late = lake.read(spark, PROGRESS).where("beneath").select(*SESSION)
     last = kept.where(~F.col("topic").isin(once)).groupBy(*SESSION).agg(F.max(_POSITION).alias(LIMIT))
     return _beyond_recorded(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))

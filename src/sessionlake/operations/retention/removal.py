@@ -352,7 +352,7 @@ class Retention:
         """Returns the stream time, including silences, at the end of what silver has read: `topic, partition, time`."""
         judged = read_last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
-        times, _ = stored_times(self._settings, SILVER).before(places, behind)
+        times, _ = stored_times(self._settings, SILVER).read_times_before(places, behind)
         known = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)
         return pa.Table.from_pylist([dict(zip(_TIMES.names, row, strict=True)) for row in known], _TIMES)
 
