@@ -234,7 +234,7 @@ class _SilverBatchWriter:
                     offsets=ranges,
                     outputs=outputs,
                     **sum_ledger_counts(partitions),
-                    hash_settings_of_layers=hash_settings_of_layers(self._settings),
+                    config_hash=hash_settings_of_layers(self._settings),
                     decisions=ledger_decisions(
                         (place for report in reports for place in report.decided), self._decided
                     ),
