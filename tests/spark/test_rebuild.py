@@ -126,7 +126,9 @@ def taken_in(spark: Any, settings: Settings) -> None:
     """Gold takes in what there is, and has what a recomputation makes of it."""
     gold.start(spark, settings, once=True).wait()
     looked_up = [table for table in tables_of(settings) if isinstance(table, EnrichedTable)]
-    assert [(one.table, one.first) for one in verify_gold(spark, settings, looked_up) if one.first] == []
+    assert [
+        (one.table, one.first_difference) for one in verify_gold(spark, settings, looked_up) if one.first_difference
+    ] == []
 
 
 @pytest.mark.soak

@@ -29,16 +29,16 @@ from sessionlake.delta.storage.offset_ranges import offsets_condition
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.kafka.clients import require_broker, spark_source_options
-from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
-from sessionlake.ledger.erasures import Erasure, erase_forgotten, read_receipts
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
+from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.silences import without_silences
-from sessionlake.ledger.topics import latest_generations, read_topics
+from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.silences import drop_silences
+from sessionlake.ledger.topics import read_topics, select_latest_generations
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
@@ -123,7 +123,7 @@ def _read_kafka_stream(
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
-    return erase_forgotten(convert_to_bronze_columns(stream, book.shifts), forgotten)
+    return erase_forgotten_messages(convert_to_bronze_columns(stream, book.shifts), forgotten)
 
 
 def convert_to_bronze_columns(messages: DataFrame, offset_shifts: Mapping[str, int]) -> DataFrame:
@@ -201,11 +201,11 @@ class _BronzeBatchWriter:
         planned = _read_planned_offsets(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
         other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
-        self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
+        self._log = self._log or OffsetLog.load_from_ledger(spark, lake, LAYER, txn)
         before = lake.latest_version(spark, MESSAGES)
         expected = sum(end - first for first, end in planned.values())
         with (
-            interpreted(spark, when=expected <= lake.limits.few_messages),
+            without_code_generation(spark, enabled=expected <= lake.limits.few_messages),
             stage_append(spark, lake, MESSAGES, self._load_rows_to_write(rows, expected), txn) as written,
         ):
             self._book.admit(topics)  # after the rows were read, and before any of them is in the table
@@ -214,11 +214,11 @@ class _BronzeBatchWriter:
         commit = lake.last_commit(spark, MESSAGES)
         is_first_write = commit.version == before + 1 and commit.rows == expected
         ranges = _list_planned_ranges(planned) if is_first_write else read_stored_ranges(spark, lake, planned)
-        self._log.check(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
+        self._log.check_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
         other_outputs = (*self._book.unrecorded_version(), *other_versions)
         entry = build_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=other_outputs)
-        self._ledger.write(spark, entry)
-        self._log.advance(ranges)
+        self._ledger.write_entry(spark, entry)
+        self._log.record_committed_ranges(ranges)
         # The silences come first: another thread that sees the new position must also see the time of its last message.
         self._silences.advance(ranges)
         self._book.advance(_list_planned_ranges(planned))  # offsets without a message count as read, too
@@ -271,15 +271,15 @@ def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settin
     recorded, batch = require_current_checkpoint(spark, lake, generation), generation.last_planned_batch
     if batch is None or recorded == batch:
         return batch is not None
-    shifts = {topic: row.offset_shift for topic, row in latest_generations(read_topics(spark, lake)).items()}
+    shifts = {topic: row.offset_shift for topic, row in select_latest_generations(read_topics(spark, lake)).items()}
     ranges = read_stored_ranges(spark, lake, _read_planned_offsets(generation, batch, shifts))
     if not ranges:
         return False
     txn = Txn(generation.app_id, batch)
-    log = OffsetLog.load(spark, lake, LAYER, txn)
-    log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
+    log = OffsetLog.load_from_ledger(spark, lake, LAYER, txn)
+    log.check_ranges(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.latest_version(spark, MESSAGES)
-    Ledger(lake).write(spark, build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)))
+    Ledger(lake).write_entry(spark, build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)))
     return True
 
 
@@ -289,7 +289,7 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
     Raises:
         LossError: The ledger has a batch that is later than every batch in the checkpoint.
     """
-    recorded = last_batch(lake.reader(spark), LAYER, generation.app_id)
+    recorded = read_last_batch(lake.reader(spark), LAYER, generation.app_id)
     if recorded is not None and recorded >= generation.next_batch:
         raise LossError(
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
@@ -347,7 +347,7 @@ def read_stored_ranges_after(
     known = spark.createDataFrame(
         [(*place, end) for place, end in last_offsets.items()], "topic string, partition int, end long"
     )
-    rows = without_silences(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
+    rows = drop_silences(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
     later = rows.where("end IS NULL OR offset > end").groupBy("topic", "partition")
     found = later.agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
     return tuple(OffsetRange(*row) for row in sorted(found))
@@ -396,5 +396,5 @@ def build_ledger_entry(
         outputs=(TableOutput(MESSAGES, table_version, messages), *other_outputs),
         messages=messages,
         applied=messages,
-        config_hash=config_hash(settings),
+        config_hash=hash_settings_of_layers(settings),
     )

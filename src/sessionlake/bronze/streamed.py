@@ -21,12 +21,12 @@ from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.erasures import Erasure, erase_forgotten, read_receipts
+from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import on_disk
+from sessionlake.spark.frames import store_on_disk
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
@@ -184,19 +184,22 @@ class _Batch:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
         other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
         if self._log is None:  # read once: forgetting a session requires that bronze has stopped
-            self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), read_receipts(lake.reader(spark))
+            self._log, self._forgotten = (
+                OffsetLog.load_from_ledger(spark, lake, LAYER, txn),
+                read_receipts(lake.reader(spark)),
+            )
         log = self._log
-        with on_disk(self._source.messages(rows, log.last_offsets)) as read:
+        with store_on_disk(self._source.messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _extents(sound)
             _refuse_repeated(sound, extents, log.last_offsets)
             ranges = _ranges(extents)
-            log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
+            log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
                 append(spark, lake, DAMAGED, _damaged_rows(damaged), txn)
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
-            messages = erase_forgotten(stored, self._forgotten)
+            messages = erase_forgotten_messages(stored, self._forgotten)
             before = lake.latest_version(spark, MESSAGES)
             # Silver may read the files of a commit in any order, so no topic-partition may be in two of them.
             cores = spark.sparkContext.defaultParallelism
@@ -214,8 +217,8 @@ class _Batch:
             source=self._source.name,
             other_outputs=other_versions,
         )
-        self._ledger.write(spark, entry)
-        log.advance(ranges)
+        self._ledger.write_entry(spark, entry)
+        log.record_committed_ranges(ranges)
         if self._on_batch:
             self._on_batch(entry)
 

@@ -21,8 +21,13 @@ from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import value_of
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.progress import last_merged_batch, last_offsets
-from sessionlake.ledger.retained import Beginning, beginnings, describe_beginning, last_removed_position
+from sessionlake.ledger.progress import read_last_merged_batch, read_last_offsets
+from sessionlake.ledger.retained import (
+    PartitionStart,
+    describe_partition_start,
+    read_last_removed_position,
+    read_partition_starts,
+)
 from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, NOT_COUNTED
@@ -231,7 +236,7 @@ class _AsOfQuery:
 
     def _merged_cuts(self) -> pa.Table:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
-        conditions = *self._session_conditions, ("_batch", operator.le, last_merged_batch(self._reader))
+        conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.table(CUTS, *conditions)
         return kept_cuts(self._reader.table, *conditions)
@@ -310,7 +315,7 @@ class _AsOfQuery:
         gone = self._beginnings.get(place)
         if gone is None or offset is None or offset >= gone.last_removed:
             return None
-        return f"{describe_beginning(place, gone)}, so stream time at offset {offset} is not known"
+        return f"{describe_partition_start(place, gone)}, so stream time at offset {offset} is not known"
 
     def _noted_stream_time(self, judged: int) -> int:
         """Returns the stream time in ms that silver stored after it judged offset `judged`. Silences are included."""
@@ -323,8 +328,8 @@ class _AsOfQuery:
         return read_silences(self._reader)
 
     @cached_property
-    def _beginnings(self) -> Mapping[TopicPartition, Beginning]:
-        return beginnings(self._reader)
+    def _beginnings(self) -> Mapping[TopicPartition, PartitionStart]:
+        return read_partition_starts(self._reader)
 
     # -- checks that the table at the moment is known
 
@@ -338,7 +343,7 @@ class _AsOfQuery:
             LakeError: Such changes are removed.
         """
         session = self._session
-        floor = last_removed_position(self._reader, session.topic, session.partition, session.session_id)
+        floor = read_last_removed_position(self._reader, session.topic, session.partition, session.session_id)
         if floor is None or (base is not None and base["position"][0].as_py() >= floor):
             return
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
@@ -352,7 +357,7 @@ class _AsOfQuery:
 
     def _refuse_later(self) -> None:
         session, moment = self._session, self._moment
-        judged = last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
+        judged = read_last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
         fix = f"Run `sessionlake session show {session.session_id}` for the table as it is now"
         if moment.offset is not None and moment.offset > judged:
             raise LakeError(

@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -38,8 +38,8 @@ from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
 from sessionlake.silver.quarantine import add_raw_messages
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
-from sessionlake.spark.frames import Mapped, Rows
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.frames import Rows, UnappliedMap
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned, starting_options
 from sessionlake.streaming.folded import Folded, collect
@@ -136,7 +136,7 @@ def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: 
     done = last_committed(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
-    return OffsetLog.load(spark, lake, layer, before)
+    return OffsetLog.load_from_ledger(spark, lake, layer, before)
 
 
 def build_packed_stream(
@@ -214,15 +214,17 @@ class _SilverBatchWriter:
         txn = Txn(txn.app_id, self._first_batch + txn.version)
         frame.persist()
         try:
-            with interpreted(spark, when=self._was_small):
+            with without_code_generation(spark, enabled=self._was_small):
                 folded, written = collect(frame, SilverOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [decode_report(report) for report in written]
             partitions = sum_partition_counts(reports)
             self._refuse_violations(reports)
             ranges = list_offset_ranges(partitions)
-            self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
+            self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued(LAYER, partitions, self._log.last_offsets)
-            with committing(self._settings, LAYER, txn.version, config_hash(self._settings, SILVER), ranges):
+            with committing(
+                self._settings, LAYER, txn.version, hash_settings_of_layers(self._settings, SILVER), ranges
+            ):
                 outputs, rows = self._append_rows(folded, reports, txn)
                 entry = LedgerEntry(
                     layer=LAYER,
@@ -232,17 +234,17 @@ class _SilverBatchWriter:
                     offsets=ranges,
                     outputs=outputs,
                     **sum_ledger_counts(partitions),
-                    config_hash=config_hash(self._settings),
+                    config_hash=hash_settings_of_layers(self._settings),
                     decisions=ledger_decisions(
                         (place for report in reports for place in report.decided), self._decided
                     ),
                 )
                 self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
                 self._times.advance(partitions, reports)
-                self._ledger.write(spark, entry)
+                self._ledger.write_entry(spark, entry)
         finally:
             frame.unpersist()
-        self._log.advance(ranges)
+        self._log.record_committed_ranges(ranges)
         self._was_small = entry.messages <= self._lake.limits.few_messages
         if self._on_batch:
             self._on_batch(entry, rows)
@@ -311,7 +313,7 @@ def select_table_rows(folded: Folded, kind: str, txn: Txn, columns_ddl: str) -> 
     if payloads is not None:
         return unpack_rows(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
-    return Mapped(frame, PayloadUnpacker(txn.version), columns_ddl)
+    return UnappliedMap(frame, PayloadUnpacker(txn.version), columns_ddl)
 
 
 def build_payload_ddl(settings: Settings, table: str) -> str:

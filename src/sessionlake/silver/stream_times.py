@@ -24,7 +24,7 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING, PartitionTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.integrity.stream_times import NOTES_SCHEMA, StreamTimeNotes
-from sessionlake.ledger.retained import beginnings, describe_beginning
+from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
 from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
@@ -173,11 +173,11 @@ def _times_from_bronze(
 
     if not ends:
         return {}
-    gone = {place: at for place, at in beginnings(lake.reader(spark)).items() if place in ends}
+    gone = {place: at for place, at in read_partition_starts(lake.reader(spark)).items() if place in ends}
     for place, at in gone.items():
         if at.last_removed > ends[place]:
             raise LakeError(
-                f"{describe_beginning(place, at)}: stream time up to offset {ends[place]} is not known any more",
+                f"{describe_partition_start(place, at)}: stream time up to offset {ends[place]} is not known any more",
                 why="The checkpoint is older than the tables",
                 fix="Restore the newer checkpoint",
             )

@@ -35,7 +35,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.retained import beginnings, describe_beginning
+from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -58,7 +58,7 @@ from sessionlake.silver.quarantine import join_raw_messages
 from sessionlake.silver.tables.net_changes import NetChanges, RefoldBySeq, net_ddl
 from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
-from sessionlake.spark.frames import as_frame, map_batches
+from sessionlake.spark.frames import map_batches, to_spark_frame
 from sessionlake.streaming.folded import Folded
 from sessionlake.streaming.restored_tables import refuse_restored
 
@@ -165,11 +165,11 @@ def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
     Raises:
         LakeError: Retention has removed messages.
     """
-    gone = sorted(beginnings(reader).items())
+    gone = sorted(read_partition_starts(reader).items())
     if gone:
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
-            f"{describe_beginning(*gone[0])}{more}",
+            f"{describe_partition_start(*gone[0])}{more}",
             why=f"So {what} cannot be built from what is left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
@@ -252,7 +252,7 @@ def _append(
             continue
         rows = select_table_rows(folded, kind, txn, build_payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
-            rows = join_raw_messages(source, as_frame(spark, rows), reports)
+            rows = join_raw_messages(source, to_spark_frame(spark, rows), reports)
         append(spark, staging, table, rows, txn)
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0: the latest commit is a compaction

@@ -15,9 +15,9 @@ from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condit
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.integrity.stream_times import StreamTimeNotes
-from sessionlake.ledger.entries import config_hash
+from sessionlake.ledger.entries import hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.silences import silences_in, without_silences
+from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -93,8 +93,8 @@ class Slices(Generic[R]):
             OffsetHoleError: Bronze lacks messages, or has some twice.
         """
         lake = Lake(settings)
-        log, times = OffsetLog.empty(spark, lake), StreamTimeNotes()
-        source, silences = without_silences(source), self._silences_to_read(silences_in(source))
+        log, times = OffsetLog.create_empty(spark, lake), StreamTimeNotes()
+        source, silences = drop_silences(source), self._silences_to_read(select_silences(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut(source)):
             in_slice = {
@@ -159,12 +159,12 @@ class Slices(Generic[R]):
                 f"{self.doing} with this configuration stops at {violation.violation_text}",
                 why="The messages were judged with other settings before. Nothing was changed",
                 fix="Use the former configuration (ops.ledger has the config_hash of each batch; the present one is "
-                f"{config_hash(settings)}), or set capture.on_violation to isolate or record",
+                f"{hash_settings_of_layers(settings)}), or set capture.on_violation to isolate or record",
             )
 
     def _record(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
         """Checks that a slice's offsets continue those of the previous slice, and records them."""
         ranges = list_offset_ranges(partitions)
-        log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
+        log.check_ranges(ranges, allow_gaps=allow_gaps, layer=self.doing)
         require_continued(self.doing, partitions, log.last_offsets)
-        log.advance(ranges)
+        log.record_committed_ranges(ranges)

@@ -30,9 +30,9 @@ from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.absent import Reason, Run, record_absent
+from sessionlake.ledger.absent import AbsenceReason, OffsetRun, record_absent_offsets
 from sessionlake.ledger.entries import Ledger, OffsetRange
-from sessionlake.ledger.erasures import erase_forgotten, read_receipts
+from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
 from sessionlake.operations.recover.bronze import begin_generation, end_query
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -75,7 +75,7 @@ class SkipDecision:
         return {"topic": self.topic, "session_id": "", "offset": self.first, "decision": decision}
 
     @property
-    def run(self) -> Run:
+    def run(self) -> OffsetRun:
         """The offsets at which bronze will have no message, as `[first, last + 1)`."""
         return self.first, self.last + 1
 
@@ -141,7 +141,9 @@ def _require_ahead(book: TopicBook, decided: SkipDecision) -> int:
     return start
 
 
-def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decided: SkipDecision, txn: Txn) -> int:
+def _commit(
+    spark: SparkSession, lake: Lake, book: TopicBook, before: OffsetRun, decided: SkipDecision, txn: Txn
+) -> int:
     started = datetime.now(UTC)
     ranges: tuple[OffsetRange, ...] = ()
     if before[0] < before[1]:
@@ -159,9 +161,11 @@ def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decid
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decided.place: [decided.run]}
-    record_absent(spark, lake, skipped, of_decision, reason=Reason.SKIPPED, who=decided.who, why=decided.why)
+    record_absent_offsets(
+        spark, lake, skipped, of_decision, reason=AbsenceReason.SKIPPED, who=decided.who, why=decided.why
+    )
     entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
-    Ledger(lake).write(spark, replace(entry, decisions=(decided.ledger_record,)))
+    Ledger(lake).write_entry(spark, replace(entry, decisions=(decided.ledger_record,)))
     book.advance([OffsetRange(*decided.place, before[0], decided.last, 0)])
     return entry.messages
 
@@ -173,7 +177,9 @@ def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: 
     shift = shifts.get(place[0], 0)
     read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
     # A single file, because silver may read the files of a commit in any order.
-    rows = erase_forgotten(convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))).coalesce(1)
+    rows = erase_forgotten_messages(
+        convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))
+    ).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
         book.admit([place[0]])
         if written.count() != end - first and not settings.kafka.allow_offset_gaps:

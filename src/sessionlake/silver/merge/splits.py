@@ -25,7 +25,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS
 from sessionlake.silver.tables.splits import ID, split_events, split_sessions
-from sessionlake.spark.frames import Rows, as_frame
+from sessionlake.spark.frames import Rows, to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +50,7 @@ def record_splits(
     """
     reader, rules = lake.reader(spark), RuleLookup(lake.settings.capture)
     columns = [*SESSION, "first_offset"]
-    held = merged if isinstance(merged, pa.Table) else as_frame(spark, merged).select(*columns).toArrow()
+    held = merged if isinstance(merged, pa.Table) else to_spark_frame(spark, merged).select(*columns).toArrow()
     sessions = held.select(columns)
     parts = [*_new_events(reader, lake, started_since(sessions, starts).select(ID), rules)]
     if not parts:
