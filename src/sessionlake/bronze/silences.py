@@ -161,7 +161,7 @@ class SilenceWriter:
             ends: One past bronze's last offset, by topic-partition.
         """
         if not self._has_history:
-            if not self._book.has_older_look(now.wall - after):
+            if not self._book.has_topic_seen_before(now.wall - after):
                 return {}
             reader = self._lake.reader(self._spark)
             long_ago = now.wall - 3 * after

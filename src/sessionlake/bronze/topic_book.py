@@ -113,7 +113,7 @@ class TopicRegister:
                     ends[place] = max(part.next_offset, ends.get(place, 0))
         return ends
 
-    def has_older_look(self, moment: datetime) -> bool:
+    def has_topic_seen_before(self, moment: datetime) -> bool:
         """Returns True if a topic was first seen before the moment."""
         return any(row.first_seen < moment for row in self._rows.values())
 
@@ -204,12 +204,10 @@ class TopicRegister:
         with self._lock:
             ids, known = self._read_topic_ids(), self.topics
             mine = {name for name in ids if self._matches(name)}
-            if self._absences.deleted_topics or any(
-                _has_other_id(known[name], ids[name]) for name in mine & known.keys()
-            ):
-                read_seen_topics(
-                    self._admin, mine, ids
-                )  # a restart needs this answer: without it the query keeps running
+            is_any_recreated = any(_has_other_id(known[name], ids[name]) for name in mine & known.keys())
+            if self._absences.deleted_topics or is_any_recreated:
+                # A restart needs this answer. Without it, the query keeps running.
+                read_seen_topics(self._admin, mine, ids)
                 return True
             self._apply_update(self._decide_for_topics(mine - known.keys(), ids))
             if now - self._saved_at < _IDLE_CHECK_SECONDS:

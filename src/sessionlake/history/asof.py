@@ -38,13 +38,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.merge.kept_cuts import read_kept_cuts
 from sessionlake.silver.stream_times import open_stored_times
-from sessionlake.silver.tables.as_of import (
-    SessionHistory,
-    SessionMoment,
-    compute_table_after,
-    is_continued_in_seq_order,
-    to_epoch_milliseconds,
-)
+from sessionlake.silver.tables.as_of import SessionHistory, SessionMoment, compute_table, have_higher_seqs, to_epoch_ms
 from sessionlake.silver.tables.snapshots import build_rows_schema, list_change_columns
 
 if TYPE_CHECKING:
@@ -228,17 +222,17 @@ class _AsOfQuery:
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
-            if seen is not None and not is_continued_in_seq_order(base, seen):
+            if seen is not None and not have_higher_seqs(base, seen):
                 continue
             seen = self._read_changes(base)
-            if not self._session.in_seq_order or is_continued_in_seq_order(base, seen):
-                return base, compute_table_after(self._snapshot(base), seen, self._columns, self._history)
+            if not self._session.in_seq_order or have_higher_seqs(base, seen):
+                return base, compute_table(self._snapshot(base), seen, self._columns, self._history)
         seen = self._read_changes(None)
         if not seen.num_rows:
             self._refuse_cut(None)
             self._refuse_earlier()
         nothing = build_rows_schema(self._columns).empty_table()
-        return None, compute_table_after(nothing, seen, self._columns, self._history)
+        return None, compute_table(nothing, seen, self._columns, self._history)
 
     def _merged_cuts(self) -> pa.Table:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
@@ -353,7 +347,7 @@ class _AsOfQuery:
         if floor is None or (base is not None and base["position"][0].as_py() >= floor):
             return
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
-        at = int(to_epoch_milliseconds(kept["snapshot_at"])[0])
+        at = int(to_epoch_ms(kept["snapshot_at"])[0])
         raise LakeError(
             f"{session}: nothing before its snapshot of {time_text(at)} ({at}; offset {kept['offset'][0].as_py()}, "
             f"next seq {kept['next_seq'][0].as_py()}) is known any longer",
@@ -390,7 +384,7 @@ class _AsOfQuery:
         if not changes.num_rows:
             return  # a session whose table was always empty
         first = changes.sort_by("_position").slice(0, 1)
-        at = int(to_epoch_milliseconds(first["_applied_at"])[0])
+        at = int(to_epoch_ms(first["_applied_at"])[0])
         lives = changes.filter(pa.array(changes["_life"].to_numpy() == self._session.life))["_seq"].to_pylist()
         seqs = [seq for seq in lives if seq is not None]
         known = {

@@ -168,9 +168,8 @@ def build_packed_stream(
         options |= starting_options(settings.checkpoint(layer))
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
-    packer = Packer(
-        rules_of(settings.capture), settings.silver.shards, topic_pattern, open_stored_times(settings, layer)
-    )
+    times = open_stored_times(settings, layer)
+    packer = Packer(rules_of(settings.capture), settings.silver.shards, topic_pattern, times)
     return raw.select(shard, *BRONZE_COLUMNS).mapInArrow(packer, PACKED_SCHEMA)
 
 
@@ -222,6 +221,7 @@ class _SilverBatchWriter:
             partitions = sum_partition_counts(reports)
             self._refuse_violations(reports)
             ranges = list_offset_ranges(partitions)
+            followed_keys = [key for report in reports for key in report.decided]
             self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued_times(LAYER, partitions, self._log.last_offsets)
             with committing(
@@ -237,9 +237,7 @@ class _SilverBatchWriter:
                     outputs=outputs,
                     **sum_ledger_counts(partitions),
                     config_hash=hash_settings_of_layers(self._settings),
-                    decisions=list_ledger_decisions(
-                        (place for report in reports for place in report.decided), self._decided
-                    ),
+                    decisions=list_ledger_decisions(followed_keys, self._decided),
                 )
                 self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
                 self._times.add_batch_notes(partitions, reports)

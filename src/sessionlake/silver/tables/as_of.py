@@ -62,7 +62,7 @@ class SessionMoment:
 
     def select_cuts(self, cuts: pa.Table, history: SessionHistory) -> pa.Table:
         """Returns the stored cuts that contain nothing applied after the moment; the latest cut comes first."""
-        at, reason = to_epoch_milliseconds(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
+        at, reason = to_epoch_ms(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
         if self.ts is not None:
             # A cut at expiry has the time of the expiry, but its table is complete only when stream time is past it.
             fits = np.where(reason == "expiry", at < self.ts, at <= self.ts)
@@ -82,9 +82,9 @@ class SessionMoment:
     def select_changes(self, changes: pa.Table, history: SessionHistory) -> pa.Table:
         """Returns those of `changes`, all changes since the chosen cut, that were applied by the moment."""
         if self.ts is not None:
-            return changes.filter(pa.array(to_epoch_milliseconds(changes["_applied_at"]) <= self.ts))
+            return changes.filter(pa.array(to_epoch_ms(changes["_applied_at"]) <= self.ts))
         if self.offset is not None:
-            by, at = changes["_applied_by"], to_epoch_milliseconds(changes["_applied_at"])
+            by, at = changes["_applied_by"], to_epoch_ms(changes["_applied_at"])
             known, position = _is_known(by), changes["_position"].to_numpy()
             came = known & (_to_numbers(by) <= self.offset)
             # Changes apply in order: what precedes an applied change was applied, what follows a missing one was not.
@@ -110,7 +110,7 @@ def _count_reached(times: Int64s, history: SessionHistory) -> int:
     return ordered[passed] if passed < len(ordered) else INT64_MAX
 
 
-def to_epoch_milliseconds(times: pa.ChunkedArray) -> Int64s:
+def to_epoch_ms(times: pa.ChunkedArray) -> Int64s:
     """Converts Arrow timestamps without nulls to integers: ms since the epoch."""
     micros: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
     return micros // 1000
@@ -126,7 +126,7 @@ def _to_numbers(column: pa.ChunkedArray) -> Int64s:
     return found
 
 
-def is_continued_in_seq_order(base: pa.Table, changes: pa.Table) -> bool:
+def have_higher_seqs(base: pa.Table, changes: pa.Table) -> bool:
     """Returns True if all changes have higher seqs than everything that a cut contains.
 
     Args:
@@ -138,9 +138,7 @@ def is_continued_in_seq_order(base: pa.Table, changes: pa.Table) -> bool:
     return not ((life < first) | ((life == first) & (seq < following))).any()
 
 
-def compute_table_after(
-    rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], history: SessionHistory
-) -> pa.Table:
+def compute_table(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], history: SessionHistory) -> pa.Table:
     """Returns a session's table after some changes, computed from its table before them.
 
     Args:
