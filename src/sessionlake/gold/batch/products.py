@@ -163,7 +163,7 @@ def write_late(
     Yields what was written.
     """
     tables = [product.table for product in written if product.lateness_ms is not None]
-    if not tables or part.folded.inline_payloads([KIND]) == []:
+    if not tables or part.folded.find_inline_payloads([KIND]) == []:
         return
 
     def late(rows: pa.Table) -> pa.Table:
