@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.operations.rebuild.verify import verify
@@ -74,4 +74,6 @@ def topic(number: int) -> str:
 
 def test_what_was_built_equals_what_is_built_anew(spark: Any, lake: Lake) -> None:
     assert verify(spark, lake.settings).is_exact
-    assert [one.first for one in verify_gold(spark, lake.settings, tables_of(lake.settings)) if one.first] == []
+    assert [
+        one.first for one in verify_gold(spark, lake.settings, declared_gold_tables(lake.settings)) if one.first
+    ] == []

@@ -11,7 +11,7 @@ import pytest
 from sessionlake.cli.rules import apply, load_rules
 from sessionlake.delta.schemas.names import DISTINCT_VALUES
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.settings.model import GoldSettings, Settings
 from sessionlake.streaming.checkpoint import last_committed
@@ -76,7 +76,7 @@ def states(feed: Feed) -> dict[int, bytes]:
 
 
 def exact(feed: Feed) -> None:
-    assert {one.first for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings))} == {None}
+    assert {one.first for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))} == {None}
 
 
 @pytest.mark.soak

@@ -44,7 +44,7 @@ def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     assert any("deletionVector" in file.read_text() for file in log.glob("*3.json"))
     left = [row for row in sessions if row["session_id"] >= "s5"]
     for reader in (lake.reader(), SparkReader(lake.storage, spark)):
-        size = reader.size(SESSIONS)
+        size = reader.read_size(SESSIONS)
         assert size == TableSize(version=3, rows=len(left), files=1, bytes=size.bytes)
         assert size.bytes > 0
         assert reader.count_by(SESSIONS, ("topic", "status")) == {

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.folders.table_files import folder_of, live_files, open_table
+from sessionlake.delta.folders.table_files import folder_of, list_live_files, open_table
 from sessionlake.errors import MachineError
 from sessionlake.local import paths
 from sessionlake.local.home import require_home
@@ -81,7 +81,7 @@ def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp
 
     delta = open_table(folder)
     assert folder_of(delta) == folder
-    assert [file.path for file in live_files(delta)] == [folder / NAME]
+    assert [file.path for file in list_live_files(delta)] == [folder / NAME]
 
 
 def test_links_have_no_encoded_characters_though_the_temporary_folder_has(

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from sessionlake.bronze.kafka_times import TIME_COLUMNS, counted_times_of
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.delta.storage.far_times import ms_of, time_of, time_text
+from sessionlake.delta.storage.far_times import format_time, ms_to_time, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.delta.storage.values import value_of
+from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleBook
 from sessionlake.ledger.progress import last_merged_batch, last_offsets
@@ -100,7 +100,7 @@ def _moment_ms(ts: datetime | int | None) -> int | None:
 
 def to_ms(time: datetime) -> int:
     """Returns milliseconds since the Unix epoch. A time without a zone is taken as UTC."""
-    return ms_of(time)
+    return time_to_ms(time)
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class _AsOfQuery:
 
     def _snapshot(self, base: pa.Table) -> pa.Table:
         same: list[Condition] = [
-            (name, operator.eq, value_of(base[name][0])) for name in ("snapshot_at", "reason", "position")
+            (name, operator.eq, to_value(base[name][0])) for name in ("snapshot_at", "reason", "position")
         ]
         schema = rows_schema(self._columns)
         found = self._reader.table(SNAPSHOTS, *self._session_conditions, *same, columns=schema.names).cast(schema)
@@ -260,7 +260,7 @@ class _AsOfQuery:
         if self._moment.offset is not None:
             since.append(("_offset", operator.le, self._moment.offset))
         if self._moment.ts is not None:
-            since.append(("_applied_at", operator.le, time_of(self._moment.ts)))
+            since.append(("_applied_at", operator.le, ms_to_time(self._moment.ts)))
         columns = [*change_columns(self._columns), *_SEEN_BY]
         return self._moment.applied_changes(
             self._reader.table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
@@ -299,7 +299,7 @@ class _AsOfQuery:
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
-            ("timestamp", operator.ge, time_of(ts)),
+            ("timestamp", operator.ge, ms_to_time(ts)),
             columns=TIME_COLUMNS,
         )
         return any(bool((counted_times_of(batch, self._settings) >= ts).any()) for batch in later)
@@ -344,7 +344,7 @@ class _AsOfQuery:
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
         at = int(milliseconds(kept["snapshot_at"])[0])
         raise LakeError(
-            f"{session}: nothing before its snapshot of {time_text(at)} ({at}; offset {kept['offset'][0].as_py()}, "
+            f"{session}: nothing before its snapshot of {format_time(at)} ({at}; offset {kept['offset'][0].as_py()}, "
             f"next seq {kept['next_seq'][0].as_py()}) is known any longer",
             why=f"maintain.retention has removed the older rows of {CHANGES}",
             fix="Ask for that moment or a later one",
@@ -364,8 +364,9 @@ class _AsOfQuery:
             self._noted_stream_time(judged) >= moment.ts or self._has_reached(moment.ts, judged)
         ):
             raise LakeError(
-                f"{session}: the table at {time_text(moment.ts)} ({moment.ts}) is not known yet",
-                why=f"Silver has judged offsets up to {judged}, and stream time has not reached {time_text(moment.ts)}",
+                f"{session}: the table at {format_time(moment.ts)} ({moment.ts}) is not known yet",
+                why=f"Silver has judged offsets up to {judged}, and stream time has not reached "
+                f"{format_time(moment.ts)}",
                 fix=fix,
             )
         # The highest possible seq has no successor, so next_seq stays at it.
@@ -383,7 +384,7 @@ class _AsOfQuery:
         lives = changes.filter(pa.array(changes["_life"].to_numpy() == self._session.life))["_seq"].to_pylist()
         seqs = [seq for seq in lives if seq is not None]
         known = {
-            "ts": f"at {time_text(at)} ({at})",
+            "ts": f"at {format_time(at)} ({at})",
             "offset": f"with offset {first['_applied_by'][0].as_py()}",
             "seq": f"with seq {min(seqs, default=None)} (its latest life)",
         }

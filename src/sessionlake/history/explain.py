@@ -18,16 +18,16 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.delta.storage.values import rows_of
+from sessionlake.delta.storage.values import to_rows
 from sessionlake.errors import LakeError, NotThereError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
-from sessionlake.gold.changes import declared_in, events_of, is_late, select_changes, with_seq_order
-from sessionlake.gold.declared.tables import GoldTable, tables_of
+from sessionlake.gold.aggregate.sources import PARTITION, are_session_keys
+from sessionlake.gold.changes import declared_columns, is_late_column, select_changes, select_events, with_seq_order
+from sessionlake.gold.declared.tables import GoldTable, declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import describe_floors, read_floors
+from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import earliest_after_rebuild
 from sessionlake.ledger.progress import changes_read
@@ -153,7 +153,7 @@ def explain(
         LakeError: The table does not exist yet.
         NotThereError: No row meets the condition.
     """
-    known = {one.table: one for one in tables_of(settings)}
+    known = {one.table: one for one in declared_gold_tables(settings)}
     for own in settings.gold.products:
         if own.table == table and own.source is not None:
             raise UsageError(
@@ -172,7 +172,7 @@ def explain(
         )
     rows, reader = _rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
-        begins = "".join(f"; {describe_floors(*found)}" for found in read_floors(reader, [table]).items())
+        begins = "".join(f"; {describe_expiry(*found)}" for found in read_expiry_times(reader, [table]).items())
         raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
     changes = _changes_read_by_gold(spark, lake, reader)
     logic = lake.storage.properties(spark, table).get(LOGIC)
@@ -287,7 +287,7 @@ def _gone_before(reader: TableReader, key: Row) -> datetime | None:
 
 
 def _rows(frame: DataFrame) -> list[Row]:
-    return rows_of(frame.toArrow())
+    return to_rows(frame.toArrow())
 
 
 def _spans() -> list[Any]:
@@ -312,7 +312,7 @@ def _events_of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
     if isinstance(table, RollingAverage):
         return _events_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _events(changes, key, numbers=table.source.numbers).where(~is_late(table))
+    events = _events(changes, key, numbers=table.source.numbers).where(~is_late_column(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -327,8 +327,8 @@ def _events_of_average(changes: _Changes, series: RollingAverage, row: Row) -> D
 
     key = {name: row[name] for name in series.row_keys}
     events = _events(changes, key, numbers=True).where(F.col("metric") == row["metric"])
-    order = F.struct(*series.sorted_by)
-    place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.sorted_by))
+    order = F.struct(*series.sort_columns)
+    place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.sort_columns))
     until = events.where(order <= place)
     return until.orderBy(order.desc()).limit(row["points"])
 
@@ -344,12 +344,14 @@ def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     found = changes.rows
-    names = ("topic", "session_id", "row_id", *((PARTITION,) if names_sessions(key) else ()))
+    names = ("topic", "session_id", "row_id", *((PARTITION,) if are_session_keys(key) else ()))
     for name in names:
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)
-    return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
+    return with_seq_order(
+        select_events(found, declared_columns(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers)
+    )
 
 
 def _contains(events: DataFrame, message: tuple[int, int]) -> bool:

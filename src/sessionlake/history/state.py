@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from sessionlake.delta.storage.far_times import FarTime, time_of, time_text
+from sessionlake.delta.storage.far_times import FarTime, format_time, ms_to_time
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
@@ -104,8 +104,8 @@ def with_iso_times(found: Any) -> Any:
 
 
 def _iso(ms: int | None) -> str | int | None:
-    found = None if ms is None else time_of(ms)
-    return found if found is None or isinstance(found, FarTime) else time_text(found).replace(" ", "T")
+    found = None if ms is None else ms_to_time(ms)
+    return found if found is None or isinstance(found, FarTime) else format_time(found).replace(" ", "T")
 
 
 _TIMES = {

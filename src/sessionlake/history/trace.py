@@ -22,7 +22,7 @@ from sessionlake.delta.schemas.names import (
     SILVER,
     SILVER_TABLES,
 )
-from sessionlake.delta.storage.far_times import FarTime, ms_of
+from sessionlake.delta.storage.far_times import FarTime, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.errors import LakeError, NotThereError
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
@@ -253,8 +253,8 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
 def decode_row(raw: Row, settings: Settings) -> Content:
     """Returns the content of a row of `bronze.messages`, decoded with the current configuration."""
     rules = rules_of(settings.capture)
-    ingested = None if raw["ingested_at"] is None else ms_of(raw["ingested_at"])
-    row = raw | {"kafka_ts": ms_of(raw["timestamp"]), "ingested_at": ingested}
+    ingested = None if raw["ingested_at"] is None else time_to_ms(raw["ingested_at"])
+    row = raw | {"kafka_ts": time_to_ms(raw["timestamp"]), "ingested_at": ingested}
     chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
     if message["reason"]:

@@ -123,4 +123,4 @@ def _counted(
 
 
 def _sizes(reader: TableReader, tables: Iterable[str]) -> list[tuple[str, TableSize]]:
-    return [(table, reader.size(table)) for table in tables if reader.exists(table)]
+    return [(table, reader.read_size(table)) for table in tables if reader.exists(table)]
