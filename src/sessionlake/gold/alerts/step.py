@@ -43,7 +43,7 @@ from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.gold.tables.expiry import Expiry
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,7 +70,7 @@ class RuleStep:
     def __init__(self, lake: Lake, settings: Settings, expiry: Expiry) -> None:
         self._lake, self._declared, self._expiry = lake, declared_columns(settings), expiry
         self._once = OnceTopics(settings.capture)
-        self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest)
+        self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest_retention)
 
     def __call__(self, spark: SparkSession, rows: BatchRows, txn: Txn) -> list[TableOutput]:
         """Writes the alerts that the batch raises, clears and retracts to the log.
@@ -182,7 +182,7 @@ def _read_product_rows(rows: BatchRows, product: Product, columns: Sequence[str]
     found = rows.product_rows(product)
     if isinstance(found, pa.Table):
         return found.cast(product.arrow_schema()).select(list(columns))
-    return as_frame(rows.spark, found).select(*columns).toArrow()
+    return to_spark_frame(rows.spark, found).select(*columns).toArrow()
 
 
 def _create_log_table(rows: Sequence[LogRow], batch: int) -> pa.Table:

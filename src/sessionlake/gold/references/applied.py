@@ -25,7 +25,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, find_difference
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
 from sessionlake.protocol.names import ddl_of, quote
-from sessionlake.spark.frames import EachBatch, map_batches
+from sessionlake.spark.frames import PerBatchFunction, map_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -197,4 +197,4 @@ def join_on_cluster(spark: SparkSession, lake: Lake, changes: DataFrame, table: 
     versions = {join.reference.name: read_applied_rows(lake, reader, join.reference) for join in table.joins}
     needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.change_column_names)
     own = changes.select(*map(quote, needed))
-    return map_batches(own, EachBatch(lambda rows: table.join_rows(rows, versions)), ddl_of(table.columns))
+    return map_batches(own, PerBatchFunction(lambda rows: table.join_rows(rows, versions)), ddl_of(table.columns))

@@ -11,11 +11,11 @@ from sessionlake.gold.declared.tables import declared_averages, declared_gold_sc
 from sessionlake.gold.fold.resharding import GoldResharder
 from sessionlake.gold.making.states import read_shards_by_hash, tracked_averages
 from sessionlake.gold.tables.notes import find_complete_tables, read_stored_shards, require_maintained
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.processors.memory import stored_shard_count
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import split
+from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.states import has_state, state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.resharded import reshard_states
@@ -48,7 +48,7 @@ def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int
         return handover.shard_count(settings)
     if has_state(settings, layer):
         for row in state_frame(spark, settings, layer).toLocalIterator():
-            memory = split(bytes(row["chunk"]))[1]
+            memory = split_state_parts(bytes(row["chunk"]))[1]
             if memory is not None:
                 return stored_shard_count(memory)
     return None
@@ -62,7 +62,7 @@ def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, be
     """
     states = state_frame(spark, settings, layer)
     if layer != GOLD:
-        return reshard_states(states, JudgingResharder(RuleBook(settings.capture), after), after)
+        return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), after), after)
     lake = Lake(settings, declared_gold_schemas(settings))
     require_maintained(spark, lake, declared_gold_tables(settings))
     former = with_shards(settings, GOLD, before)
