@@ -84,7 +84,7 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
     known = select_latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
-        ids = admin.topic_ids()
+        ids = admin.read_topic_ids()
         names = {span.topic for span in taken} | {name for name in ids if matches(name)}
         both = overlap(taken, known, seen_topics(admin, names & ids.keys(), ids, committed=True))
         shifts = {name: row.offset_shift for name, row in known.items() if row.offset_shift}
@@ -171,7 +171,7 @@ class _Sides:
 
     def _complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
         """Returns the offset from which Kafka still has every message, by topic-partition."""
-        ids = self.admin.topic_ids()
+        ids = self.admin.read_topic_ids()
         changed = sorted({topic for topic, _ in part if ids.get(topic, "") != self.ids[topic]})
         if changed:
             raise BrokerError(
@@ -180,7 +180,7 @@ class _Sides:
             )
         if self.lake.settings.kafka.allow_offset_gaps:  # compaction may remove any
             return dict.fromkeys(part, _NEVER)
-        return {place: first + self._shift(place) for place, (first, _) in self.admin.offsets(part).items()}
+        return {place: first + self._shift(place) for place, (first, _) in self.admin.read_offsets(part).items()}
 
     def _shift(self, place: TopicPartition) -> int:
         return self.shifts.get(place[0], 0)
