@@ -22,7 +22,7 @@ from sessionlake.history.state import STATS, stats_of
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
-from sessionlake.silver.states import shard_states
+from sessionlake.silver.states import read_shard_states
 
 book = Book(globals())
 book.require("silver.sessions", "silver.session_rows", "ops.ledger")
@@ -65,7 +65,7 @@ book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at")
 
 # COMMAND ----------
 
-stats = [stats_of(shard, state) for shard, state in shard_states(book.spark, book.settings)]
+stats = [stats_of(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
 states = pd.DataFrame(stats, columns=list(STATS)).sort_values("shard")
 totals = states.drop(columns="shard").sum()
 print(f"{len(states)} shards: {', '.join(f'{value} {name}' for name, value in totals.items())}")

@@ -24,7 +24,7 @@ from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.tables.as_of import AsOf
+from sessionlake.silver.tables.as_of import SessionMoment
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import plain, truth_of
@@ -93,7 +93,7 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
         in_sql = by_id([dict(zip(names, row, strict=True)) for row in rows])
         assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
     known = find_session(reader, settings, session, topic, partition)
-    assert plain(table_as_of(reader, settings, known, AsOf(ts=now))) == plain(local)
+    assert plain(table_as_of(reader, settings, known, SessionMoment(ts=now))) == plain(local)
     for known_by in (captured.lake.reader(), reader):
         with pytest.raises(UsageError, match=r"session 'x' is unknown; there are .* \(capture\."):
             find_session(known_by, settings, "x")

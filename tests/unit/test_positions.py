@@ -35,7 +35,7 @@ from sessionlake.ledger.progress import (
 from sessionlake.ledger.retained import RemovedRows
 from sessionlake.operations.retention.ledger import due
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import _followed
+from sessionlake.silver.decisions import _read_followed_decisions
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.restored_tables import versions_after_batches
 from support.seeds import seeds
@@ -179,7 +179,7 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
     found: list[Any] = [
         read_layer_offsets(reader),
         read_last_merged_batch(reader),
-        _followed(reader),
+        _read_followed_decisions(reader),
         left(reader),
         read_change_progress(reader),
     ]
@@ -205,7 +205,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     found: list[Any] = [
         read_layer_offsets(reader),
         read_last_merged_batch(reader),
-        _followed(reader),
+        _read_followed_decisions(reader),
         left(reader),
         read_change_progress(reader),
     ]

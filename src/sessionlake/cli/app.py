@@ -173,14 +173,14 @@ def run(
 
     layer = pipeline.Layer(layers)
     settings = choose_processor(settings, layer, name)
-    pipeline.preflight(settings, layer)
+    pipeline.require_settings(settings, layer)
     with StopFlag() as stop, running_spark(settings, stop=stop, lasting=True) as spark:
         if once:
             say("done" if pipeline.run_once(spark, settings, layer, stop, report_failure) else "stopped")
             return
         parts = ", ".join(pipeline.names_to_run(settings, layer))
         say(f"running {parts} into {settings.place}; Ctrl-C stops")
-        pipeline.run_live(spark, settings, layer, stop, report_failure, on_wait=say)
+        pipeline.run_until_stopped(spark, settings, layer, stop, report_failure, on_wait=say)
         say("stopped")
 
 

@@ -30,7 +30,7 @@ from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.positions import verify_copied_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
-from sessionlake.operations.preflight import Subject, layers_of, require_newest, require_subject
+from sessionlake.operations.preflight import Subject, list_layers, require_newest_tables, require_subject
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
@@ -162,9 +162,9 @@ def _home_of(settings: Settings) -> Finding:
 
 
 def _broker(settings: Settings) -> str:
-    from sessionlake.bronze.sources import require
+    from sessionlake.bronze.sources import require_source
 
-    require(settings)
+    require_source(settings)
     source = settings.bronze.source
     return (
         f"answers at {settings.kafka.bootstrap_servers}" if source == "kafka" else f"not asked: bronze reads {source}"
@@ -172,13 +172,15 @@ def _broker(settings: Settings) -> str:
 
 
 def _check_operations(settings: Settings) -> str:
-    require_subject(None, settings, Subject.OPERATIONS, layers_of(settings))
+    require_subject(None, settings, Subject.OPERATIONS, list_layers(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints(settings: Settings) -> str:
-    require_subject(None, settings, Subject.CHECKPOINTS, layers_of(settings))
-    return ", ".join(layer for layer in layers_of(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
+    require_subject(None, settings, Subject.CHECKPOINTS, list_layers(settings))
+    return (
+        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
+    )
 
 
 def _check_tables(settings: Settings) -> list[Finding]:
@@ -186,7 +188,7 @@ def _check_tables(settings: Settings) -> list[Finding]:
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
-    ran = [layer for layer in layers_of(settings) if has_committed(settings, layer)]
+    ran = [layer for layer in list_layers(settings) if has_committed(settings, layer)]
     if not ran and not may_have_ledger(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
@@ -212,15 +214,15 @@ def _check_tables(settings: Settings) -> list[Finding]:
 
 
 def _check_messages(settings: Settings) -> str:
-    from sessionlake.bronze.unreadable import stopped_at
+    from sessionlake.bronze.unreadable import read_stop
 
-    if stopped := stopped_at(settings):
+    if stopped := read_stop(settings):
         raise LakeError(str(stopped))
     return "bronze has not stopped at a message that it cannot read"
 
 
 def _check_states(settings: Settings) -> str:
-    require_subject(None, settings, Subject.STATES, layers_of(settings))
+    require_subject(None, settings, Subject.STATES, list_layers(settings))
     return "every layer has the states of its last batch"
 
 
@@ -274,7 +276,7 @@ def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
-    require_newest(spark, lake.settings, layers_of(lake.settings))
+    require_newest_tables(spark, lake.settings, list_layers(lake.settings))
     return "are the newest: no table was restored to an older version"
 
 
@@ -298,7 +300,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
         for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild())
         if not row["app_id"].startswith(REBUILD)
     }
-    lost = [layer for layer in layers_of(settings) if layer in ran and _query_id(settings, layer) is None]
+    lost = [layer for layer in list_layers(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
         remedies = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import TIME_COLUMNS, counted_times_of
+from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_counted_times
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.far_times import ms_of, time_of, time_text
@@ -36,10 +36,10 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
-from sessionlake.silver.merge.kept_cuts import kept_cuts
-from sessionlake.silver.stream_times import stored_times
-from sessionlake.silver.tables.as_of import AsOf, SessionHistory, follows_in_seq_order, milliseconds, table_after
-from sessionlake.silver.tables.snapshots import change_columns, rows_schema
+from sessionlake.silver.merge.kept_cuts import read_kept_cuts
+from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.tables.as_of import SessionHistory, SessionMoment, compute_table, have_higher_seqs, to_epoch_ms
+from sessionlake.silver.tables.snapshots import build_rows_schema, list_change_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,12 +85,12 @@ def session_as_of(
             f"as-of needs exactly one moment; given: {', '.join(given) or 'none'}",
             fix="Give one of ts, seq and offset",
         )
-    moment = AsOf(ts=datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
+    moment = SessionMoment(ts=datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
     return table_as_of(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
 
-def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> pa.Table:
+def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> pa.Table:
     """Returns the table of a known session at one moment, sorted by row id, with the columns of `session_rows`.
 
     Raises:
@@ -192,7 +192,7 @@ def _make_unknown_session_error(
 class _AsOfQuery:
     """Computes one session's table at one moment, from a cut (a stored earlier table) and the changes since then."""
 
-    def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> None:
+    def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> None:
         self._reader, self._settings, self._session, self._moment = reader, settings, session, moment
         self._columns = settings.capture.declared
         self._session_conditions: list[Condition] = [
@@ -216,30 +216,30 @@ class _AsOfQuery:
     def _compute_cut_and_table(self) -> tuple[pa.Table | None, pa.Table]:
         """Returns the cut that the table is computed from, and the table. Without a cut (None) all changes are used."""
         self._refuse_moment_not_known_yet()
-        cuts = self._moment.cuts_before(
+        cuts = self._moment.select_cuts(
             self._read_merged_cuts(), replace(self._history, reached=self._has_surely_reached)
         )
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
-            if seen is not None and not follows_in_seq_order(base, seen):
+            if seen is not None and not have_higher_seqs(base, seen):
                 continue
             seen = self._read_changes_after(base)
-            if not self._session.in_seq_order or follows_in_seq_order(base, seen):
-                return base, table_after(self._read_stored_table(base), seen, self._columns, self._history)
+            if not self._session.in_seq_order or have_higher_seqs(base, seen):
+                return base, compute_table(self._read_stored_table(base), seen, self._columns, self._history)
         seen = self._read_changes_after(None)
         if not seen.num_rows:
             self._require_kept_changes(None)
             self._refuse_moment_before_first_change()
-        nothing = rows_schema(self._columns).empty_table()
-        return None, table_after(nothing, seen, self._columns, self._history)
+        nothing = build_rows_schema(self._columns).empty_table()
+        return None, compute_table(nothing, seen, self._columns, self._history)
 
     def _read_merged_cuts(self) -> pa.Table:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
         conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.table(CUTS, *conditions)
-        return kept_cuts(self._reader.table, *conditions)
+        return read_kept_cuts(self._reader.table, *conditions)
 
     def _sort_by_row_id(self, rows: pa.Table) -> pa.Table:
         return rows.drop_columns(list(SESSION)).sort_by("row_id")
@@ -248,7 +248,7 @@ class _AsOfQuery:
         same: list[Condition] = [
             (name, operator.eq, value_of(cut[name][0])) for name in ("snapshot_at", "reason", "position")
         ]
-        schema = rows_schema(self._columns)
+        schema = build_rows_schema(self._columns)
         found = self._reader.table(SNAPSHOTS, *self._session_conditions, *same, columns=schema.names).cast(schema)
         if "rows" in cut.column_names and cut["rows"][0].as_py() not in (None, found.num_rows):
             raise LakeError(
@@ -266,8 +266,8 @@ class _AsOfQuery:
             since.append(("_offset", operator.le, self._moment.offset))
         if self._moment.ts is not None:
             since.append(("_applied_at", operator.le, time_of(self._moment.ts)))
-        columns = [*change_columns(self._columns), *_SEEN_BY]
-        return self._moment.applied_changes(
+        columns = [*list_change_columns(self._columns), *_SEEN_BY]
+        return self._moment.select_changes(
             self._reader.table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
         )
 
@@ -307,7 +307,7 @@ class _AsOfQuery:
             ("timestamp", operator.ge, time_of(ts)),
             columns=TIME_COLUMNS,
         )
-        return any(bool((counted_times_of(batch, self._settings) >= ts).any()) for batch in later)
+        return any(bool((compute_counted_times(batch, self._settings) >= ts).any()) for batch in later)
 
     def _explain_unknown_stream_time(self, offset: int | None) -> str | None:
         """Returns a text that says why stream time at an offset is not known; None if it is known."""
@@ -320,7 +320,7 @@ class _AsOfQuery:
     def _read_noted_stream_time(self, judged_offset: int) -> int:
         """Returns the stream time in ms that silver stored after it judged `judged_offset`. Silences are included."""
         place = self._session.topic, self._session.partition
-        (time,), _ = stored_times(self._settings, SILVER).read_times_before([place], np.array([judged_offset + 1]))
+        (time,), _ = open_stored_times(self._settings, SILVER).read_times_before([place], np.array([judged_offset + 1]))
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property
@@ -347,7 +347,7 @@ class _AsOfQuery:
         if floor is None or (cut is not None and cut["position"][0].as_py() >= floor):
             return
         kept = self._read_merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
-        at = int(milliseconds(kept["snapshot_at"])[0])
+        at = int(to_epoch_ms(kept["snapshot_at"])[0])
         raise LakeError(
             f"{session}: nothing before its snapshot of {time_text(at)} ({at}; offset {kept['offset'][0].as_py()}, "
             f"next seq {kept['next_seq'][0].as_py()}) is known any longer",
@@ -384,7 +384,7 @@ class _AsOfQuery:
         if not changes.num_rows:
             return  # a session whose table was always empty
         first = changes.sort_by("_position").slice(0, 1)
-        at = int(milliseconds(first["_applied_at"])[0])
+        at = int(to_epoch_ms(first["_applied_at"])[0])
         lives = changes.filter(pa.array(changes["_life"].to_numpy() == self._session.life))["_seq"].to_pylist()
         seqs = [seq for seq in lives if seq is not None]
         known = {

@@ -159,10 +159,10 @@ class _Demo:
             self._progress.phase = "live"
             self._wait_for(sensors, pipeline)
             self._progress.phase = "the sensors are done, the layers catch up"
-            self._wait_for(_Background(pipeline.drain), pipeline)
+            self._wait_for(_Background(pipeline.process_all_available), pipeline)
             self._progress.phase = "two late points arrive"
             self._late = send_late_points(spark, self._settings)
-            self._wait_for(_Background(pipeline.drain), pipeline)
+            self._wait_for(_Background(pipeline.process_all_available), pipeline)
         report: SimulationReport = sensors.value
         return report
 
@@ -170,7 +170,7 @@ class _Demo:
         while work.is_alive():
             self._check_stop()
             if pipeline is not None:
-                pipeline.check()
+                pipeline.check_layers()
                 latest = pipeline.queries[Layer.GOLD].query.lastProgress
                 if latest is not None:
                     self._progress.gold(latest["batchId"], latest["numInputRows"])
