@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
-from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.cli.doctor import _check_checkpoints, _check_offsets, _check_row_counts, _topics
 from sessionlake.delta.folders import staging as folder_staging
 from sessionlake.delta.lake import Lake
@@ -190,12 +190,12 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_re
 def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_its_first_batch(world, monkeypatch):
     world.send("a", 0, 1)
     with monkeypatch.context() as killed:
-        killed.setattr(TopicBook, "close", lambda book: book._admin.close())  # it writes nothing more down
+        killed.setattr(TopicRegister, "close", lambda book: book._admin.close())  # it writes nothing more down
         with Pipeline(world.spark, world.settings, Layer.BRONZE) as live:
-            eventually(lambda: world.offsets("a") == [0], SECONDS, meanwhile=live.check)
+            eventually(lambda: world.offsets("a") == [0], SECONDS, meanwhile=live.check_layers)
             world.create("b")
             world.send("b", 0, 3)
-            eventually(lambda: world.offsets("b") == [0, 1, 2], SECONDS, meanwhile=live.check)
+            eventually(lambda: world.offsets("b") == [0, 1, 2], SECONDS, meanwhile=live.check_layers)
     world.delete("b")
     world.create("b")
     world.send("b", 3, 7)
@@ -278,7 +278,7 @@ def test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since
 def test_an_error_behind_a_batch_that_is_in_the_tables_is_told(world, monkeypatch):
     world.send("a", 0, 3)
     with monkeypatch.context() as failing:
-        failing.setattr("sessionlake.bronze.topic_book.TopicBook.advance", power_cut)
+        failing.setattr("sessionlake.bronze.topic_book.TopicRegister.note_read_offsets", power_cut)
         with pytest.raises(SessionlakeError, match="power cut"):
             world.run(world.settings)
     world.send("a", 3, 1)
@@ -303,7 +303,7 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
 
         def reached(condition: Callable[[], bool]) -> None:
             def looked() -> bool:
-                live.check()
+                live.check_layers()
                 return condition()
 
             eventually(looked, SECONDS)
@@ -420,7 +420,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
     for topic in ("goes", "stays"):
         world.create(topic)
         world.send(topic, 0, 2)
-    told, gone = KafkaAdmin.offsets, list[str]()
+    told, gone = KafkaAdmin.read_offsets, list[str]()
 
     def offsets(admin: KafkaAdmin, places: Any, **how: Any) -> Any:
         if not gone:
@@ -428,7 +428,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
             world.delete("goes")
         return told(admin, places, **how)
 
-    monkeypatch.setattr(KafkaAdmin, "offsets", offsets)
+    monkeypatch.setattr(KafkaAdmin, "read_offsets", offsets)
     world.run(world.under(OnTopicChange.FORGET))
     assert gone
     assert world.offsets("stays") == [0, 1]
@@ -440,16 +440,16 @@ def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told
     """As by a cluster whose brokers do not all know of a topic yet."""
     monkeypatch.setattr("sessionlake.bronze.query._PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("sessionlake.bronze.query._MAX_ATTEMPTS", 2)
-    real, refused = query.starting_offsets, iter(range(9))
+    real, refused = query.encode_starting_offsets, iter(range(9))
     for topic in ("a", "b"):
         world.send(topic, 0, 3)
     world.run(world.of("a"))
 
     with monkeypatch.context() as lagging:
-        lagging.setattr(query, "starting_offsets", lambda _: "{}")
+        lagging.setattr(query, "encode_starting_offsets", lambda _: "{}")
         with pytest.raises(SessionlakeError, match="you must specify all TopicPartitions"):
             world.run(world.of("b"))
-        lagging.setattr(query, "starting_offsets", lambda said: "{}" if next(refused) < 2 else real(said))
+        lagging.setattr(query, "encode_starting_offsets", lambda said: "{}" if next(refused) < 2 else real(said))
         world.run(world.of("b"))
     assert world.generations.current.number == 1
     world.assert_one_query_read_everything_once(a=3, b=3)

@@ -75,7 +75,7 @@ def write(spark: Any, settings: Settings, plain: Path, rows: int) -> int:
         part = minutes(first, count, schema)
         for table, found in ((METRICS_1M, part), (METRICS_1H.table, METRICS_1H.aggregate_finer_rows(part))):
             lake.storage.append(None, table, found, Txn("bench", number))
-    for _ in Maintenance(spark, settings).once(METRICS_1M):
+    for _ in Maintenance(spark, settings).maintain_once(METRICS_1M):
         pass
     for number, first in enumerate(range(merged, every, QUARTER), len(spans)):
         part = minutes(first, min(QUARTER, every - first), schema)

@@ -17,7 +17,7 @@ import pytest
 
 from sessionlake.bronze import sources
 from sessionlake.bronze.archive.writer import write_archive, write_archives
-from sessionlake.bronze.streamed import _Batch
+from sessionlake.bronze.streamed import _StreamedBatchWriter
 from sessionlake.cli.archive import archived_messages
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES
@@ -206,13 +206,15 @@ def told(rows: list[Any], without: set[str]) -> list[str]:
 def test_kinesis_is_read_on_databricks_alone(location):
     settings = Settings(**location, bronze=BronzeSettings(source="kinesis", kinesis={"streams": "a", "region": "r"}))
     with pytest.raises(ConfigError, match=r"Only Databricks' runtime .* Run bronze on Databricks"):
-        sources.require(settings)
+        sources.require_source(settings)
 
 
 def test_what_kinesis_gives_is_numbered_by_shard_in_the_order_of_sequence_numbers(spark, location):
     lake = Lake(Settings(**location))
     lake.ensure(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
-    batch = _Batch(lake, lake.settings, sources.Kinesis(KinesisSettings(streams="a", region="r")), None)
+    batch = _StreamedBatchWriter(
+        lake, lake.settings, sources.KinesisSource(KinesisSettings(streams="a", region="r")), None
+    )
     at = datetime(2026, 1, 1, tzinfo=UTC)
     ddl = (
         "partitionKey string, data binary, stream string, shardId string, sequenceNumber string, "

@@ -49,7 +49,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
 from sessionlake.ledger.positions import verify_copied_sums
-from sessionlake.operations.maintenance import Maintenance, Reader, TableMaintenance, readers
+from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_readers
 from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -71,7 +71,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def maintained(pipeline: Pipeline, table: str) -> TableMaintenance:
-    (done,) = Maintenance(pipeline.spark, pipeline.settings).once(table)
+    (done,) = Maintenance(pipeline.spark, pipeline.settings).maintain_once(table)
     return done
 
 
@@ -111,7 +111,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     pipeline.stream()
     assert pipeline.merge() == 1
     # A catalog has those of leases and retention, too.
-    tended = {done.table for done in Maintenance(spark, pipeline.settings).once()}
+    tended = {done.table for done in Maintenance(spark, pipeline.settings).maintain_once()}
     assert len(tended - {LEASES, RETAINED}) == len(TABLES) + 3  # bronze, decisions, the ledger
     reader = pipeline.lake.reader(spark)
     assert verify_copied_sums(reader)
@@ -154,7 +154,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
         )
         assert beside.error is None
         query.drain()
-        merger.drain()
+        merger.wait_for_merges()
     finally:
         beside.stop()
         query.stop()
@@ -210,8 +210,8 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     assert done.waits.startswith("silver has not started to read it")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
-    assert readers(pipeline.settings, MESSAGES) == [
-        Reader("silver", has_started=True, next_version=version + 1, last_start=version)
+    assert list_readers(pipeline.settings, MESSAGES) == [
+        TableReaderProgress("silver", has_started=True, next_version=version + 1, last_start=version)
     ]
 
 

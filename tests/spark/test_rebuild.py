@@ -31,7 +31,7 @@ from sessionlake.settings.model import CaptureSettings, GoldSettings, Settings, 
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.states import last_batches, shard_states, state_frame
+from sessionlake.silver.states import read_last_batches, read_shard_states, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.manifest import committing
 from sessionlake_lab.truth import KafkaMessage
@@ -179,7 +179,7 @@ def test_one_session_is_rebuilt_with_its_state_and_what_is_wrong_in_states_and_r
     row, _ = wrong_row(spark, lake)
     with pytest.raises(UsageError, match=f"has no message of session 'nope' of topic {row['topic']}"):
         rebuild(spark, settings, selection=Selection(row["topic"], ("nope",)))
-    assert dict(shard_states(spark, settings))
+    assert dict(read_shard_states(spark, settings))
     one = Selection(row["topic"], (row["session_id"],))
     assert rebuild(spark, settings, selection=one).comparison.different == 1
 
@@ -209,16 +209,16 @@ def wrong_row(spark: Any, lake: Lake) -> tuple[Any, Any]:
 
 def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]:
     """Leaves the states that are handed over wrong; returns what is to be found."""
-    honest = state_frame(spark, settings).localCheckpoint()
+    honest = read_state_frame(spark, settings).localCheckpoint()
     assert compare_states(spark, settings, honest) == StatesComparison(remembered(spark, settings))
     wrong = tamper(settings, came)
     assert compare_states(spark, settings, honest).first_difference == wrong[0]
 
     other = settings.model_copy(update={"silver": SilverSettings(shards=5)})
     assert compare_states(spark, other, honest).skipped == "they have 3 shards, but silver.shards is 5"
-    batch, last = last_batches(spark, settings)
+    batch, last = read_last_batches(spark, settings)
     with pytest.MonkeyPatch.context() as patch:  # as where a stream has died before its checkpoint
-        patch.setattr("sessionlake.operations.rebuild.compare_states.last_batches", lambda *_: (batch, last + 1))
+        patch.setattr("sessionlake.operations.rebuild.compare_states.read_last_batches", lambda *_: (batch, last + 1))
         skipped = compare_states(spark, settings, honest).skipped
     assert (
         skipped
@@ -228,7 +228,7 @@ def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tupl
 
 
 def remembered(spark: Any, settings: Settings) -> int:
-    count = sum(stats_of(*state).sessions for state in shard_states(spark, settings))
+    count = sum(stats_of(*state).sessions for state in read_shard_states(spark, settings))
     assert count > 0
     return count
 

@@ -20,7 +20,7 @@ from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import declared_averages, declared_gold_tables
 from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.recover import gold as recover
@@ -38,7 +38,7 @@ from sessionlake.settings.model import (
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.states import shard_of, state_frame
+from sessionlake.silver.states import compute_shard, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.operation import RESHARD
 from sessionlake_lab.truth import KafkaMessage
@@ -106,14 +106,14 @@ def numbers(spark: Any, settings: Settings) -> list[int | None]:
         shards = shards_of_states(spark, settings, layer)
         if shards is None:
             continue
-        found = [row["shard"] for row in state_frame(spark, settings, layer).select("shard").collect()]
+        found = [row["shard"] for row in read_state_frame(spark, settings, layer).select("shard").collect()]
         assert sorted(found) == list(range(shards))
     return [shards_of_states(spark, settings, layer) for layer in layers_of(settings)]
 
 
 def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
     """Silver's states, by shard."""
-    return sorted(map(tuple, state_frame(spark, settings).collect()))
+    return sorted(map(tuple, read_state_frame(spark, settings).collect()))
 
 
 def assert_gold_is_exact(spark: Any, settings: Settings) -> None:
@@ -142,7 +142,7 @@ def test_a_session_is_looked_for_in_the_shard_that_has_it_until_the_states_are_m
     handover.prepare(settings, handover.Handover(0, 0, 4, "r"), [])
     handover.activate(spark, settings, "r")
     other = of_shards(settings, 3, 4)
-    there, found = ([shard_of(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
+    there, found = ([compute_shard(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
     assert max(there) == 3
     assert found == there
 
@@ -209,7 +209,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
         run(spark, other, SILVER)
     with pytest.raises(UsageError, match=r"silver.shards is 7 and gold.shards is 7: .* set .* to 5 first"):
         reshard(spark, other, 5)
-    with claimed(spark, other, Layer.GOLD), pytest.raises(ClaimedError):
+    with claim_layers(spark, other, Layer.GOLD), pytest.raises(ClaimedError):
         reshard_all(spark, other, 7, 0)
 
     said: list[str] = []
@@ -227,7 +227,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
 
 def forgotten(spark: Any, settings: Settings) -> int:
     """Of how many owners gold's states have only a hash left."""
-    states = [decode_states(bytes(row["chunk"])) for row in state_frame(spark, settings, GOLD).collect()]
+    states = [decode_states(bytes(row["chunk"])) for row in read_state_frame(spark, settings, GOLD).collect()]
     return sum(len(GoldShardState.decode(one).forgotten.mark) for state in states for one in state.values())
 
 

@@ -77,8 +77,8 @@ from sessionlake.settings.model import CaptureSettings, MaintainSettings, Proces
 from sessionlake.settings.section import Integrity
 from sessionlake.silver import job
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.stream_times import StreamTimesLog, _times_from_bronze
-from sessionlake.silver.tables.as_of import AsOf
+from sessionlake.silver.stream_times import StreamTimesLog, _read_times_from_bronze
+from sessionlake.silver.tables.as_of import SessionMoment
 from sessionlake.streaming import losses
 from sessionlake.streaming.losses import refuse_lost_ledger
 from sessionlake_lab.truth import KafkaMessage
@@ -154,17 +154,17 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
     for offset in range(6, len(cut.come)):
         if offset < FLOOR:
             with pytest.raises(LakeError, match=r"nothing before its snapshot of .* offset 10, next seq 5"):
-                table_as_of(reader, cut.settings, session, AsOf(offset=offset))
+                table_as_of(reader, cut.settings, session, SessionMoment(offset=offset))
             continue
-        found = table_as_of(reader, cut.settings, session, AsOf(offset=offset)).to_pylist()
+        found = table_as_of(reader, cut.settings, session, SessionMoment(offset=offset)).to_pylist()
         expected = truth_of(cut.come[: offset + 1], cut.settings.capture).session_rows[TOPIC, 0, "long"]
         assert {row["row_id"]: row["price"] for row in found} == {n: row["price"] for n, row in expected.items()}
     with pytest.raises(LakeError, match="nothing before its snapshot"):
-        table_as_of(reader, cut.settings, session, AsOf(seq=3))
+        table_as_of(reader, cut.settings, session, SessionMoment(seq=3))
     over = find_session(reader, cut.settings, "old")
-    assert table_as_of(reader, cut.settings, over, AsOf(seq=3)).num_rows == 2
+    assert table_as_of(reader, cut.settings, over, SessionMoment(seq=3)).num_rows == 2
     with pytest.raises(LakeError, match=r"offset 5, next seq 4\) is known any longer\. maintain.retention has removed"):
-        table_as_of(reader, cut.settings, over, AsOf(ts=START + 2 * MINUTE))
+        table_as_of(reader, cut.settings, over, SessionMoment(ts=START + 2 * MINUTE))
 
 
 @pytest.mark.soak
@@ -259,10 +259,10 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
 
 def test_stream_time_that_is_looked_up_knows_of_messages_that_are_gone(cut: Aging) -> None:
     place = TOPIC, 0
-    assert _times_from_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
-    assert _times_from_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
+    assert _read_times_from_bronze(cut.spark, cut.lake, {place: 5}) == {place: START + 3 * MINUTE}
+    assert _read_times_from_bronze(cut.spark, cut.lake, {place: 6}) == {place: START + 4 * MINUTE}
     with pytest.raises(LakeError, match=r"stream time up to offset 4 is not known any more"):
-        _times_from_bronze(cut.spark, cut.lake, {place: 4})
+        _read_times_from_bronze(cut.spark, cut.lake, {place: 4})
 
 
 def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
@@ -645,7 +645,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     write_bronze(spark, lake, found)
     judged = tuple(OffsetRange("a", n, 0, 1999, 2000) for n in range(3))
     Ledger(lake).write_entry(spark, LedgerEntry("silver", Txn("q", 0), "any", datetime.now(UTC), offsets=judged))
-    StreamTimesLog.open(spark, lake.settings, SILVER, {("a", n): 1999 for n in range(3)})
+    StreamTimesLog.start_log(spark, lake.settings, SILVER, {("a", n): 1999 for n in range(3)})
     for place in (("a", 1), ("a", 2)):
         moment = datetime.fromtimestamp((START + silent[place]) / 1000, UTC)
         come[place] = max(come.get(place, moment), moment)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.bronze.silences import Silences
+from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import IntegrityViolationError, LakeError
@@ -91,7 +91,7 @@ def test_silences_are_written_down_though_the_clock_is_set_back(begun: Begun, mo
     told = [(SILENT, 2), (Silence(TOPIC, 1, 0, START + HOUR, HOUR), 1)]
     for number, silence in enumerate(told):  # each by a process of its own
         monkeypatch.setattr("time.time_ns", lambda back=number: (START - back * HOUR) * 1_000_000)
-        Silences(begun.spark, begun.lake, begun.settings, book).write([silence])
+        SilenceWriter(begun.spark, begun.lake, begun.settings, book).write_silences([silence])
     assert {*read_silences(begun.lake.reader(begun.spark))} == {silence for silence, _ in told}
 
 

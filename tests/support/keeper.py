@@ -153,7 +153,7 @@ class Keeper:
 
     def maintain(self) -> None:
         """Merges small files and removes unused ones."""
-        for _ in Maintenance(self.spark, self.settings).once():
+        for _ in Maintenance(self.spark, self.settings).maintain_once():
             pass
 
     def recreate_topic(self) -> None:

@@ -26,7 +26,7 @@ class Book:
         self.excluded_topics: frozenset[str] = frozenset()
         self.asked = self.looked = 0
         self.open = True
-        self.away = False
+        self.is_kafka_unreachable = False
 
     def needs_restart(self) -> bool:
         return bool(self.excluded_topics)
@@ -37,16 +37,16 @@ class Book:
             self.unanswered -= 1
             raise BrokerError("Kafka does not answer")
 
-    def look(self) -> None:
+    def check_topics(self) -> None:
         self.looked += 1
 
-    def topics_to_exclude(self) -> frozenset[str]:
+    def list_topics_to_exclude(self) -> frozenset[str]:
         return self.excluded_topics
 
-    def positions(self) -> dict[tuple[str, int], int]:
+    def list_next_offsets(self) -> dict[tuple[str, int], int]:
         return {("a", 0): 0}
 
-    def kafka_ends(self) -> dict[tuple[str, int], int]:
+    def read_kafka_ends(self) -> dict[tuple[str, int], int]:
         return {("a", 0): 0}
 
     def close(self) -> None:
@@ -116,9 +116,9 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
 
         def __init__(self, folder: Path) -> None:
             self.has_started = folder.name == "bronze"
-            self.pending = 0
+            self.pending_batch = 0
 
-        def resumes_at(self, *_: Any, **__: Any) -> bool:
+        def can_resume_at(self, *_: Any, **__: Any) -> bool:
             return False
 
     monkeypatch.setattr(query, "QueryOffsets", Elsewhere)

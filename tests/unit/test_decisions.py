@@ -17,9 +17,9 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.errors import ClaimedError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.local.home import claim
+from sessionlake.local.home import claim_lock
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import binding_decisions, decisions, stopped_at
+from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_stop
 from sessionlake.streaming.manifest import clear_stop, committing
 from support.lakes import folder_of
 from support.stops import entry, make_home, stop
@@ -43,7 +43,7 @@ def withdraw(settings: Settings, offset: int | None = None) -> None:
 
 
 def known(settings: Settings) -> dict[DecisionKey, Decision]:
-    return decisions(Lake(settings).reader())
+    return read_decisions(Lake(settings).reader())
 
 
 def test_the_place_at_which_silver_stopped_can_be_decided(settings):
@@ -78,8 +78,8 @@ def test_where_one_layer_has_gone_on_the_other_is_still_stopped(settings):
     stop(settings, 6)
     stop(settings, 6, "processor-p")
     clear_stop(settings)
-    assert stopped_at(settings) is None
-    assert stopped_at(settings, "processor-p") is not None
+    assert read_stop(settings) is None
+    assert read_stop(settings, "processor-p") is not None
 
 
 def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
@@ -109,7 +109,10 @@ def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_table
 def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
     stop(settings, 6)
     for act in (decide, withdraw):
-        with claim(settings, "silver", "runs silver"), pytest.raises(ClaimedError, match="another process runs silver"):
+        with (
+            claim_lock(settings, "silver", "runs silver"),
+            pytest.raises(ClaimedError, match="another process runs silver"),
+        ):
             act(settings, 6)
 
 
@@ -193,7 +196,7 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
     stop(settings, 8)
     decide(settings, 8, Decision.ISOLATE)
     followed = {("t", 0, "s", 0): Decision.ISOLATE, ("t", 0, "s", 6): Decision.SKIP}
-    assert binding_decisions(reader) == followed | {("t", 0, "s", 8): Decision.ISOLATE}
+    assert read_binding_decisions(reader) == followed | {("t", 0, "s", 8): Decision.ISOLATE}
 
 
 @pytest.mark.parametrize("layer", ["silver", "processor-p"])

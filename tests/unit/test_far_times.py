@@ -20,7 +20,7 @@ from sessionlake.delta.storage.far_times import FarTime, format_time, ms_to_time
 from sessionlake.delta.storage.reading import Condition, is_in, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.values import to_rows, to_value, to_values
-from sessionlake.history.state import with_iso_times
+from sessionlake.history.state import convert_times_to_iso
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
 from support.lakes import folder_of
@@ -129,7 +129,10 @@ def test_far_times_are_hinted_for_people_and_numbers_for_programs() -> None:
 @pytest.mark.parametrize(("ms", "text"), TEXTS)
 def test_a_state_is_told_at_any_time(ms: int, text: str) -> None:
     expected = ms if "since" in text else text.replace(" ", "T")
-    assert with_iso_times({"last_ts": ms, "held": [{"ts": ms}]}) == {"last_ts": expected, "held": [{"ts": expected}]}
+    assert convert_times_to_iso({"last_ts": ms, "held": [{"ts": ms}]}) == {
+        "last_ts": expected,
+        "held": [{"ts": expected}],
+    }
 
 
 @pytest.fixture

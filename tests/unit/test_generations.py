@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.bronze.offsets import planned_ranges
+from sessionlake.bronze.offsets import read_planned_ranges
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, LossError
 from sessionlake.streaming.generations import Generations, require_intact_checkpoint
@@ -55,7 +55,7 @@ def test_a_checkpoint_without_generations_goes_on_as_the_first_one(generations, 
     assert (present.number, present.folder, present.first_batch, present.app_id) == (0, checkpoint, 0, ID)
     assert (present.last_planned_batch, present.next_batch) == (2, 3)
     assert present.txn(ID, 2) == Txn(ID, 2)
-    assert planned_ranges(present.folder, present.batch_id(2)) == {A: (8, 9), B: (0, 2)}
+    assert read_planned_ranges(present.folder, present.batch_id(2)) == {A: (8, 9), B: (0, 2)}
 
 
 def test_a_checkpoint_that_is_new_has_no_id_until_spark_gives_it_one(tmp_path):
@@ -72,7 +72,7 @@ def test_another_generation_goes_on_with_id_and_numbers_and_touches_no_file_that
     present = generations.current
     assert (present.number, present.last_planned_batch, present.next_batch) == (1, 3, 4)
     assert present.txn("another", 0) == Txn(ID, 3)
-    assert planned_ranges(present.folder, present.batch_id(3)) == {A: (9, 11)}
+    assert read_planned_ranges(present.folder, present.batch_id(3)) == {A: (9, 11)}
 
 
 def test_a_generation_that_is_noted_is_the_present_one_though_spark_has_not_begun_it(generations):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
-from sessionlake.operations.maintenance import readers
+from sessionlake.operations.maintenance import list_readers
 from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
 from sessionlake.processors.by_class import _ERROR, _KeyProcessing
@@ -174,5 +174,5 @@ def groups_of(own: ProcessorSettings) -> _KeyProcessing:
 def test_its_source_is_kept_until_it_has_read_it_and_bronze_is_not(tmp_path: Path):
     own = ProcessorSettings(name="own", target="a:B", key=("row_id",))
     settings = Settings(home=tmp_path, processors=(own,))
-    assert [reader.name for reader in readers(settings, "bronze.messages")] == ["silver"]
-    assert [reader.name for reader in readers(settings, "silver.session_changes")] == ["processor-own", "gold"]
+    assert [reader.name for reader in list_readers(settings, "bronze.messages")] == ["silver"]
+    assert [reader.name for reader in list_readers(settings, "silver.session_changes")] == ["processor-own", "gold"]

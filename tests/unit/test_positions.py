@@ -35,7 +35,7 @@ from sessionlake.ledger.progress import (
 from sessionlake.ledger.retained import RemovedRows
 from sessionlake.operations.retention.ledger import due
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import _followed
+from sessionlake.silver.decisions import _read_followed_decisions
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.restored_tables import versions_after_batches
 from support.seeds import seeds
@@ -174,12 +174,12 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
     """All that is asked of a ledger but what single entries tell."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
-    patch.setattr(status, "kafka_ends", lambda _: None)
+    patch.setattr(status, "read_kafka_ends", lambda _: None)
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
     found: list[Any] = [
         read_layer_offsets(reader),
         read_last_merged_batch(reader),
-        _followed(reader),
+        _read_followed_decisions(reader),
         left(reader),
         read_change_progress(reader),
     ]
@@ -197,7 +197,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     """All that anyone asks of a ledger."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
-    patch.setattr(status, "kafka_ends", lambda _: None)
+    patch.setattr(status, "read_kafka_ends", lambda _: None)
     rows = reader.tables[LEDGER].to_pylist()
     layers = sorted({row["layer"] for row in rows})
     last = read_last_batch(reader, "silver") or -1
@@ -205,7 +205,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     found: list[Any] = [
         read_layer_offsets(reader),
         read_last_merged_batch(reader),
-        _followed(reader),
+        _read_followed_decisions(reader),
         left(reader),
         read_change_progress(reader),
     ]
@@ -217,7 +217,9 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     for batch in range(-1, last + 2, max(1, last // 5)):
         found.append([row["batch_id"] for row in read_entries_after(reader, "silver", batch, "outputs")])
         point = outcome(partial(as_of_batch, None, settings, batch))
-        found.append(point if isinstance(point, str) else (point.asked, point.batch, point.versions, point.rebuilt))
+        found.append(
+            point if isinstance(point, str) else (point.requested_batch, point.batch, point.versions, point.rebuilt)
+        )
     for offset, near in ((3, None), (11, NOON + timedelta(hours=5))):
         found += [
             find_entry_of_message(reader, layer, "a", 0, offset, near) for layer in ("bronze", "silver", PROCESSOR)

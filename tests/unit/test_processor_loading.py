@@ -156,12 +156,12 @@ def test_a_processor_that_fails_among_all_is_told_once_and_a_layer_stops_them_al
     pipeline = Pipeline(None, settings_of("one"), Layer.ALL, on_failure=told.append)
     failure, fault = ProcessorError("one failed"), LakeError("no table")
     pipeline.queries["processor-one"] = Ended(failure)
-    pipeline.check()
-    pipeline.check()
+    pipeline.check_layers()
+    pipeline.check_layers()
     assert (told, pipeline.failed) == ([failure], {"processor-one": failure})
     pipeline.queries["silver"] = Ended(fault)
     with pytest.raises(LakeError, match="no table"):
-        pipeline.check()
+        pipeline.check_layers()
 
 
 def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
@@ -169,7 +169,7 @@ def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
     pipeline = Pipeline(None, settings, Layer.PROCESSOR)
     pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))
     with pytest.raises(ProcessorError, match="one failed"):
-        pipeline.check()
+        pipeline.check_layers()
 
 
 def test_a_processor_cannot_write_into_a_table_of_the_lake_s_own():

@@ -23,7 +23,7 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import order_field
 from sessionlake.gold.declared.tables import create_product, declared_gold_schemas, declared_gold_tables
 from sessionlake.history.explain import explain
-from sessionlake.operations.maintenance import readers
+from sessionlake.operations.maintenance import list_readers
 from sessionlake.processors.job import require_usable
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
@@ -270,7 +270,7 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert [own.rebuild_argument for own in mine.processors] == ["processor:fills", "gold.fills_1m", "gold.by_day"]
     assert {*mine.added_tables} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
     assert not {*mine.added_tables} & {*declared_gold_schemas(mine), *(one.table for one in declared_gold_tables(mine))}
-    assert [reader.name for reader in readers(mine, "silver.fills")] == ["processor-fills_1m"]
+    assert [reader.name for reader in list_readers(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
     with pytest.raises(

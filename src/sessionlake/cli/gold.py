@@ -17,7 +17,7 @@ from sessionlake.gold.job import rebuild_tables
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import find_complete_tables
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.streaming.journal import require_uninterrupted
@@ -32,7 +32,7 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     Returns True if all are equal.
     """
     require_uninterrupted(settings, GOLD)
-    with claimed(spark, settings, Layer.GOLD, "verifies gold"):
+    with claim_layers(spark, settings, Layer.GOLD, "verifies gold"):
         products = declared_gold_tables(settings)
         complete = find_complete_tables(spark, Lake(settings), products)
         comparisons = verify_gold(spark, settings, complete)
@@ -76,7 +76,7 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
 def _rebuild_from_silver(
     spark: SparkSession, settings: Settings, chosen: Sequence[GoldTable], table: str | None, say: Say, *, shorten: bool
 ) -> None:
-    with claimed(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
+    with claim_layers(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         if not shorten:
             refuse_shorter_table(Lake(settings), spark)
         for name, made in rebuild_tables(spark, settings, chosen).items():

@@ -28,7 +28,7 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
         UsageError: The lake has no such table.
     """
     with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
-        done = list(Maintenance(spark, settings).once(table))
+        done = list(Maintenance(spark, settings).maintain_once(table))
     show(COLUMNS, [_row(one) for one in done], form)
 
 
@@ -71,7 +71,7 @@ def maintain(
             wait_while_paused(settings, stop, why, say)
             continue
         with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
-            Maintenance(spark, settings, tell).watch(stop, table)
+            Maintenance(spark, settings, tell).maintain_until_stopped(stop, table)
     say("stopped")
 
 

@@ -185,7 +185,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
     private = separate_session(spark)  # so that these views hide no tables from other users of the session
     try:
         for table in named:
-            point.read(private, f"silver.{table}").createOrReplaceTempView(table)
+            point.read_table(private, f"silver.{table}").createOrReplaceTempView(table)
         show_table(private.sql(bare).toArrow(), form)
     except (PySparkException, Py4JError) as error:
         raise explain_sql_error("query", error) from error

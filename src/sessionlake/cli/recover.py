@@ -15,7 +15,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.positions import drop_carried_sums
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
-from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.replay import REPLAYED, require_complete_bronze
 from sessionlake.operations.rebuild.silver import interrupted, rebuild
 from sessionlake.operations.recover import bronze, gold, silver
@@ -69,7 +69,7 @@ def recover(spark: SparkSession, settings: Settings, lost: Recoverable, say: Say
         of = {Recoverable.BRONZE: BRONZE, Recoverable.GOLD: GOLD}.get(lost, SILVER)
         finished_here = [RECOVER_BRONZE, REBUILD_SILVER] if lost is not Recoverable.GOLD else []
         require_uninterrupted(settings, of, except_for=finished_here)
-    with claimed(spark, settings, layers, f"recovers {lost}", *also):
+    with claim_layers(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
 

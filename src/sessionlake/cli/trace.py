@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from sessionlake.cli.show import OutputFormat, console_on, show, table_of, text_of
 from sessionlake.delta.storage.far_times import format_time
 from sessionlake.history.fate import Fate
-from sessionlake.history.trace import BatchCommit, Merge, Trace
+from sessionlake.history.trace import BatchCommit, SilverMerge, Trace
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20
@@ -35,7 +35,7 @@ def show_trace(trace: Trace, form: OutputFormat, out: TextIO | None = None) -> N
 def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the columns of a trace as name and value, without nesting. The names are the same for every message."""
     for name, value in parts.items():
-        part = dict.fromkeys(item.name for item in fields(Merge)) if name == "tables" and value is None else value
+        part = dict.fromkeys(item.name for item in fields(SilverMerge)) if name == "tables" and value is None else value
         if isinstance(part, dict) and name != "session":
             yield from ((f"{name}.{key}", item) for key, item in part.items())
         else:
@@ -90,7 +90,7 @@ def _commit(commit: BatchCommit) -> str:
     return f"batch {commit.batch}, committed {format_time(commit.committed_at)}{_wrote(commit)}"
 
 
-def _merge(merge: Merge) -> str:
+def _merge(merge: SilverMerge) -> str:
     first, last = merge.first_batch, merge.last_batch
     merged = f"batch {last}" if first == last else f"batches {first} to {last}"
     return f"silver {merged} merged, committed {format_time(merge.committed_at)}{_wrote(merge)}"

@@ -47,7 +47,7 @@ from sessionlake.delta.storage.spark_writes import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Combine, Upsert
-from sessionlake.local.home import claim, hold_lock, require_home
+from sessionlake.local.home import claim_lock, create_home, hold_lock
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
@@ -113,11 +113,11 @@ class FolderStorage(Storage):
         return f"{quote(schema)}.{quote(view)}"
 
     def require_writable(self) -> None:
-        require_home(self._settings)
+        create_home(self._settings)
 
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
         """Holds a file lock until the block ends. It excludes other processes of this machine."""
-        return claim(self._settings, name, doing)
+        return claim_lock(self._settings, name, doing)
 
     def require_claims(self) -> None:
         """Checks nothing: a process keeps its locks until it ends."""

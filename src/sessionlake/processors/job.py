@@ -30,7 +30,7 @@ from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.silver.decisions import binding_decisions
+from sessionlake.silver.decisions import read_binding_decisions
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     build_packed_stream,
@@ -41,7 +41,7 @@ from sessionlake.silver.job import (
     sum_ledger_counts,
     sum_partition_counts,
 )
-from sessionlake.silver.stream_times import StreamTimesLog, require_continued
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.folded import Folded, collect
@@ -132,7 +132,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = load_offset_log(spark, lake, settings, config.layer, first_batch)
-    times = StreamTimesLog.open(spark, settings, config.layer, log.last_offsets)
+    times = StreamTimesLog.start_log(spark, settings, config.layer, log.last_offsets)
     stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
@@ -163,7 +163,7 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
 def create_processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
     """Returns the fold that judges bronze's messages as silver does, and passes applied messages to the processor."""
     capture = lake.settings.capture
-    return SilverFold(capture.declared, capture, binding_decisions(lake.reader(spark)), processor=processor)
+    return SilverFold(capture.declared, capture, read_binding_decisions(lake.reader(spark)), processor=processor)
 
 
 def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
@@ -224,7 +224,7 @@ class _ProcessorBatch:
             refuse_failures(config.name, reports)
             ranges = list_offset_ranges(partitions)
             self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
-            require_continued(config.layer, partitions, self._log.last_offsets)
+            require_continued_times(config.layer, partitions, self._log.last_offsets)
             with committing(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=config.layer,
@@ -237,7 +237,7 @@ class _ProcessorBatch:
                     config_hash=self._hash,
                 )
                 self._lake.storage.require_claims()  # another process may have taken the layer over
-                self._times.advance(partitions, reports)
+                self._times.add_batch_notes(partitions, reports)
                 self._ledger.write_entry(spark, entry)
         finally:
             frame.unpersist()

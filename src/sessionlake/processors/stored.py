@@ -19,7 +19,7 @@ from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split_state_parts
-from sessionlake.silver.states import has_state, state_frame
+from sessionlake.silver.states import has_state, read_state_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def require_readable_states(spark: SparkSession, settings: Settings, layer: str,
     if not has_state(settings, layer):
         return
     # A rebuild may have left states that an earlier version of the code wrote.
-    states = state_frame(spark, settings, layer).select("chunk")
+    states = read_state_frame(spark, settings, layer).select("chunk")
     found = states.mapInArrow(_StateCheck(processor), "fault string").orderBy("fault").first()
     if found is not None:
         raise LakeError(f"checkpoint {settings.checkpoint(layer)}: {found['fault']}", why="Nothing was processed")

@@ -31,13 +31,13 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake.silver.decisions import binding_decisions, ledger_decisions
+from sessionlake.silver.decisions import list_ledger_decisions, read_binding_decisions
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
 from sessionlake.silver.quarantine import add_raw_messages
-from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
+from sessionlake.silver.stream_times import StreamTimesLog, open_stored_times, require_continued_times
 from sessionlake.spark.frames import Rows, UnappliedMap
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
@@ -89,10 +89,10 @@ def start(
     lake = Lake(settings)
     _prepare_tables(spark, lake)
     resume_from = handover.read_active(settings)
-    decided = binding_decisions(lake.reader(spark))
+    decided = read_binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
     log = load_offset_log(spark, lake, settings, LAYER, first_batch)
-    times = StreamTimesLog.open(spark, settings, LAYER, log.last_offsets)
+    times = StreamTimesLog.start_log(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatchWriter(lake, settings, decided, first_batch, log, times, on_batch)
     frame = build_folded_stream(spark, lake, settings, decided, resume_from)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
@@ -168,7 +168,8 @@ def build_packed_stream(
         options |= starting_options(settings.checkpoint(layer))
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
-    packer = Packer(rules_of(settings.capture), settings.silver.shards, topic_pattern, stored_times(settings, layer))
+    times = open_stored_times(settings, layer)
+    packer = Packer(rules_of(settings.capture), settings.silver.shards, topic_pattern, times)
     return raw.select(shard, *BRONZE_COLUMNS).mapInArrow(packer, PACKED_SCHEMA)
 
 
@@ -220,8 +221,9 @@ class _SilverBatchWriter:
             partitions = sum_partition_counts(reports)
             self._refuse_violations(reports)
             ranges = list_offset_ranges(partitions)
+            followed_keys = [key for report in reports for key in report.decided]
             self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
-            require_continued(LAYER, partitions, self._log.last_offsets)
+            require_continued_times(LAYER, partitions, self._log.last_offsets)
             with committing(
                 self._settings, LAYER, txn.version, hash_settings_of_layers(self._settings, SILVER), ranges
             ):
@@ -235,12 +237,10 @@ class _SilverBatchWriter:
                     outputs=outputs,
                     **sum_ledger_counts(partitions),
                     config_hash=hash_settings_of_layers(self._settings),
-                    decisions=ledger_decisions(
-                        (place for report in reports for place in report.decided), self._decided
-                    ),
+                    decisions=list_ledger_decisions(followed_keys, self._decided),
                 )
                 self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
-                self._times.advance(partitions, reports)
+                self._times.add_batch_notes(partitions, reports)
                 self._ledger.write_entry(spark, entry)
         finally:
             frame.unpersist()

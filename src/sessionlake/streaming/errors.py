@@ -17,7 +17,7 @@ from sessionlake.errors import (
     SessionlakeError,
     UsageError,
 )
-from sessionlake.local.gateway import jvm_failure
+from sessionlake.local.gateway import describe_jvm_failure
 from sessionlake.spark.failures import (
     RESULT_TOO_BIG,
     KnownFailure,
@@ -257,7 +257,7 @@ def explained(error: Exception) -> SessionlakeError | None:
 
 def _of_death(error: BaseException) -> MachineError | None:
     """Returns the error for a JVM that has ended; None if `error` does not come from that."""
-    death = jvm_failure() if _is_of_gateway(error) else None
+    death = describe_jvm_failure() if _is_of_gateway(error) else None
     if death is None:
         return None
     if _HEAP_FULL in death:
@@ -334,7 +334,7 @@ def explain_sql_error(doing: str, error: Exception) -> SessionlakeError:
     """
     from pyspark.errors import PySparkException
 
-    if _is_of_gateway(error) and jvm_failure() is not None:
+    if _is_of_gateway(error) and describe_jvm_failure() is not None:
         return explained(error) or SessionlakeError(str(error))
     known = _known(_uninterrupted(parse_failure(error)))
     if known is not None:

@@ -28,7 +28,7 @@ from typing import Protocol
 
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.local.home import Holder, claimed_error
+from sessionlake.local.home import LockHolder, make_claimed_error
 from sessionlake.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -78,13 +78,13 @@ class Lease:
         return str(self._holder)
 
     @property
-    def _holder(self) -> Holder:
-        return Holder(self.holder or "", self.doing, self.acquired_at)
+    def _holder(self) -> LockHolder:
+        return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
     def refusal(self, settings: Settings) -> ClaimedError:
         """Returns the error for another process that wants the lease."""
         fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
-        return claimed_error(settings, self._holder, self.name, fix)
+        return make_claimed_error(settings, self._holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
@@ -167,7 +167,7 @@ class Claim:
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
         self.name, self.took_over = name, False
-        self._renewed, self._lease = self._acquire(Holder.this_process(doing))
+        self._renewed, self._lease = self._acquire(LockHolder.describe_this_process(doing))
 
     @property
     def token(self) -> int:
@@ -224,7 +224,7 @@ class Claim:
                     return
                 self._lease = self._table.read(self.name) or self._lease
 
-    def _acquire(self, mine: Holder) -> tuple[Moment, Lease]:
+    def _acquire(self, mine: LockHolder) -> tuple[Moment, Lease]:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read(self.name)
             if before is not None and before.is_held(begun.wall_time):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.folders.table_files import folder_of, open_table
 from sessionlake.delta.folders.version_checksums import write_checksum
 from sessionlake.delta.schemas.properties import CHECKPOINT_INTERVAL, CHECKPOINTS
-from sessionlake.local.paths import log_path
+from sessionlake.local.paths import encode_path_for_log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -117,5 +117,5 @@ def discard_uncommitted(folder: Path, paths: Iterable[str], after: int | None) -
             _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)
             return
     for path in left:
-        if not any(log_path(path) in commit for commit in commits):
+        if not any(encode_path_for_log(path) in commit for commit in commits):
             (folder / path).unlink(missing_ok=True)

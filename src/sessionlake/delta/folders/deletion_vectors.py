@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.local.paths import path_of
+from sessionlake.local.paths import uri_to_path
 from sessionlake.protocol.types import Int64s
 
 _VERSION = b"\x01"
@@ -80,7 +80,7 @@ def vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
     """
     kind, encoded = descriptor["storageType"], descriptor["pathOrInlineDv"]
     if kind == "p":
-        return path_of(encoded)
+        return uri_to_path(encoded)
     if kind != "u":
         return None
     below, name = encoded[:-_NAME], encoded[-_NAME:]

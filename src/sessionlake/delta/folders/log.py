@@ -26,7 +26,7 @@ from sessionlake.delta.folders.writable import (
     spark_only_reason,
 )
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.local.paths import log_path
+from sessionlake.local.paths import encode_path_for_log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -207,7 +207,7 @@ def add_action(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
 
 def file_fields(file: WrittenFile) -> Action:
     """Returns the fields of a new file that `add` and `cdc` actions share: path, size and partition values."""
-    return {"path": log_path(file.path), "size": file.size} | _NO_PARTITION
+    return {"path": encode_path_for_log(file.path), "size": file.size} | _NO_PARTITION
 
 
 def marked_add_action(file: TableFile, vector: Action) -> Action:

@@ -20,7 +20,7 @@ from msgspec.json import decode
 from sessionlake.delta.folders.deletion_vectors import read_vector, vector_file
 from sessionlake.delta.folders.file_statistics import encode_json, parse_statistics
 from sessionlake.errors import LakeError
-from sessionlake.local.paths import file_of, path_of
+from sessionlake.local.paths import find_logged_file, uri_to_path
 from sessionlake.protocol.types import Int64s
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TableFile:
     @cached_property
     def path(self) -> Path:
         """The file's full path."""
-        return file_of(self.folder, self.add["path"])
+        return find_logged_file(self.folder, self.add["path"])
 
     @property
     def key(self) -> tuple[str, str]:
@@ -158,7 +158,7 @@ def list_live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[Tab
     found, none = list[TableFile](), np.empty(0, np.int64)
     for add in adds:
         stats = parse_statistics(add.get("stats"))
-        file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
+        file = TableFile(folder, add, stats, gone.get(find_logged_file(folder, add["path"]), none))
         if read_vectors and len(file.deleted_rows) != (add.get("deletionVector") or {}).get("cardinality", 0):
             raise LakeError(f"{file.path}: {len(file.deleted_rows)} rows are marked, and the log says otherwise")
         if read_vectors and not isinstance(stats.get("numRecords"), int):
@@ -173,18 +173,18 @@ def _read_deleted_rows(delta: DeltaTable, folder: Path, adds: Iterable[Action]) 
     Vectors that another program wrote in another form are read by delta-rs, which returns one flag for each row.
     """
     marked = [add for add in adds if add.get("deletionVector")]
-    own = {file_of(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
+    own = {find_logged_file(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
     read = {path: rows for path, rows in own.items() if rows is not None}
     if len(read) < len(marked):
         vectors = pa.table(delta.deletion_vectors())
         for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-            read[path_of(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            read[uri_to_path(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
     return read
 
 
 def folder_of(delta: DeltaTable) -> Path:
     """Returns the table's folder."""
-    return path_of(delta.table_uri)
+    return uri_to_path(delta.table_uri)
 
 
 def read_add_actions(folder: Path, version: int) -> Iterable[Action]:

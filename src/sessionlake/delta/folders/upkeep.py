@@ -18,7 +18,7 @@ from sessionlake.delta.folders.history import committed_at
 from sessionlake.delta.folders.table_files import Action, list_live_files, open_table
 from sessionlake.delta.folders.writable import has_vectors, spark_only_reason
 from sessionlake.delta.storage.upkeep import HistoryToKeep, Vacuumed
-from sessionlake.local.paths import file_of
+from sessionlake.local.paths import find_logged_file
 from sessionlake.protocol.names import quote
 from sessionlake.spark.interpreted import temporary_spark_conf
 
@@ -104,7 +104,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
-            yield file_of(folder, action["path"])
+            yield find_logged_file(folder, action["path"])
             vector = action.get("deletionVector")
             if vector and (file := vector_file(folder, vector)) is not None:
                 yield file

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.operations.maintenance import Reader, readers
+from sessionlake.operations.maintenance import TableReaderProgress, list_readers
 from sessionlake.publish.job import require_change_feed
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.model import Settings
@@ -28,9 +28,9 @@ _POLL_SECONDS = 0.5
 _TRIGGERS = 3
 
 
-def publications(settings: Settings, table: str) -> list[Reader]:
+def publications(settings: Settings, table: str) -> list[TableReaderProgress]:
     """Returns the publications of a table that have started."""
-    readings = readers(settings, table)
+    readings = list_readers(settings, table)
     return [reader for reader in readings if reader.has_started and reader.name.startswith(f"publish-{table}-")]
 
 
@@ -88,7 +88,7 @@ def oldest_version_needed(settings: Settings, table: str, removal: int) -> int |
         removal: The first version without the session's rows.
     """
     known = [
-        (reader.next_version, reader.oldest_needed or 0)
+        (reader.next_version, reader.oldest_needed_version or 0)
         for reader in publications(settings, table)
         if reader.next_version is not None
     ]

@@ -33,7 +33,7 @@ from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import stopped_at
+from sessionlake.silver.decisions import read_stop
 from sessionlake.streaming.manifest import clear_stop
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def clean_bookkeeping(spark: SparkSession, lake: Lake, session: Session) -> None
 def clean_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
     """Removes the files that say at which message a layer stopped, if the message is of this session."""
     for layer in layers:
-        stop = stopped_at(settings, layer)
+        stop = read_stop(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
             clear_stop(settings, layer)
 

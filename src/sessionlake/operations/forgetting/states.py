@@ -15,7 +15,7 @@ from sessionlake.processors.memory import ProcessorMemory, remove_session
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
-from sessionlake.silver.states import has_state, last_batches, state_frame
+from sessionlake.silver.states import has_state, read_last_batches, read_state_frame
 from sessionlake.spark.failures import parse_failure
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import recovery_hint
@@ -68,7 +68,7 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
         receipt: The name of the forgetting's receipt.
     """
     version = Lake(settings).latest_version(spark, MESSAGES)
-    _, last = last_batches(spark, settings, layer)
+    _, last = read_last_batches(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
     if not handover.is_active(settings, receipt, layer):
         if not handover.is_prepared(settings, receipt, layer):
@@ -82,7 +82,7 @@ def _states(
 ) -> Iterator[tuple[int, bytes]]:
     if not has_state(settings, layer):
         return
-    for row in state_frame(spark, settings, layer).toLocalIterator():
+    for row in read_state_frame(spark, settings, layer).toLocalIterator():
         yield row["shard"], state_without_session(bytes(row["chunk"]), settings.capture.declared, session)
 
 

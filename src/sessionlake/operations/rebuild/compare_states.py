@@ -14,7 +14,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
-from sessionlake.silver.states import last_batches, state_frame
+from sessionlake.silver.states import read_last_batches, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_planned, recovery_hint
 
@@ -55,7 +55,7 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
     why_not = _why_not(spark, settings)
     if rebuilt is None or why_not is not None:
         return StatesComparison(0, skipped=why_not or "there is no message yet")
-    live = state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
+    live = read_state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
     both = live.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
     compared = both.groupBy("shard").applyInPandas(_comparing(settings.capture.declared), _COMPARED_SCHEMA)
     shards = sorted(compared.collect(), key=lambda row: row["shard"])
@@ -71,7 +71,7 @@ def _why_not(spark: SparkSession, settings: Settings) -> str | None:
     present, configured = handover.shard_count(settings), settings.silver.shards
     if present not in (None, configured):
         return f"they have {present} shards, but silver.shards is {configured}"
-    of_states, last = last_batches(spark, settings)
+    of_states, last = read_last_batches(spark, settings)
     if of_states < 0 <= last != last_planned(settings.checkpoint(SILVER)):
         raise LakeError("silver has processed batches, but its checkpoint holds no state", fix=recovery_hint(SILVER))
     if of_states < 0:

@@ -13,8 +13,8 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.retained import read_partition_starts, read_removed_rows_without_limits
 from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, Selection
-from sessionlake.silver.states import last_batches
-from sessionlake.silver.unread import unread_silences
+from sessionlake.silver.states import read_last_batches
+from sessionlake.silver.unread import read_unread_silences
 from sessionlake.streaming import handover
 from sessionlake.streaming.manifest import require_finished_batch
 
@@ -126,7 +126,7 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
     """
     from pyspark.sql import functions as F
 
-    of_states, last = last_batches(spark, lake.settings)
+    of_states, last = read_last_batches(spark, lake.settings)
     if of_states != last:
         raise LakeError(
             "silver has not finished its last batch",
@@ -139,7 +139,7 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
     ends = OffsetLog.load_from_ledger(spark, lake, SILVER).last_offsets
     # A topic-partition that retention has emptied has nothing to read.
     read = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
-    unread = unread_silences(spark, lake.settings, SILVER, ends)
+    unread = read_unread_silences(spark, lake.settings, SILVER, ends)
     if held != read or not unread.isdisjoint(select_silences(bronze)):
         raise LakeError(
             f"silver has not read exactly what {MESSAGES}@v{version} holds, so single sessions cannot be rebuilt",

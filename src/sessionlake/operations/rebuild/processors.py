@@ -36,7 +36,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import select_table_rows, sum_partition_counts
-from sessionlake.silver.unread import unread_silences
+from sessionlake.silver.unread import read_unread_silences
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
@@ -201,7 +201,7 @@ class _Rebuild:
         self._staging.ensure(spark, self._tables.values())
         self._version = version
         what = f"a rebuild of {processor.output_table}"
-        unread = () if ends is None else unread_silences(spark, self._settings, processor.layer, ends)
+        unread = () if ends is None else read_unread_silences(spark, self._settings, processor.layer, ends)
         slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)

@@ -38,7 +38,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.states import shard_states
+from sessionlake.silver.states import read_shard_states
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
@@ -173,7 +173,7 @@ def _states(
     if selection.is_everything:
         yield from rebuilt
         return
-    columns, live = settings.capture.declared, dict(shard_states(spark, settings))
+    columns, live = settings.capture.declared, dict(read_shard_states(spark, settings))
     for shard, chunk in rebuilt:
         state = ShardState.decode(live.get(shard, chunk), columns)
         state.replace_sessions(ShardState.decode(chunk, columns), selection)

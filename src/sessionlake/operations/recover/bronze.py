@@ -138,7 +138,7 @@ def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     present = Generations(checkpoint, LAYER).current
     require_current_checkpoint(spark, lake, present)
     if present.last_planned_batch is not None:
-        QueryOffsets(present.folder).start()
+        QueryOffsets(present.folder).read_start()
 
 
 def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:

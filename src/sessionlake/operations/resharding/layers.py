@@ -16,7 +16,7 @@ from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.processors.memory import stored_shard_count
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split_state_parts
-from sessionlake.silver.states import has_state, state_frame
+from sessionlake.silver.states import has_state, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.resharded import reshard_states
 
@@ -47,7 +47,7 @@ def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int
     if layer == SILVER:
         return handover.shard_count(settings)
     if has_state(settings, layer):
-        for row in state_frame(spark, settings, layer).toLocalIterator():
+        for row in read_state_frame(spark, settings, layer).toLocalIterator():
             memory = split_state_parts(bytes(row["chunk"]))[1]
             if memory is not None:
                 return stored_shard_count(memory)
@@ -60,7 +60,7 @@ def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, be
     Raises:
         LakeError: Gold maintains a table that is not configured any more, or a state cannot be read.
     """
-    states = state_frame(spark, settings, layer)
+    states = read_state_frame(spark, settings, layer)
     if layer != GOLD:
         return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), after), after)
     lake = Lake(settings, declared_gold_schemas(settings))

@@ -21,7 +21,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import declared_gold_schemas
 from sessionlake.gold.making.states import remove_forgotten_owners
 from sessionlake.gold.tables.notes import store_shards as note_gold_shards
-from sessionlake.operations.pipeline import run_to_end
+from sessionlake.operations.pipeline import run_layer_to_end
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import (
     configured_shards,
@@ -169,7 +169,7 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
         ended = False
     if not ended:
         say(f"{layer}: processes what is available, with {before} shards")
-        run_to_end(spark, with_shards(settings, layer, before), layer, threading.Event())
+        run_layer_to_end(spark, with_shards(settings, layer, before), layer, threading.Event())
         version = handover.last_version_read(settings, layer)
     if version is None:
         return

@@ -18,7 +18,7 @@ from sessionlake.ledger.retained import read_limits_as_frame
 from sessionlake.operations.retention.rules import as_limits
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.section import Integrity
-from sessionlake.silver.merge.kept_cuts import kept_cuts_frame
+from sessionlake.silver.merge.kept_cuts import read_kept_cuts_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,7 +97,7 @@ def progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
 def _kept(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
     from pyspark.sql import functions as F
 
-    return kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
+    return read_kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
 
 
 def _beyond_recorded(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:

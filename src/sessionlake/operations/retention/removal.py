@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import counted_time_column
+from sessionlake.bronze.kafka_times import build_counted_time_column
 from sessionlake.delta.commit import remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
@@ -62,7 +62,7 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake.silver.stream_times import stored_times
+from sessionlake.silver.stream_times import open_stored_times
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.streaming.checkpoint import reads_initial_snapshot
 from sessionlake.streaming.journal import require_uninterrupted
@@ -244,7 +244,7 @@ class Retention:
             .alias("t")
             .join(places, select_expired_rows(MESSAGES, limits).condition())
         )
-        highest = F.timestamp_millis(F.max(counted_time_column(self._settings, "t")))
+        highest = F.timestamp_millis(F.max(build_counted_time_column(self._settings, "t")))
         highest_times = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
         highest_times = highest_times.rename_columns([*_PLACE, "highest_timestamp", "rows"])
         added = highest_times.append_column("limit", pa.nulls(highest_times.num_rows, pa.int64())).append_column(
@@ -352,7 +352,7 @@ class Retention:
         """Returns the stream time, including silences, at the end of what silver has read: `topic, partition, time`."""
         judged = read_last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
-        times, _ = stored_times(self._settings, SILVER).read_times_before(places, behind)
+        times, _ = open_stored_times(self._settings, SILVER).read_times_before(places, behind)
         known = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)
         return pa.Table.from_pylist([dict(zip(_TIMES.names, row, strict=True)) for row in known], _TIMES)
 
