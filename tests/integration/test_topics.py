@@ -423,7 +423,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
     for topic in ("goes", "stays"):
         world.create(topic)
         world.send(topic, 0, 2)
-    told, gone = KafkaAdmin.offsets, list[str]()
+    told, gone = KafkaAdmin.read_offsets, list[str]()
 
     def offsets(admin: KafkaAdmin, places: Any, **how: Any) -> Any:
         if not gone:
@@ -431,7 +431,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
             world.delete("goes")
         return told(admin, places, **how)
 
-    monkeypatch.setattr(KafkaAdmin, "offsets", offsets)
+    monkeypatch.setattr(KafkaAdmin, "read_offsets", offsets)
     world.run(world.under(OnTopicChange.FORGET))
     assert gone
     assert world.offsets("stays") == [0, 1]

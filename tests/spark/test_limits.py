@@ -11,7 +11,7 @@ import pytest
 from sessionlake.cli.rules import apply, load_rules
 from sessionlake.delta.schemas.names import DISTINCT_VALUES
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.settings.model import GoldSettings, Settings
 from sessionlake.streaming.checkpoint import read_last_committed_batch
@@ -76,7 +76,9 @@ def states(feed: Feed) -> dict[int, bytes]:
 
 
 def exact(feed: Feed) -> None:
-    assert {one.first_difference for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings))} == {None}
+    assert {
+        one.first_difference for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
+    } == {None}
 
 
 @pytest.mark.soak

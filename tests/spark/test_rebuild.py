@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.names import CHANGES, LEDGER, RULE_EVENTS
 from sessionlake.delta.schemas.names import RULES as RULES_TABLE
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.state import stats_of
@@ -125,7 +125,7 @@ def looking_up(spark: Any, settings: Settings) -> Settings:
 def taken_in(spark: Any, settings: Settings) -> None:
     """Gold takes in what there is, and has what a recomputation makes of it."""
     gold.start(spark, settings, once=True).wait()
-    looked_up = [table for table in tables_of(settings) if isinstance(table, EnrichedTable)]
+    looked_up = [table for table in declared_gold_tables(settings) if isinstance(table, EnrichedTable)]
     assert [
         (one.table, one.first_difference) for one in verify_gold(spark, settings, looked_up) if one.first_difference
     ] == []

@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.errors import ClaimedError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.local.home import claim
+from sessionlake.local.home import claim_lock
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_stop
 from sessionlake.streaming.manifest import record_commit, remove_stop
@@ -109,7 +109,10 @@ def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_table
 def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
     stop(settings, 6)
     for act in (decide, withdraw):
-        with claim(settings, "silver", "runs silver"), pytest.raises(ClaimedError, match="another process runs silver"):
+        with (
+            claim_lock(settings, "silver", "runs silver"),
+            pytest.raises(ClaimedError, match="another process runs silver"),
+        ):
             act(settings, 6)
 
 

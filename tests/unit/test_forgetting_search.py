@@ -149,7 +149,7 @@ def test_a_sessions_messages_lose_all_but_place_and_time() -> None:
             ))),
         }
     )  # fmt: skip
-    blanked = SessionRows("t", "a", "key").with_erased(rows)
+    blanked = SessionRows("t", "a", "key").erase_rows(rows)
     assert blanked.schema == rows.schema
     assert blanked.to_pylist() == [
         {"topic": "t", "offset": 1, "key": KEY, "value": None, "headers": None},

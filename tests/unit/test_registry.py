@@ -87,7 +87,7 @@ def test_what_is_remembered_is_bounded(registry: Registry, monkeypatch: pytest.M
         registry.add_avro(schema, avro_schema())
     found = schemas(registry)
     assert len(found.definitions(range(10))) == 5
-    cache = client._cache(found)
+    cache = client._get_schema_cache(found)
     assert (list(cache._known), list(cache._unknown)) == ([3, 4], [7, 8, 9])
 
 

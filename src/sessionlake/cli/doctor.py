@@ -112,11 +112,11 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
         commands: The command line, by which the words in the jobs' definitions are checked.
     """
     from sessionlake.cli.job import refusal
-    from sessionlake.databricks.bundle.rules import bundle_faults, models_are_installed
+    from sessionlake.databricks.bundle.rules import find_bundle_faults, models_are_installed
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
-    faults = bundle_faults(folder, given, partial(refusal, commands))
+    faults = find_bundle_faults(folder, given, partial(refusal, commands))
     findings = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_installed():
         text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
@@ -144,16 +144,16 @@ def _java() -> str:
 
 
 def _jars() -> str:
-    from sessionlake.local.jars import broker_jars, spark_jars
+    from sessionlake.local.jars import fetch_broker_jars, fetch_spark_jars
 
-    return f"{len(spark_jars())} for Spark and {len(broker_jars())} for the broker, cached"
+    return f"{len(fetch_spark_jars())} for Spark and {len(fetch_broker_jars())} for the broker, cached"
 
 
 def _home_of(settings: Settings) -> Finding:
-    from sessionlake.local.home import require_home, rights_for_others
+    from sessionlake.local.home import create_home, read_rights_for_others
 
-    finding = _finding("home", lambda: str(require_home(settings)))
-    rights = None if finding.level is Level.FAIL else rights_for_others(settings)
+    finding = _finding("home", lambda: str(create_home(settings)))
+    rights = None if finding.level is Level.FAIL else read_rights_for_others(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"

@@ -18,14 +18,14 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import ConfigError, LakeError, LossError
-from sessionlake.gold.declared.tables import product_of
+from sessionlake.gold.declared.tables import create_product
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.processors import keyed
-from sessionlake.processors.load import config_hash_of, processor_ref
+from sessionlake.processors.load import create_processor_ref, hash_config
 from sessionlake.processors.output import HEAD_COMMENTS, OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
-from sessionlake.processors.shard import MessageProcessor, message_processor
+from sessionlake.processors.shard import MessageProcessor, create_message_processor
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -83,22 +83,22 @@ def require_usable(settings: Settings, name: str) -> None:
     """
     config = processor_settings(settings, name)
     if isinstance(config, ProductProcessor):
-        product_of(config.product)
+        create_product(config.product)
     elif config.key:
-        processor_ref(config).load_keyed()
+        create_processor_ref(config).load_keyed()
     else:
-        load(settings, name)
+        load_processor(settings, name)
 
 
-def load(settings: Settings, name: str) -> MessageProcessor:
+def load_processor(settings: Settings, name: str) -> MessageProcessor:
     """Loads the processor with this name, which must process sessions, and checks its class.
 
     Raises:
         ConfigError: The processor is not configured, or its class cannot be used.
     """
     config = processor_settings(settings, name)
-    ref = processor_ref(config)
-    processor = message_processor(config, settings.capture, settings.silver.shards, ref)
+    ref = create_processor_ref(config)
+    processor = create_message_processor(config, settings.capture, settings.silver.shards, ref)
     _ = processor.loaded_processor
     return processor
 
@@ -119,7 +119,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     require_uninterrupted(settings, config.layer)
     if config.key:
         return keyed.start(spark, settings, config, once=once)
-    processor = load(settings, name)
+    processor = load_processor(settings, name)
     lake = Lake(settings, {config.output_table: table_schema(config, processor.loaded_processor.output)})
     lake.ensure(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
@@ -127,7 +127,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     _refuse_filled_table(spark, lake, config)
     checkpoint, begin = settings.checkpoint(config.layer), handover.read_active(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
-    fold = processor_fold(spark, lake, processor)
+    fold = create_processor_fold(spark, lake, processor)
     if begin is not None:
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
@@ -153,7 +153,7 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
     if (
         not begun
         and handover.read_active(lake.settings, config.layer) is None
-        and lake.reader(spark).any(config.output_table)
+        and lake.reader(spark).has_rows(config.output_table)
     ):
         raise LossError(
             f"{config.output_table} holds rows already, though {config.layer} has not run yet",
@@ -163,7 +163,7 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
         )
 
 
-def processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
+def create_processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
     """Returns the fold that judges bronze's messages as silver does, and passes applied messages to the processor."""
     capture = lake.settings.capture
     return SilverFold(capture.declared, capture, read_binding_decisions(lake.reader(spark)), processor=processor)
@@ -209,7 +209,7 @@ class _ProcessorBatch:
     ) -> None:
         self._lake, self._ledger, self._settings, self._config = lake, Ledger(lake), settings, config
         self._output = processor.loaded_processor.output
-        self._hash = config_hash_of(settings, config)
+        self._hash = hash_config(settings, config)
         self._log, self._times = log, times
         self._few = False  # whether the last batch was small: the best guess for the next one
 

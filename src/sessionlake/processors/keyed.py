@@ -30,10 +30,10 @@ from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.ledger.retained import read_removed_rows_without_limits
-from sessionlake.processors.by_class import ByClass
-from sessionlake.processors.by_product import ByProduct
-from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.load import config_hash_of
+from sessionlake.processors.by_class import KeyedComputation
+from sessionlake.processors.by_product import ProductComputation
+from sessionlake.processors.difference import Difference, find_difference
+from sessionlake.processors.load import hash_config
 from sessionlake.processors.output import BATCH, BATCH_COMMENT
 from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
@@ -71,7 +71,9 @@ class KeyedTable:
             )
         present = Lake(settings).storage.columns(spark, config.source)
         self.computation = (
-            ByProduct(config, present) if isinstance(config, ProductProcessor) else ByClass(config, present)
+            ProductComputation(config, present)
+            if isinstance(config, ProductProcessor)
+            else KeyedComputation(config, present)
         )
         self.columns = (*self.computation.columns, (BATCH, "bigint"))
         by = self.computation.by
@@ -138,7 +140,7 @@ class KeyedTable:
                 CheckpointGenerations(self._settings.checkpoint(config.layer), config.layer).current_generation.app_id
                 is not None
             )
-            if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).any(config.output_table)):
+            if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).has_rows(config.output_table)):
                 raise LakeError(
                     f"{config.output_table} was computed by another declaration than the present one (logic {logic}), "
                     "or is incomplete",
@@ -329,7 +331,7 @@ class _KeyedBatch:
             config.source,
             started,
             outputs=tuple(outputs),
-            config_hash=config_hash_of(self.settings, config),
+            config_hash=hash_config(self.settings, config),
         )
         self.ledger.write_entry(spark, entry)
 
@@ -364,7 +366,7 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
     rows, found = _recompute(spark, table, config)
     lake, last = table.lake, read_last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
-    by = config_hash_of(settings, config)
+    by = hash_config(settings, config)
     metadata = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
     columns = lake.storage.columns(spark, config.output_table) != dict(table.columns)
@@ -390,4 +392,4 @@ def _recompute(spark: SparkSession, table: KeyedTable, config: ProcessorSettings
     if not table.lake.exists(spark, config.output_table):
         table.lake.ensure(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)
-    return rows, difference(table.lake.read(spark, config.output_table), rows, table.keys)
+    return rows, find_difference(table.lake.read(spark, config.output_table), rows, table.keys)

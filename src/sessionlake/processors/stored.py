@@ -35,13 +35,13 @@ def require_readable_states(spark: SparkSession, settings: Settings, layer: str,
         return
     # A rebuild may have left states that an earlier version of the code wrote.
     states = read_state_frame(spark, settings, layer).select("chunk")
-    found = states.mapInArrow(_Check(processor), "fault string").orderBy("fault").first()
+    found = states.mapInArrow(_StateCheck(processor), "fault string").orderBy("fault").first()
     if found is not None:
         raise LakeError(f"checkpoint {settings.checkpoint(layer)}: {found['fault']}", why="Nothing was processed")
 
 
 @dataclass(frozen=True)
-class _Check:
+class _StateCheck:
     """A `mapInArrow` function that reads the states of shards. It yields an error text for each unreadable state."""
 
     processor: MessageProcessor
@@ -85,4 +85,4 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
     codec = processor.loaded_processor.codec
     for key, kept in ProcessorMemory.decode(memory).sessions.items():
         if kept.state:
-            codec.read(kept.state, kept.version, split_session_key(key)[2])
+            codec.decode_stored(kept.state, kept.version, split_session_key(key)[2])

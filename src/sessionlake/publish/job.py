@@ -170,7 +170,7 @@ class _PublishBatch:
         self._lake.storage.require_claims()
         fault_point("before:kafka")
         with without_code_generation(spark, enabled=self._few):
-            count, first, last = self._send(changes, txn.version)
+            count, first, last = self._send_changes(changes, txn.version)
         self._few = count <= self._lake.limits.few_messages
         fault_point("after:kafka")
         if not count:  # versions that changed no row, such as a compaction
@@ -190,7 +190,7 @@ class _PublishBatch:
         if self._on_batch:
             self._on_batch(entry)
 
-    def _send(self, changes: DataFrame, batch: int) -> tuple[int, int, int]:
+    def _send_changes(self, changes: DataFrame, batch: int) -> tuple[int, int, int]:
         """Sends changes to Kafka.
 
         Returns:
@@ -198,7 +198,7 @@ class _PublishBatch:
         """
         from pyspark.sql import functions as F
 
-        messages = self._messages(changes, batch).persist()
+        messages = self._create_messages(changes, batch).persist()
         try:
             account = messages.agg(F.count("version"), F.min("version"), F.max("version")).collect()[0]
             if account[0]:
@@ -209,12 +209,12 @@ class _PublishBatch:
             messages.unpersist()
         return tuple(account)
 
-    def _messages(self, changes: DataFrame, batch: int) -> DataFrame:
+    def _create_messages(self, changes: DataFrame, batch: int) -> DataFrame:
         """Returns the messages to send. All messages of a key are in one Spark task and in order."""
         from pyspark.sql import functions as F
 
         key = self._table.key
-        sent = self._table.columns(name for name in changes.columns if name not in FEED)
+        sent = self._table.select_columns(name for name in changes.columns if name not in FEED)
         tasks = changes.sparkSession.sparkContext.defaultParallelism
         written = F.col(CHANGE) != DELETE
         ordered = (

@@ -17,7 +17,7 @@ from sessionlake.errors import (
     SessionlakeError,
     UsageError,
 )
-from sessionlake.local.gateway import jvm_failure
+from sessionlake.local.gateway import describe_jvm_failure
 from sessionlake.spark.failures import (
     RESULT_TOO_BIG,
     KnownFailure,
@@ -259,7 +259,7 @@ def find_explanation(error: Exception) -> SessionlakeError | None:
 
 def _explain_dead_jvm(error: BaseException) -> MachineError | None:
     """Returns the error for a JVM that has ended; None if `error` does not come from that."""
-    death = jvm_failure() if _is_gateway_error(error) else None
+    death = describe_jvm_failure() if _is_gateway_error(error) else None
     if death is None:
         return None
     if _HEAP_FULL in death:
@@ -336,7 +336,7 @@ def explain_sql_error(action: str, error: Exception) -> SessionlakeError:
     """
     from pyspark.errors import PySparkException
 
-    if _is_gateway_error(error) and jvm_failure() is not None:
+    if _is_gateway_error(error) and describe_jvm_failure() is not None:
         return find_explanation(error) or SessionlakeError(str(error))
     known = _explain_known_failure(_require_no_interrupt(parse_failure(error)))
     if known is not None:

@@ -68,7 +68,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
 
 def has_data(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Returns True if the layer's tables have rows, which shows that it has processed messages."""
-    return any(lake.reader(spark).any(table) for table in EVIDENCE_TABLES.get(layer, ()))
+    return any(lake.reader(spark).has_rows(table) for table in EVIDENCE_TABLES.get(layer, ()))
 
 
 def refuse_removed_history(reader: TableReader, settings: Settings) -> None:

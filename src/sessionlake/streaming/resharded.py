@@ -82,7 +82,7 @@ def reshard_states(states: DataFrame, resharder: StateResharder, shards: int) ->
 
 @dataclass(frozen=True)
 class _SessionLister:
-    """A `mapInArrow` function that adds to each state the column `names`: the pairs that `StateResharder.list_sessions` returns."""
+    """A `mapInArrow` function that adds to each state the column `names`: the result of `list_sessions`."""
 
     resharder: StateResharder
 

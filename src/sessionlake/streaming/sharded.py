@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from sessionlake.errors import add_place_note
-from sessionlake.local.paths import plain_link
+from sessionlake.local.paths import link_without_special_characters
 from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.payload_files import NO_FILES, Emissions, PayloadFiles, encode_payloads
 
@@ -82,7 +82,11 @@ def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
             commit entry, and that entry can be lost.
     """
     # Spark's reader encodes the path as a URI and then uses the result as a path.
-    stored = spark.read.format("statestore").option("batchId", batch).load(str(plain_link(Path(checkpoint))))
+    stored = (
+        spark.read.format("statestore")
+        .option("batchId", batch)
+        .load(str(link_without_special_characters(Path(checkpoint))))
+    )
     return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
 
 

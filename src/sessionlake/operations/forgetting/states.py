@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.names import MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LossError
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, without_session
+from sessionlake.processors.memory import ProcessorMemory, remove_session
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
@@ -96,8 +96,8 @@ def state_without_session(stored: bytes, columns: tuple[Column, ...], session: t
     """
     judging, memory = split_state_parts(stored)
     state = ShardState.decode(judging, columns)
-    left = None if memory is None else without_session(memory, *session)
+    left = None if memory is None else remove_session(memory, *session)
     state.replace_sessions(
-        ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.due_of(left)
+        ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.read_due_times(left)
     )
     return join_state_parts(state.encode(columns), left)

@@ -52,7 +52,7 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
     token = lake.storage.token(layer)
     if token:
         for app_id in _query_ids(spark, lake, layer):
-            last, merges = Txn.last(app_id), Txn.before_holder(merge_app_id(app_id), token)
+            last, merges = Txn.last_of_app(app_id), Txn.before_lease_holder(merge_app_id(app_id), token)
             for txn in (last, last.second_write, *([merges] if layer == SILVER else [])):
                 fence_off(spark, lake, (*tables, LEDGER), txn)
 

@@ -17,7 +17,7 @@ from sessionlake.delta.commit import append, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.expired import LIMIT, Expired
+from sessionlake.delta.storage.expired import LIMIT, ExpiredRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
@@ -27,9 +27,9 @@ from sessionlake.operations.rebuild.endings import retire_query
 from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
 from sessionlake.operations.rebuild.replay import is_small, require_complete_bronze
 from sessionlake.operations.rebuild.slices import Slices
-from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.job import load, processor_fold, processor_settings, row_ddl, table_schema
-from sessionlake.processors.load import config_hash_of
+from sessionlake.processors.difference import Difference, find_difference
+from sessionlake.processors.job import create_processor_fold, load_processor, processor_settings, row_ddl, table_schema
+from sessionlake.processors.load import hash_config
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
@@ -146,7 +146,7 @@ class _Rebuild:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
         self.processor: ProcessorSettings = processor_settings(settings, name)
         self._operation = create_processor_rebuild(self.processor)
-        self._loaded = load(settings, name)
+        self._loaded = load_processor(settings, name)
         self._records, self._errors = staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
         records, errors = table_schema(self.processor, self._loaded.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
@@ -205,7 +205,7 @@ class _Rebuild:
         slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
-        for part in slices.fold(spark, self._settings, source, processor_fold(spark, self.lake, self._loaded)):
+        for part in slices.fold(spark, self._settings, source, create_processor_fold(spark, self.lake, self._loaded)):
             refuse_failures(processor.name, part.reports)
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
@@ -219,7 +219,7 @@ class _Rebuild:
     def difference(self) -> Difference:
         """Compares the staging table with the live table."""
         spark = self._spark
-        return difference(
+        return find_difference(
             self.lake.read(spark, self.processor.output_table), self._staging.read(spark, self._records), KEYS
         )
 
@@ -252,7 +252,7 @@ class _Rebuild:
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
         Ledger(lake).write_entry(
-            spark, ledger_entry(processor.layer, plan, [output], config_hash_of(self._settings, processor))
+            spark, ledger_entry(processor.layer, plan, [output], hash_config(self._settings, processor))
         )
         finish(spark, lake, processor.layer, journal, self.clear)
 
@@ -264,7 +264,7 @@ class _Rebuild:
             spark, self._records
         )
         replace(
-            spark, lake, processor.output_table, rows, plan, config_hash_of(self._settings, processor), columns=columns
+            spark, lake, processor.output_table, rows, plan, hash_config(self._settings, processor), columns=columns
         )
         return {"version": lake.latest_version(spark, processor.output_table), "rows": rows.count()}
 
@@ -272,7 +272,7 @@ class _Rebuild:
         """Replaces the processor's rows in the table of errors. Other processors may write to the table meanwhile."""
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.processor.name], LIMIT: [plan.batch - 1]})
-        former = Expired(("processor",), "_batch", limits, {})
+        former = ExpiredRows(("processor",), "_batch", limits, {})
         if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = with_batch(self._staging.read(spark, self._errors), plan.batch)

@@ -9,11 +9,11 @@ from uuid import uuid4
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.errors import LakeError
-from sessionlake.gold.changes import refuse_shorter
-from sessionlake.gold.declared.tables import schemas_of, tables_of, with_finals
+from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.declared.tables import add_final_tables, declared_gold_schemas, declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
-from sessionlake.gold.tables.notes import maintained_names
+from sessionlake.gold.tables.notes import read_maintained_names
 from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted
@@ -73,16 +73,16 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
 
 def _not_created_yet(spark: SparkSession, lake: Lake) -> set[str]:
     """Returns the declared tables that gold has not created yet, so that they do not count as lost."""
-    noted = maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
+    noted = read_maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()
-    new = [table for table in tables_of(lake.settings) if table.name not in noted]
+    new = [table for table in declared_gold_tables(lake.settings) if table.name not in noted]
     taken = {
         one.applied_table
         for one in lake.settings.gold.references
         if any(isinstance(table, EnrichedTable) for table in new)
     }
-    return {table.table for table in with_finals(new)} | taken
+    return {table.table for table in add_final_tables(new)} | taken
 
 
 def empty(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
@@ -91,8 +91,8 @@ def empty(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> 
     Raises:
         LakeError: Retention has removed changes, so gold would begin later, and `shorten` is False.
     """
-    lake = Lake(settings, schemas_of(settings))
+    lake = Lake(settings, declared_gold_schemas(settings))
     if not shorten:
-        refuse_shorter(lake, spark)
+        refuse_shorter_table(lake, spark)
     lake.ensure(spark, [AVERAGES, LEDGER])
     reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

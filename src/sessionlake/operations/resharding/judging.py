@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sessionlake.integrity.resharding import group_by_shard, join_states, list_session_keys, select_sessions
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, SessionState, next_due, stored_processor_name
+from sessionlake.processors.memory import ProcessorMemory, SessionState, find_next_due_times, stored_processor_name
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 
@@ -39,7 +39,7 @@ class JudgingResharder:
         parts = {}
         for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
-            part = select_sessions(judging, mine, next_due(sessions, self._timeout_of)).encode(
+            part = select_sessions(judging, mine, find_next_due_times(sessions, self._timeout_of)).encode(
                 self.rules.capture.declared
             )
             own_memory = None if stored is None else self._encoded(sessions, stored_processor_name(stored))
@@ -56,7 +56,7 @@ class JudgingResharder:
         return join_state_parts(state.encode(self.rules.capture.declared), joined_memory)
 
     def _encoded(self, sessions: dict[str, SessionState], processor: str) -> bytes:
-        return ProcessorMemory(next_due(sessions, self._timeout_of), sessions).encode(processor, self.shards)
+        return ProcessorMemory(find_next_due_times(sessions, self._timeout_of), sessions).encode(processor, self.shards)
 
     def _decoded(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:
         judging, memory = split_state_parts(state)

@@ -18,7 +18,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared.tables import schemas_of
+from sessionlake.gold.declared.tables import declared_gold_schemas
 from sessionlake.gold.making.states import remove_forgotten_owners
 from sessionlake.gold.tables.notes import store_shards as note_gold_shards
 from sessionlake.operations.pipeline import run_layer_to_end
@@ -197,7 +197,7 @@ def _put_into_effect(spark: SparkSession, settings: Settings, plan: _Plan, layer
 
     Safe to repeat after a crash.
     """
-    lake = Lake(settings, schemas_of(settings))
+    lake = Lake(settings, declared_gold_schemas(settings))
     handovers = (
         handover.read_handover(handover.prepared_folder(settings, layer), layer),
         handover.read_active(settings, layer),

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, RETAINED, SILVER, SILVER_TABLES
-from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.ledger.books import LedgerReader, read_stored_sums
 from sessionlake.ledger.positions import write_carried_sums
@@ -83,7 +83,7 @@ def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetim
     return needed + [row["committed_at"] for row in read_entries_after(reader, SILVER, read_last_merged_batch(reader))]
 
 
-def _older(cut: datetime) -> Expired:
+def _older(cut: datetime) -> ExpiredRows:
     last = cut - timedelta(microseconds=1)
     limits = pa.table({"limit": pa.array([last], pa.timestamp("us", tz="UTC"))})
-    return Expired((), "committed_at", limits, {"committed_at": last})
+    return ExpiredRows((), "committed_at", limits, {"committed_at": last})
