@@ -14,7 +14,7 @@ from integration.conftest import ask  # noqa: F401 - a fixture of tests here
 from integration.test_run_all import count, prefix, simulated
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import BrokerStatus
-from sessionlake.operations.pipeline import Layer, Pipeline, claimed, run_once
+from sessionlake.operations.pipeline import Layer, Pipeline, claim_layers, run_once
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify as verify_silver
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
@@ -83,7 +83,7 @@ def test_live_jobs_take_in_what_comes(mine: Settings, spark: Any) -> None:
     before = count(spark, mine, "ops.ledger")
     simulated(mine, messages=500, seed=1)
     with Pipeline(spark, mine) as pipeline:
-        pipeline.drain()
+        pipeline.process_all_available()
     assert count(spark, mine, "ops.ledger") > before
     assert verify(spark, Lake(mine), truth_from_broker(mine)).differences == {}
 
@@ -93,7 +93,7 @@ def test_silver_is_verified_rebuilt_and_goes_on(mine: Settings, spark: Any) -> N
     for layer in (Layer.BRONZE, Layer.SILVER):
         assert run_once(spark, mine, layer, threading.Event())
     assert verify_silver(spark, mine).is_exact
-    with claimed(spark, mine, Layer.ALL, "rebuilds silver"):
+    with claim_layers(spark, mine, Layer.ALL, "rebuilds silver"):
         assert rebuild(spark, mine).messages == count(spark, mine, "bronze.messages")
     simulated(mine, messages=500, seed=1)
     assert run_once(spark, mine, Layer.ALL, threading.Event())

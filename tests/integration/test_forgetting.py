@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from sessionlake.bronze.verify import verify as verify_bronze
+from sessionlake.bronze.verify import compare_with_kafka
 from sessionlake.cli.forget import forget_session, receipt
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
 from sessionlake.errors import SessionlakeError
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.operations.forgetting.search import search
-from sessionlake.operations.pipeline import Layer, run_live
+from sessionlake.operations.pipeline import Layer, run_until_stopped
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.protocol.erased import KEY
 from sessionlake.publish import job as publish
@@ -88,7 +88,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
 
     def live() -> None:
         try:
-            run_live(spark, settings, Layer.ALL, stop, on_wait=said.append)
+            run_until_stopped(spark, settings, Layer.ALL, stop, on_wait=said.append)
         except SessionlakeError as error:
             failed.append(error)
 
@@ -117,7 +117,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
 
     erased = [row["offset"] for row in rows_of(spark, lake, MESSAGES) if row["key"] == KEY]
     assert sorted(erased) == [0, 2, 4, 6, 8]
-    compared = verify_bronze(spark, settings).comparison
+    compared = compare_with_kafka(spark, settings).comparison
     assert (compared.messages, compared.erased, compared.first_difference) == (5, 5, None)
     verified = verify(spark, settings)
     assert verified.is_exact, verified

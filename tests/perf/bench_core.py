@@ -26,7 +26,7 @@ from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.pack import Packer, convert_times_to_milliseconds
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.tables.net_changes import net_changes
+from sessionlake.silver.tables.net_changes import compute_net_changes
 from sessionlake_lab.simulate.generate import generate
 from sessionlake_lab.simulate.scenario import Scenario
 
@@ -80,7 +80,7 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
         timed(f"fold, {integrity}", functools.partial(folded, integrity))
     timed("fold, strict, message by message", lambda: folded(Integrity.STRICT, bulk=False))
     changes = pa.concat_tables([decode_ipc(out) for shard in outs for kind, out in shard if kind == "changes"])
-    timed("net changes", lambda: net_changes(changes, capture.declared))
+    timed("net changes", lambda: compute_net_changes(changes, capture.declared))
     return figures
 
 

@@ -86,7 +86,7 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, floa
     """Median latencies by table, in seconds, and the CPU seconds of the layers for a million messages."""
     total = arguments.warm_up + arguments.seconds
     live = {"mode": "live", "rate": arguments.rate, "duration": total}
-    with Pipeline(spark_session(settings, lasting=True), settings) as pipeline:
+    with Pipeline(spark_session(settings, long_running=True), settings) as pipeline:
         source = threading.Thread(target=run_simulation, args=(settings,), kwargs=live)
         begun = time.time()
         source.start()
@@ -96,7 +96,7 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, floa
         spent = Counter(cpu_seconds())
         spent.subtract(before)
         time.sleep(_SETTLE_SECONDS + 2 * settings.silver.trigger.total_seconds())
-        pipeline.check()
+        pipeline.check_layers()
     found = report(settings, (begun + arguments.warm_up) * 1000, (begun + total) * 1000)
     shares = ", ".join(f"{name} {100 * seconds / arguments.seconds:.0f} %" for name, seconds in spent.items())
     Console(width=100).print(f"of one core: {shares}")

@@ -24,7 +24,7 @@ from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.merge.sql_function import create_session_as_of
-from sessionlake.silver.tables.as_of import AsOf
+from sessionlake.silver.tables.as_of import SessionMoment
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import plain, truth_of
@@ -93,7 +93,7 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
         in_sql = by_id([dict(zip(names, row, strict=True)) for row in rows])
         assert repr(sorted(in_sql.items())) == repr(sorted(by_id(plain(local)).items()))
     known = find_session(reader, settings, session, topic, partition)
-    assert plain(table_as_of(reader, settings, known, AsOf(ts=now))) == plain(local)
+    assert plain(table_as_of(reader, settings, known, SessionMoment(ts=now))) == plain(local)
     for known_by in (captured.lake.reader(), reader):
         with pytest.raises(UsageError, match=r"session 'x' is unknown; there are .* \(capture\."):
             find_session(known_by, settings, "x")
@@ -107,9 +107,9 @@ def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
     rows = sum(map(len, first.values()))
     point = as_of_batch(spark, settings, 0)
     assert point.batch == 0
-    assert point.read(spark, "silver.session_rows").count() == rows
+    assert point.read_table(spark, "silver.session_rows").count() == rows
     later = as_of_batch(spark, settings, 1)  # which is not merged yet
-    changes = later.read(spark, "silver.session_changes").count()
+    changes = later.read_table(spark, "silver.session_changes").count()
     assert (later.batch, changes) == (0, len(truth_of(captured.batches[0], settings.capture).session_changes))
     sql = "SELECT 'silver.session_rows' AS name, count(*) AS rows FROM silver.session_rows -- silver.session_rows"
     assert answer_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0

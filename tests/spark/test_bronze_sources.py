@@ -17,7 +17,7 @@ import pytest
 
 from sessionlake.bronze import sources
 from sessionlake.bronze.archive.writer import write_archive, write_archives
-from sessionlake.bronze.streamed import _Batch
+from sessionlake.bronze.streamed import _StreamedBatchWriter
 from sessionlake.cli.archive import archived_messages
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES
@@ -78,7 +78,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     broken[60] ^= 0xFF  # in the first member
     (folder / "1.zip").write_bytes(broken)
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "write", dies)
+        patch.setattr(Ledger, "write_entry", dies)
         with pytest.raises(Exception, match="killed"):
             run(spark, archived)
     write_archive(folder / "2.gz", [(at, m) for at, m in capture(20) if m.offset % 100 > 16])
@@ -120,7 +120,7 @@ def test_a_file_that_is_given_twice_is_named_and_bronze_goes_on_once_it_is_to_be
     (folder / "2.zip").rename(folder / "2.zip.skip")
     write_archive(folder / "3.zip", later)
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "write", once_and_dies(Ledger.write))
+        patch.setattr(Ledger, "write_entry", once_and_dies(Ledger.write_entry))
         with pytest.raises(Exception, match="killed"):
             run(spark, archived)
     (folder / "3.zip").rename(folder / "3.zip.skip")  # its messages are in the table
@@ -194,7 +194,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
         run(spark, archived)
     kept.rename(newest)
     run(spark, archived)
-    Journal.begin(archived, FORGET, {"session": "s"})
+    Journal.start_journal(archived, FORGET, {"session": "s"})
     with pytest.raises(LakeError, match="the forgetting of a session was interrupted"):
         run(spark, archived)
 
@@ -206,13 +206,15 @@ def told(rows: list[Any], without: set[str]) -> list[str]:
 def test_kinesis_is_read_on_databricks_alone(location):
     settings = Settings(**location, bronze=BronzeSettings(source="kinesis", kinesis={"streams": "a", "region": "r"}))
     with pytest.raises(ConfigError, match=r"Only Databricks' runtime .* Run bronze on Databricks"):
-        sources.require(settings)
+        sources.require_source(settings)
 
 
 def test_what_kinesis_gives_is_numbered_by_shard_in_the_order_of_sequence_numbers(spark, location):
     lake = Lake(Settings(**location))
     lake.ensure(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
-    batch = _Batch(lake, lake.settings, sources.Kinesis(KinesisSettings(streams="a", region="r")), None)
+    batch = _StreamedBatchWriter(
+        lake, lake.settings, sources.KinesisSource(KinesisSettings(streams="a", region="r")), None
+    )
     at = datetime(2026, 1, 1, tzinfo=UTC)
     ddl = (
         "partitionKey string, data binary, stream string, shardId string, sequenceNumber string, "

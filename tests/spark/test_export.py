@@ -142,8 +142,8 @@ def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_
         for name in ("_started_7", "_committed_7"):  # as Databricks' does
             Path(into.path, name).touch()
 
-    write = module._write
-    monkeypatch.setattr(module, "_write", noted)
+    write = module._write_files
+    monkeypatch.setattr(module, "_write_files", noted)
     for overwrite in (False, True):
         rows = select_rows(spark, settings, TABLE, "offset < 2", {})
         export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)

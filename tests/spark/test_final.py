@@ -17,11 +17,11 @@ from sessionlake.delta.schemas.names import LATE_POINTS, LEDGER
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import products_of
+from sessionlake.gold.declared.tables import declared_products
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings, load_settings
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 from spark.test_gold import CHANGES, SECOND, Change, Dying, Feed, change
 from support.crashes import Death, die, run
 from support.lakes import limit, rows_of
@@ -94,11 +94,11 @@ def appended(feed: Feed, table: str = "gold.own_final") -> dict[Any, tuple[int, 
 
 
 def require_exact(feed: Feed) -> None:
-    found = verify_gold(feed.spark, feed.settings, products_of(feed.settings)[4:])
-    assert [one.first for one in found] == [None] * len(found)
+    found = verify_gold(feed.spark, feed.settings, declared_products(feed.settings)[4:])
+    assert [one.first_difference for one in found] == [None] * len(found)
     products = feed.settings.gold.products
     assert {one.table for one in found} - {LATE_POINTS} == {table for own in products for table in own.tables}
-    assert all(one.rows for one in found if one.table != LATE_POINTS)
+    assert all(one.expected_rows for one in found if one.table != LATE_POINTS)
 
 
 def property_of(feed: Feed) -> str | None:
@@ -141,7 +141,7 @@ def test_any_batches_and_deaths_append_each_final_row_once_and_it_stays(
 def test_made_anew_emptied_new_and_otherwise_declared_it_has_all_that_is_final(feed: Feed):
     changes = stream(5, 150)
     feed.write(changes[:70]).run()
-    [own] = products_of(feed.settings)[4:]
+    [own] = declared_products(feed.settings)[4:]
     for _ in range(2):
         job.rebuild_tables(feed.spark, feed.settings, [own])
         assert (appended(feed), property_of(feed)) == (by_hand(changes[:70]), "true")
@@ -169,7 +169,7 @@ def write_in_files(feed: Feed, changes: Iterable[Change]) -> None:
     names = feed.lake.reader(feed.spark).schema(CHANGES).names
     rows = [dict(zip(names, (*c, 0, c[15], None, feed.batch), strict=True)) for c in changes]
     table = pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).schema(CHANGES))
-    frame = as_frame(feed.spark, table).repartition(4, "session_id")
+    frame = to_spark_frame(feed.spark, table).repartition(4, "session_id")
     feed.lake.storage.save(frame.write.format("delta").mode("append"), CHANGES)
     feed.batch += 1
 
@@ -209,7 +209,7 @@ def test_what_silver_applies_at_a_time_that_was_past_for_a_final_bucket_is_refus
         ):
             feed.run()
         assert appended(feed) == kept
-    job.rebuild_tables(feed.spark, feed.settings, products_of(feed.settings)[4:])
+    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[4:])
     require_exact(feed)
     assert len(appended(feed)) == 3
 
@@ -224,7 +224,7 @@ def test_final_rows_are_kept_as_long_as_the_product_keeps_its_own(feed: Feed):
     feed.write([change("s", "r", 8, hour + 4 * MINUTE, hour + 4 * MINUTE, price=1.0)]).run()
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [4, 5, 6, 7]
     require_exact(feed)
-    job.rebuild_tables(feed.spark, feed.settings, products_of(feed.settings)[4:])
+    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[4:])
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [4, 5, 6, 7]
     feed.write([change("s", "r", 9, 2 * hour, 2 * hour, price=1.0)]).run()
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [64]

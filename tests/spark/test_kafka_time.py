@@ -18,7 +18,7 @@ from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.stream_times import stored_times
+from sessionlake.silver.stream_times import open_stored_times
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze
 from support.streams import (
@@ -70,7 +70,7 @@ def test_every_kind_of_timestamp_in_streamed_batches_and_in_a_rebuild(spark: Any
             write_bronze(spark, lake, batch)
         job.start(spark, settings, once=True).wait()
         TableMerger(spark, settings).catch_up()
-        shutil.rmtree(stored_times(settings, job.LAYER).folder)  # what was noted there is looked up in bronze
+        shutil.rmtree(open_stored_times(settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     facts = [fact for batch in batches for fact in batch]
     assert_silver_is_the_truth(spark, settings, facts)
     assert "future_kafka_ts" in {row["reason"] for row in rows_of(spark, lake, "silver.quarantine")}

@@ -12,8 +12,8 @@ from sessionlake.cli import gold as commands
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
 from sessionlake.errors import LakeError, LossError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import products_of
-from sessionlake.ledger.retained import Retained, record_retained
+from sessionlake.gold.declared.tables import declared_products
+from sessionlake.ledger.retained import RemovedRows, record_removed_rows
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.gold import AverageSettings, ProductSettings
 from sessionlake.settings.model import GoldSettings, Settings
@@ -54,7 +54,7 @@ def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_firs
     named(feed).write(points(0, 5)).run()
     left_out(feed).write(points(5, 10)).run()
     named(feed).write(points(10, 12))
-    job.rebuild_tables(feed.spark, feed.settings, products_of(feed.settings)[:1])
+    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[:1])
     feed.run().require_exact(*TABLES)
 
 
@@ -81,8 +81,8 @@ def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(fe
     named(feed).write(points(0, 10)).run()
     left_out(feed).run()
     before = datetime.now(UTC)
-    gone = Retained(CHANGES, before, 0, 3)
-    record_retained(feed.spark, feed.lake, gone)
+    gone = RemovedRows(CHANGES, before, 0, 3)
+    record_removed_rows(feed.spark, feed.lake, gone)
     shorter = "retention has removed rows of silver.session_changes"
     with pytest.raises(
         LakeError,

@@ -46,15 +46,15 @@ from sessionlake.gold import job as gold
 from sessionlake.ledger import positions
 from sessionlake.ledger.books import LedgerReader
 from sessionlake.ledger.entries import RECOVERED, Ledger, LedgerEntry, TableOutput
-from sessionlake.ledger.progress import last_offsets
+from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable_rows
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_silver_law import Pipeline, streams
 from support.clocks import set_clock_back
@@ -108,7 +108,7 @@ def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -
 
 @pytest.mark.soak
 def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
-    before = last_offsets(run.lake.reader(spark), "silver")
+    before = read_last_offsets(run.lake.reader(spark), "silver")
     ledger = folder_of(run.lake, LEDGER)
     away = shutil.move(ledger, run.settings.home / "away")
     assert faults(run.settings) == {"ledger"}
@@ -130,7 +130,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     assert f"{len(FIRST)} messages in {MESSAGES} were missing in" in said
     assert "every row is equal to the former one" in said
     reader = run.lake.reader(spark)
-    assert last_offsets(reader, "bronze") == last_offsets(reader, "silver") == before
+    assert read_last_offsets(reader, "bronze") == read_last_offsets(reader, "silver") == before
     [bronze] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
     assert (bronze["source"], bronze["messages"]) == (RECOVERED, len(FIRST))
     assert recovered(run, Recoverable.LEDGER) == "found: a readable ledger that ends with the last batches"
@@ -310,7 +310,7 @@ def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_
 ) -> None:
     next(folder_of(run.lake, LEDGER).glob("*.parquet")).unlink()
     with monkeypatch.context() as dying:
-        dying.setattr(handover, "activate", power_cut)
+        dying.setattr(handover, "activate_handover", power_cut)
         with pytest.raises(PowerCutError):
             recovered(run, Recoverable.LEDGER)
     assert "the interrupted rebuild from bronze.messages" in recovered(run, Recoverable.LEDGER)
@@ -345,18 +345,20 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     lake, table = Lake(settings), {SILVER: SESSIONS, GOLD: AVERAGES}[layer]
     lake.ensure(spark, [table, LEDGER])
     for number, output in enumerate([TableOutput(table, 57, 1), TableOutput(CHANGES, 1, 1)]):
-        Ledger(lake).write(spark, LedgerEntry(layer, Txn("q", number), "any", datetime.now(UTC), outputs=(output,)))
+        Ledger(lake).write_entry(
+            spark, LedgerEntry(layer, Txn("q", number), "any", datetime.now(UTC), outputs=(output,))
+        )
     if summed:
         monkeypatch.setattr(positions, "_WORTHWHILE", 1)
         monkeypatch.setattr(positions, "_LAG", timedelta(0))
-        assert positions.update_sums(spark, lake)
+        assert positions.update_copied_sums(spark, lake)
     assert LedgerReader(lake.reader(spark)).uses_copies == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
-        refuse_restored(spark, lake, [table])
+        refuse_restored_tables(spark, lake, [table])
     lake.drop(spark, table)
     lake.ensure(spark, [table])
-    Ledger(lake).write(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
-    refuse_restored(spark, lake, [table])
+    Ledger(lake).write_entry(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
+    refuse_restored_tables(spark, lake, [table])
 
 
 @pytest.mark.soak
@@ -372,7 +374,7 @@ def test_a_table_that_was_set_back_is_noticed_whatever_upkeep_has_come_since(spa
     with pytest.raises(
         LossError, match=rf"{SESSIONS} has lost its latest changes: version {last + 1} restored an older one"
     ):
-        refuse_restored(spark, lake, [SESSIONS])
+        refuse_restored_tables(spark, lake, [SESSIONS])
 
 
 def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created(
@@ -384,7 +386,7 @@ def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created
         (folder_of(lake, table) / "_delta_log").mkdir(parents=True)
         assert not lake.exists(spark, table)
         assert not lake.reader(spark).exists(table)
-    refuse_restored(spark, lake, [SESSIONS])
+    refuse_restored_tables(spark, lake, [SESSIONS])
     assert refuse_lost_rows(spark, lake, [SESSIONS]) == {}
     lake.ensure(spark, [POSITIONS])
     assert [*lake.reader(spark).rows(POSITIONS)] == []
@@ -397,7 +399,7 @@ def test_a_table_of_which_rows_are_marked_as_gone_can_be_read(spark: Any, settin
     lake.set_property(spark, SESSIONS, "delta.enableDeletionVectors", "true")
     lake.storage.delta(spark, SESSIONS).delete("session_id = 'a'")
     assert any(folder_of(lake, SESSIONS).glob("deletion_vector*.bin"))
-    refuse_unreadable(spark, lake, [SESSIONS])
+    refuse_unreadable_rows(spark, lake, [SESSIONS])
 
 
 def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: Any, run: Pipeline) -> None:

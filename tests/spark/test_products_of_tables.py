@@ -18,12 +18,12 @@ from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comme
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared.tables import schemas_of
+from sessionlake.gold.declared.tables import declared_gold_schemas
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.processors.output import HEAD
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.lakes import rows_of, write_bronze, write_rows
@@ -147,7 +147,7 @@ class Fills:
             place = row.column_names.index(name)
             row = row.set_column(place, row.field(place), [[value]])
         upsert = Upsert(("customer", "window_start"), others)
-        lake.storage.merge(self.spark, table, as_frame(self.spark, row), upsert, Txn("spoilt", 0))
+        lake.storage.merge(self.spark, table, to_spark_frame(self.spark, row), upsert, Txn("spoilt", 0))
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_rows_of_a_reference_table_are_counted_and_counted_otherwise_as_it_chang
     by_country = {"name": "by_country", "source": "reference.sites", "keys": ["country"], "aggregates": {"n": "count"}}
     given = GoldSettings.model_validate({"products": [by_country], "references": [sites]})
     fills.settings = Settings(**fills.location, gold=given)
-    lake = Lake(fills.settings, schemas_of(fills.settings))
+    lake = Lake(fills.settings, declared_gold_schemas(fills.settings))
     lake.ensure(fills.spark, ["reference.sites"])
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [{"site": site, "country": country, "valid_from": begin} for site, country in ("an", "bn", "cd")]
@@ -259,7 +259,7 @@ def test_rows_of_a_reference_table_are_counted_and_counted_otherwise_as_it_chang
     moved = lake.reader(fills.spark).table("reference.sites").slice(0, 1)
     moved = moved.set_column(moved.column_names.index("country"), "country", [["d"]])
     upsert = Upsert(("site",), tuple(name for name in moved.column_names if name != "site"))
-    lake.storage.merge(fills.spark, "reference.sites", as_frame(fills.spark, moved), upsert, Txn("moved", 0))
+    lake.storage.merge(fills.spark, "reference.sites", to_spark_frame(fills.spark, moved), upsert, Txn("moved", 0))
     fills.run()
     assert fills.rows("gold.by_country", "country", "n") == [("d", 2), ("n", 1)]
     assert fills.verify()

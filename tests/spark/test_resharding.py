@@ -17,10 +17,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import averages_of, tables_of
+from sessionlake.gold.declared.tables import declared_averages, declared_gold_tables
 from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.processors import preview_rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.operations.recover import gold as recover
@@ -38,7 +38,7 @@ from sessionlake.settings.model import (
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.states import shard_of, state_frame
+from sessionlake.silver.states import compute_shard, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.operation import RESHARD
 from sessionlake_lab.truth import KafkaMessage
@@ -106,22 +106,22 @@ def numbers(spark: Any, settings: Settings) -> list[int | None]:
         shards = shards_of_states(spark, settings, layer)
         if shards is None:
             continue
-        found = [row["shard"] for row in state_frame(spark, settings, layer).select("shard").collect()]
+        found = [row["shard"] for row in read_state_frame(spark, settings, layer).select("shard").collect()]
         assert sorted(found) == list(range(shards))
     return [shards_of_states(spark, settings, layer) for layer in layers_of(settings)]
 
 
 def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
     """Silver's states, by shard."""
-    return sorted(map(tuple, state_frame(spark, settings).collect()))
+    return sorted(map(tuple, read_state_frame(spark, settings).collect()))
 
 
 def assert_gold_is_exact(spark: Any, settings: Settings) -> None:
     """What its states are for, and a product of the changes that it has read."""
-    distinct = [one for one in tables_of(settings) if one.table == DISTINCT_VALUES]
-    found = verify_gold(spark, settings, [*averages_of(settings), *distinct])
-    assert [one.first for one in found] == [None] * 5
-    assert all(one.rows for one in found if one.table != RESTATEMENTS)
+    distinct = [one for one in declared_gold_tables(settings) if one.table == DISTINCT_VALUES]
+    found = verify_gold(spark, settings, [*declared_averages(settings), *distinct])
+    assert [one.first_difference for one in found] == [None] * 5
+    assert all(one.expected_rows for one in found if one.table != RESTATEMENTS)
 
 
 def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list[list[KafkaMessage]]) -> None:
@@ -139,10 +139,10 @@ def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list
 def test_a_session_is_looked_for_in_the_shard_that_has_it_until_the_states_are_moved(
     spark: Any, settings: Settings
 ) -> None:
-    handover.prepare(settings, handover.Handover(0, 0, 4, "r"), [])
-    handover.activate(spark, settings, "r")
+    handover.prepare_handover(settings, handover.Handover(0, 0, 4, "r"), [])
+    handover.activate_handover(spark, settings, "r")
     other = of_shards(settings, 3, 4)
-    there, found = ([shard_of(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
+    there, found = ([compute_shard(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
     assert max(there) == 3
     assert found == there
 
@@ -209,7 +209,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
         run(spark, other, SILVER)
     with pytest.raises(UsageError, match=r"silver.shards is 7 and gold.shards is 7: .* set .* to 5 first"):
         reshard(spark, other, 5)
-    with claimed(spark, other, Layer.GOLD), pytest.raises(ClaimedError):
+    with claim_layers(spark, other, Layer.GOLD), pytest.raises(ClaimedError):
         reshard_all(spark, other, 7, 0)
 
     said: list[str] = []
@@ -227,7 +227,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
 
 def forgotten(spark: Any, settings: Settings) -> int:
     """Of how many owners gold's states have only a hash left."""
-    states = [decode_states(bytes(row["chunk"])) for row in state_frame(spark, settings, GOLD).collect()]
+    states = [decode_states(bytes(row["chunk"])) for row in read_state_frame(spark, settings, GOLD).collect()]
     return sum(len(GoldShardState.decode(one).forgotten.mark) for state in states for one in state.values())
 
 
@@ -244,7 +244,7 @@ def test_gold_s_shards_that_nothing_came_to_since_have_the_states_that_they_were
         assert reshard(spark, feed.settings, shards) == [GOLD]
         feed.write([change("a", "r", next(offset), 10 * SECOND, price=1.0)]).run()
     feed.write(change(name, "r", next(offset), 20 * SECOND, price=7.0) for name in names).run()
-    feed.require_exact(*(one.table for one in averages_of(feed.settings)))
+    feed.require_exact(*(one.table for one in declared_averages(feed.settings)))
     assert numbers(spark, feed.settings)[-1] == 3
 
 
@@ -274,7 +274,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):
                     reshard(spark, other, number)
-            assert not RESHARD.file(other).exists()
+            assert not RESHARD.journal_file(other).exists()
             assert numbers(spark, former)[0] == former.silver.shards
             with pytest.raises(DiedError):
                 reshard(spark, other, number)
@@ -288,7 +288,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
                     done = reshard(spark, other, number)
         assert done == LAYERS
         assert {"after:silver.prepared", "after:silver.swapped", "after:gold.held", "after:gold.resharded"} <= {*died}
-        assert not RESHARD.file(other).exists()
+        assert not RESHARD.journal_file(other).exists()
         assert numbers(spark, other) == [number] * 3
         former, died = other, []
         if number == 2:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from sessionlake.bronze.silences import Silences
+from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.ledger.progress import last_merged_batch
+from sessionlake.ledger.progress import read_last_merged_batch
 from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.preflight import require_silver_current
@@ -91,7 +91,7 @@ def test_silences_are_written_down_though_the_clock_is_set_back(begun: Begun, mo
     told = [(SILENT, 2), (Silence(TOPIC, 1, 0, START + HOUR, HOUR), 1)]
     for number, silence in enumerate(told):  # each by a process of its own
         monkeypatch.setattr("time.time_ns", lambda back=number: (START - back * HOUR) * 1_000_000)
-        Silences(begun.spark, begun.lake, begun.settings, book).write([silence])
+        SilenceWriter(begun.spark, begun.lake, begun.settings, book).write_silences([silence])
     assert {*read_silences(begun.lake.reader(begun.spark))} == {silence for silence, _ in told}
 
 
@@ -104,7 +104,7 @@ def test_what_silver_has_committed_before_a_violation_is_merged_and_the_violatio
         monkeypatch.setattr(TableMerger, "catch_up", catch_up)
         with pytest.raises(IntegrityViolationError, match=r"gap: session 'other'"):
             run_once(begun.spark, begun.settings, Layer.SILVER, threading.Event())
-        assert last_merged_batch(begun.lake.reader(begun.spark)) == merged
+        assert read_last_merged_batch(begun.lake.reader(begun.spark)) == merged
 
 
 @pytest.mark.soak

@@ -26,11 +26,11 @@ from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
-from sessionlake.silver.stream_times import require_continued, times_after
-from sessionlake.silver.tables.net_changes import net_changes, refold_by_seq
+from sessionlake.silver.stream_times import list_times_after_batch, require_continued_times
+from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
-from sessionlake.silver.tables.splits import split_events, split_sessions
-from sessionlake.streaming.payloads import feed_decoder
+from sessionlake.silver.tables.splits import build_split_events, find_split_sessions
+from sessionlake.streaming.payloads import build_feed_decoder
 from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
 from support.streams import YEAR_10000, Fact
 
@@ -153,8 +153,10 @@ class Folder:
         reports = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
         violations = [violation for report in reports for violation in report.violations]
         ends = sum_partition_counts(reports)
-        require_continued("silver", ends, self.ends)
-        self._times = self._times.add_notes(times_after(ends, reports))  # before the batch is committed, as in silver
+        require_continued_times("silver", ends, self.ends)
+        self._times = self._times.add_notes(
+            list_times_after_batch(ends, reports)
+        )  # before the batch is committed, as in silver
         if violations:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self.stored = states
@@ -185,7 +187,7 @@ class Folder:
         for message in messages:
             self._rnd.choice(tasks).append(message)
         chunks: dict[int, list[bytes]] = {}
-        feeds = feed_decoder(self._capture, self._shards)
+        feeds = build_feed_decoder(self._capture, self._shards)
         packer = Packer(self._decode, self._shards, feeds, earlier_times=self._times)
         for task in filter(None, tasks):
             packed = packer.pack_block(raw_table(task, self._shards)).to_pydict()
@@ -224,14 +226,14 @@ class Folder:
         if self.silver.sessions:
             columns = zip(zip(*self.silver.sessions, strict=True), SESSION_TYPES, strict=True)
             sessions = pa.table([pa.array(values, kind) for values, kind in columns], names=SESSION)
-            events = split_events(split_sessions(sessions), self._split, RuleLookup(self._capture))
+            events = build_split_events(find_split_sessions(sessions), self._split, RuleLookup(self._capture))
             self._split = pa.concat_tables([self._split, events.select(SESSION)])
             self.silver.events += plain(events)
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         filled_late = progress.filter(progress["beneath"])
         usual = changes.filter(pc.invert(is_of_sessions(changes, filled_late)))
-        apply_net(self.silver.rows, net_changes(usual, self._columns), self._columns)
+        apply_net(self.silver.rows, compute_net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
         affected = history.filter(is_of_sessions(history, filled_late))
         apply_net(self.silver.rows, refold_by_seq(affected, self._columns), self._columns)

@@ -20,11 +20,11 @@ from sessionlake.cli import app as cli
 from sessionlake.cli.show import OutputFormat, json_value, show
 from sessionlake.cli.sql_names import names_in
 from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError, ProcessorError
-from sessionlake.local.home import claim
+from sessionlake.local.home import claim_lock
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations import pipeline
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.spark.failures import one_line
+from sessionlake.spark.failures import summarize_spark_message
 from sessionlake_lab.cli.demo import run_demo
 from sessionlake_lab.cli.simulate import every_fault
 from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
@@ -314,7 +314,7 @@ def test_the_names_of_tables_are_found_by_a_parser(sql, tables):
 
 def test_what_spark_says_of_a_statement_becomes_one_line():
     text = "[PARSE_SYNTAX_ERROR] Syntax error at or near 'x'. (line 1, pos 7)\n\n== SQL ==\nSELECT x\n-------^^^"
-    assert one_line(text) == "[PARSE_SYNTAX_ERROR] Syntax error at or near 'x'. (line 1, pos 7)"
+    assert summarize_spark_message(text) == "[PARSE_SYNTAX_ERROR] Syntax error at or near 'x'. (line 1, pos 7)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -331,7 +331,7 @@ def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path
     settings = Settings(home=tmp_path)
     said = rf"another process rebuilds silver over {tmp_path} \(.*, process {os.getpid()}, since .*Z\)\. Stop it first"
     for _ in range(2):  # again with what the one before has left in the file
-        with claim(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
+        with claim_lock(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
             pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())
 
 
@@ -341,7 +341,7 @@ def test_the_first_processor_that_has_stopped_is_raised_and_the_others_are_told(
             raise ProcessorError(part)
         return True
 
-    monkeypatch.setattr("sessionlake.operations.pipeline.run_to_end", run_to_end)
+    monkeypatch.setattr("sessionlake.operations.pipeline.run_layer_to_end", run_to_end)
     processors = tuple(ProcessorSettings.model_validate({"name": name, "class": "a:B"}) for name in ("p", "q"))
     settings, told, stop = Settings(home=tmp_path, processors=processors), list[str](), threading.Event()
     with pytest.raises(ProcessorError, match="processor-p"):
@@ -355,7 +355,7 @@ def test_one_that_has_the_lock_and_has_not_said_yet_who_it_is_keeps_others_out_t
         fcntl.flock(held, fcntl.LOCK_EX)
         with (
             pytest.raises(ClaimedError, match="another process has silver over"),
-            claim(Settings(home=tmp_path), "silver", "runs silver"),
+            claim_lock(Settings(home=tmp_path), "silver", "runs silver"),
         ):
             pass
 

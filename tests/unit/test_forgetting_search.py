@@ -19,7 +19,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, EVENTS, QUARANTINE
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.integrity.state import ShardState
-from sessionlake.ledger.erasures import session_hash_of
+from sessionlake.ledger.erasures import hash_session
 from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import find_topics
 from sessionlake.operations.forgetting.search import Match, search
@@ -149,7 +149,7 @@ def test_a_sessions_messages_lose_all_but_place_and_time() -> None:
             ))),
         }
     )  # fmt: skip
-    blanked = SessionRows("t", "a", "key").with_erased(rows)
+    blanked = SessionRows("t", "a", "key").erase_rows(rows)
     assert blanked.schema == rows.schema
     assert blanked.to_pylist() == [
         {"topic": "t", "offset": 1, "key": KEY, "value": None, "headers": None},
@@ -179,23 +179,23 @@ def test_a_session_is_known_by_topic_and_id_together() -> None:
     assert (
         len(
             {
-                session_hash_of(salt, "t", "ab"),
-                session_hash_of(salt, "ta", "b"),
-                session_hash_of("00fe", "t", "ab"),
-                session_hash_of(salt, "t", "a"),
+                hash_session(salt, "t", "ab"),
+                hash_session(salt, "ta", "b"),
+                hash_session("00fe", "t", "ab"),
+                hash_session(salt, "t", "a"),
             }
         )
         == 4
     )
-    assert np.unique([session_hash_of(salt, "t", "ab")] * 2).size == 1
+    assert np.unique([hash_session(salt, "t", "ab")] * 2).size == 1
 
 
 def test_layers_are_asked_as_long_as_the_one_who_asks_lives(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert pause_requests.pause_reason(settings) is None
+    assert pause_requests.read_pause_reason(settings) is None
     with pause_requests.request_pause(settings, "why"):
-        assert pause_requests.pause_reason(settings) == "why"
+        assert pause_requests.read_pause_reason(settings) == "why"
         (request,) = (tmp_path / "checkpoints").glob("aside*")
         os.utime(request, (0, 0))  # who asked has died
-        assert pause_requests.pause_reason(settings) is None
-    assert pause_requests.pause_reason(settings) is None
+        assert pause_requests.read_pause_reason(settings) is None
+    assert pause_requests.read_pause_reason(settings) is None

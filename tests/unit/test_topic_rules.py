@@ -10,12 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.topic_rules import Absences, Seen, TopicUpdate, decide
+from sessionlake.bronze.topic_rules import SeenTopic, TopicAbsences, TopicUpdate, decide_update
 from sessionlake.errors import OffsetHoleError
 from sessionlake.ledger.absent import AbsentOffsets
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState, latest_generations, offset_jumps
+from sessionlake.ledger.topics import (
+    PartitionOffsets,
+    Topic,
+    TopicState,
+    find_unused_offsets,
+    select_latest_generations,
+)
 from sessionlake.settings.model import OnTopicChange
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
@@ -29,12 +35,12 @@ def topic(*spans: tuple[int, int], **changed: Any) -> Topic:
     return replace(Topic("t", 0, TopicState.ACTIVE, "X", NOW, NOW, NOW, 0, parts), **changed)
 
 
-def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> Seen:
-    return Seen(topic_id, dict(enumerate(spans)))
+def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> SeenTopic:
+    return SeenTopic(topic_id, dict(enumerate(spans)))
 
 
-def after(known: Topic | None, found: Seen | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> TopicUpdate:
-    return decide(
+def after(known: Topic | None, found: SeenTopic | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> TopicUpdate:
+    return decide_update(
         {} if known is None else {"t": known},
         {} if found is None else {"t": found},
         rule=rule,
@@ -183,7 +189,7 @@ def histories(incarnations: list[list[tuple[int, int, int]]]) -> tuple[list[Topi
     rows: dict[int, Topic] = {}
     booked: list[list[OffsetRange]] = []
     for number, incarnation in enumerate(incarnations):
-        known = latest_generations(rows.values()).get("t")
+        known = select_latest_generations(rows.values()).get("t")
         found = seen(*((first, first + count) for first, count, _ in incarnation), topic_id=str(number))
         rows |= {row.generation: row for row in after(known, found, RESTART).rows}
         rows[number], ranges = read(rows[number], incarnation)
@@ -204,12 +210,12 @@ def test_a_later_generation_lies_beyond_every_offset_of_the_earlier_ones_in_any_
 @given(st.lists(INCARNATION, min_size=1, max_size=5), st.booleans())
 def test_the_books_balance_over_generations_in_one_batch_each_or_one_for_all(incarnations, together):
     rows, booked = histories(incarnations)
-    log = OffsetLog(absent=AbsentOffsets(jumps=offset_jumps(rows)))
+    log = OffsetLog(absent=AbsentOffsets(unused_offsets=find_unused_offsets(rows)))
     if together:
         booked = [[whole(booked, n) for n in range(3) if any(r.partition == n for ranges in booked for r in ranges)]]
     for ranges in booked:
-        log.check(ranges, allow_gaps=False, layer="silver")
-        log.advance(ranges)
+        log.check_ranges(ranges, allow_gaps=False, layer="silver")
+        log.record_committed_ranges(ranges)
 
 
 @given(st.lists(INCARNATION, min_size=1, max_size=5), st.data())
@@ -219,12 +225,12 @@ def test_a_batch_that_goes_missing_between_generations_is_still_a_hole(incarnati
     if len(ranges) < 3:
         return
     lost = data.draw(st.integers(1, len(ranges) - 2))
-    log = OffsetLog(absent=AbsentOffsets(jumps=offset_jumps(rows)))
+    log = OffsetLog(absent=AbsentOffsets(unused_offsets=find_unused_offsets(rows)))
     for item in ranges[:lost]:
-        log.check([item], allow_gaps=False, layer="silver")
-        log.advance([item])
+        log.check_ranges([item], allow_gaps=False, layer="silver")
+        log.record_committed_ranges([item])
     with pytest.raises(OffsetHoleError):
-        log.check([ranges[lost + 1]], allow_gaps=False, layer="silver")
+        log.check_ranges([ranges[lost + 1]], allow_gaps=False, layer="silver")
 
 
 def whole(booked: list[list[OffsetRange]], partition: int) -> OffsetRange:
@@ -233,11 +239,11 @@ def whole(booked: list[list[OffsetRange]], partition: int) -> OffsetRange:
     return OffsetRange("t", partition, parts[0].first, parts[-1].last, sum(item.messages for item in parts))
 
 
-def looks(*found: tuple[float, str]) -> Absences:
+def looks(*found: tuple[float, str]) -> TopicAbsences:
     """After looks that were answered at these times and had these topics missing."""
-    absences = Absences()
+    absences = TopicAbsences()
     for at, missing in found:
-        absences = absences.after(missing, at)
+        absences = absences.count_look(missing, at)
     return absences
 
 
@@ -258,4 +264,4 @@ def test_a_topic_counts_as_deleted_when_five_looks_in_a_row_over_ten_seconds_hav
     found, deleted, unconfirmed
 ):
     absences = looks(*found)
-    assert (absences.deleted, absences.unconfirmed) == (set(deleted), set(unconfirmed))
+    assert (absences.deleted_topics, absences.unconfirmed_topics) == (set(deleted), set(unconfirmed))

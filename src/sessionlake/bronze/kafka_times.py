@@ -24,7 +24,7 @@ TIME_COLUMNS = ("timestamp", "ingested_at")
 """The columns of `bronze.messages` that decide a message's time."""
 
 
-def counted_time_column(settings: Settings, messages: str = "") -> Column:
+def build_counted_time_column(settings: Settings, messages: str = "") -> Column:
     """Returns a Spark column with each message's Kafka time in ms; null if its timestamp does not count.
 
     Args:
@@ -39,7 +39,7 @@ def counted_time_column(settings: Settings, messages: str = "") -> Column:
     return F.when((kafka_ts != F.lit(NO_KAFKA_TIME)) & believed, kafka_ts)
 
 
-def counted_times_of(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
+def compute_counted_times(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
     """Returns each row's Kafka time in ms; `NOT_COUNTED` if its timestamp does not count.
 
     Args:

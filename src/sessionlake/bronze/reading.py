@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.subscription import starting_offsets
+from sessionlake.bronze.subscription import encode_starting_offsets
 from sessionlake.kafka.clients import spark_source_options
-from sessionlake.ledger.absent import Run
+from sessionlake.ledger.absent import OffsetRun
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_kafka_messages(
-    spark: SparkSession, settings: Settings, ranges: Mapping[TopicPartition, Run], *, fail_on_loss: bool
+    spark: SparkSession, settings: Settings, ranges: Mapping[TopicPartition, OffsetRun], *, fail_on_loss: bool
 ) -> DataFrame:
     """Returns the messages at the given Kafka offsets, in the columns of Spark's Kafka source.
 
@@ -34,8 +34,8 @@ def read_kafka_messages(
         spark.read.format("kafka")
         .options(**spark_source_options(settings))
         .option("assign", json.dumps(partitions))
-        .option("startingOffsets", starting_offsets({place: first for place, (first, _) in ranges.items()}))
-        .option("endingOffsets", starting_offsets({place: end for place, (_, end) in ranges.items()}))
+        .option("startingOffsets", encode_starting_offsets({place: first for place, (first, _) in ranges.items()}))
+        .option("endingOffsets", encode_starting_offsets({place: end for place, (_, end) in ranges.items()}))
         .option("failOnDataLoss", str(fail_on_loss).lower())
         .option("includeHeaders", "true")
         .option("minPartitions", spark.sparkContext.defaultParallelism)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sessionlake.bronze.offsets import planned_ranges
+from sessionlake.bronze.offsets import read_planned_ranges
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, UnreadableMessageError
-from sessionlake.ledger.absent import Run
+from sessionlake.ledger.absent import OffsetRun
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import KnownFailure, parse_failure
@@ -26,7 +26,7 @@ from sessionlake.streaming.generations import Generation
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Ranges = Mapping[TopicPartition, Run]
+Ranges = Mapping[TopicPartition, OffsetRun]
 _UNREADABLE = KnownFailure(
     LakeError,
     "a message cannot be read",
@@ -42,12 +42,12 @@ _UNREADABLE = KnownFailure(
 _NO_CONSUMER = KnownFailure(
     LakeError,
     "no consumer can be made",
-    beginnings=("Failed to construct kafka consumer", "Failed to create new Kafka"),
+    message_starts=("Failed to construct kafka consumer", "Failed to create new Kafka"),
 )
 """Errors that are also a `KafkaException`, but mean a wrong address or keystore, not an unreadable message."""
 
 
-class Unreadable(msgspec.Struct, frozen=True):
+class UnreadableMessage(msgspec.Struct, frozen=True):
     """A message that Spark cannot deliver, so that bronze stopped before it. Saved beside the checkpoint.
 
     Attributes:
@@ -72,7 +72,11 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 def explain_unreadable(
-    spark: SparkSession, settings: Settings, error: BaseException, generation: Generation, shifts: Mapping[str, int]
+    spark: SparkSession,
+    settings: Settings,
+    error: BaseException,
+    generation: Generation,
+    offset_shifts: Mapping[str, int],
 ) -> UnreadableMessageError | None:
     """Returns an error that names the message which Spark could not read; None if the query failed for another reason.
 
@@ -81,7 +85,7 @@ def explain_unreadable(
         settings: The configuration.
         error: The error that ended the query.
         generation: The checkpoint's generation that the query used.
-        shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
+        offset_shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
     """
     batch = generation.last_planned_batch
     if batch is None or not is_unreadable(error):
@@ -96,19 +100,19 @@ def explain_unreadable(
             raise
         return False
 
-    found = find_first_unreadable(fails, planned_ranges(generation.folder, generation.batch_id(batch)))
+    found = find_first_unreadable(fails, read_planned_ranges(generation.folder, generation.to_spark_batch_id(batch)))
     if found is None:
         return None
     (topic, partition), offset = found
-    unreadable = Unreadable(topic, partition, offset + shifts.get(topic, 0), str(parse_failure(error)))
-    manifest.note_stop(settings, unreadable, BRONZE)
+    unreadable = UnreadableMessage(topic, partition, offset + offset_shifts.get(topic, 0), str(parse_failure(error)))
+    manifest.record_stop(settings, unreadable, BRONZE)
     return UnreadableMessageError(str(unreadable))
 
 
 def is_unreadable(error: BaseException) -> bool:
     """Returns True if Spark's error is about a message that cannot be delivered, not about reaching Kafka."""
     failure = parse_failure(error)
-    return _UNREADABLE.fits(failure) and not _NO_CONSUMER.fits(failure)
+    return _UNREADABLE.matches_failure(failure) and not _NO_CONSUMER.matches_failure(failure)
 
 
 def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:
@@ -132,6 +136,6 @@ def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tu
     return place, first
 
 
-def stopped_at(settings: Settings) -> Unreadable | None:
+def read_stop(settings: Settings) -> UnreadableMessage | None:
     """Returns the saved message before which bronze stopped; None if there is none, or bronze has continued since."""
-    return manifest.stopped_at(settings, BRONZE, Unreadable)
+    return manifest.read_stop(settings, BRONZE, UnreadableMessage)

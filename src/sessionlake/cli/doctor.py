@@ -28,22 +28,22 @@ from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError,
 from sessionlake.history.missing import missing_offsets
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.positions import verify_sums
-from sessionlake.ledger.topics import READ_STATES, TopicState, latest_generations, read_topics
-from sessionlake.operations.preflight import Subject, layers_of, require_newest, require_subject
+from sessionlake.ledger.positions import verify_copied_sums
+from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
+from sessionlake.operations.preflight import Subject, list_layers, require_newest_tables, require_subject
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.errors import explained
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.errors import find_explanation
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.losses import (
+    describe_removed_rows,
     has_committed,
     refuse_lost_files,
     refuse_lost_rows,
     refuse_lost_topics,
-    removed_note,
 )
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
         commands: The command line, by which the words in the jobs' definitions are checked.
     """
     from sessionlake.cli.job import refusal
-    from sessionlake.databricks.bundle.rules import bundle_faults, models_are_installed
+    from sessionlake.databricks.bundle.rules import find_bundle_faults, models_are_installed
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
-    faults = bundle_faults(folder, given, partial(refusal, commands))
+    faults = find_bundle_faults(folder, given, partial(refusal, commands))
     findings = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_installed():
         text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
@@ -132,7 +132,7 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
     except SessionlakeError as error:
         return Finding(Level.FAIL, what, str(error))
     except Exception as error:
-        if (readable_error := explained(error)) is None:
+        if (readable_error := find_explanation(error)) is None:
             raise
         return Finding(Level.FAIL, what, str(readable_error))
 
@@ -144,16 +144,16 @@ def _java() -> str:
 
 
 def _jars() -> str:
-    from sessionlake.local.jars import broker_jars, spark_jars
+    from sessionlake.local.jars import fetch_broker_jars, fetch_spark_jars
 
-    return f"{len(spark_jars())} for Spark and {len(broker_jars())} for the broker, cached"
+    return f"{len(fetch_spark_jars())} for Spark and {len(fetch_broker_jars())} for the broker, cached"
 
 
 def _home_of(settings: Settings) -> Finding:
-    from sessionlake.local.home import require_home, rights_for_others
+    from sessionlake.local.home import create_home, read_rights_for_others
 
-    finding = _finding("home", lambda: str(require_home(settings)))
-    rights = None if finding.level is Level.FAIL else rights_for_others(settings)
+    finding = _finding("home", lambda: str(create_home(settings)))
+    rights = None if finding.level is Level.FAIL else read_rights_for_others(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
@@ -162,9 +162,9 @@ def _home_of(settings: Settings) -> Finding:
 
 
 def _broker(settings: Settings) -> str:
-    from sessionlake.bronze.sources import require
+    from sessionlake.bronze.sources import require_source
 
-    require(settings)
+    require_source(settings)
     source = settings.bronze.source
     return (
         f"answers at {settings.kafka.bootstrap_servers}" if source == "kafka" else f"not asked: bronze reads {source}"
@@ -172,13 +172,15 @@ def _broker(settings: Settings) -> str:
 
 
 def _check_operations(settings: Settings) -> str:
-    require_subject(None, settings, Subject.OPERATIONS, layers_of(settings))
+    require_subject(None, settings, Subject.OPERATIONS, list_layers(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints(settings: Settings) -> str:
-    require_subject(None, settings, Subject.CHECKPOINTS, layers_of(settings))
-    return ", ".join(layer for layer in layers_of(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
+    require_subject(None, settings, Subject.CHECKPOINTS, list_layers(settings))
+    return (
+        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
+    )
 
 
 def _check_tables(settings: Settings) -> list[Finding]:
@@ -186,7 +188,7 @@ def _check_tables(settings: Settings) -> list[Finding]:
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
-    ran = [layer for layer in layers_of(settings) if has_committed(settings, layer)]
+    ran = [layer for layer in list_layers(settings) if has_committed(settings, layer)]
     if not ran and not may_have_ledger(settings):
         return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
@@ -212,15 +214,15 @@ def _check_tables(settings: Settings) -> list[Finding]:
 
 
 def _check_messages(settings: Settings) -> str:
-    from sessionlake.bronze.unreadable import stopped_at
+    from sessionlake.bronze.unreadable import read_stop
 
-    if stopped := stopped_at(settings):
+    if stopped := read_stop(settings):
         raise LakeError(str(stopped))
     return "bronze has not stopped at a message that it cannot read"
 
 
 def _check_states(settings: Settings) -> str:
-    require_subject(None, settings, Subject.STATES, layers_of(settings))
+    require_subject(None, settings, Subject.STATES, list_layers(settings))
     return "every layer has the states of its last batch"
 
 
@@ -251,7 +253,7 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
 
 
 def _check_sums(reader: TableReader) -> str:
-    used = verify_sums(reader)
+    used = verify_copied_sums(reader)
     return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
 
@@ -270,11 +272,11 @@ def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
 
 def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:
     gone = refuse_lost_rows(spark, lake, _APPENDED)
-    return f"hold what the ledger says was written{removed_note(sum(gone[table] for table in _APPENDED))}"
+    return f"hold what the ledger says was written{describe_removed_rows(sum(gone[table] for table in _APPENDED))}"
 
 
 def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
-    require_newest(spark, lake.settings, layers_of(lake.settings))
+    require_newest_tables(spark, lake.settings, list_layers(lake.settings))
     return "are the newest: no table was restored to an older version"
 
 
@@ -289,14 +291,18 @@ def _remedy(layer: str) -> str:
 
 
 def _query_id(settings: Settings, layer: str) -> str | None:
-    return Generations(settings.checkpoint(layer), layer).current.app_id
+    return CheckpointGenerations(settings.checkpoint(layer), layer).current_generation.app_id
 
 
 def _check_layers(reader: TableReader, settings: Settings) -> str:
-    ran = {row["layer"] for row in to_dicts(LedgerReader(reader).current()) if not row["app_id"].startswith(REBUILD)}
-    lost = [layer for layer in layers_of(settings) if layer in ran and _query_id(settings, layer) is None]
+    ran = {
+        row["layer"]
+        for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild())
+        if not row["app_id"].startswith(REBUILD)
+    }
+    lost = [layer for layer in list_layers(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
-        remedies = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
+        remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))
         raise LakeError(f"{places}: the tables hold data and the checkpoint is gone", fix=remedies)
     return "every layer that has run has its checkpoint"
@@ -310,7 +316,7 @@ def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
         except LossError as loss:
             return Finding(Level.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
-    now = latest_generations(rows).values()
+    now = select_latest_generations(rows).values()
     known = ", ".join(
         f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_first_names(names)})")
         for state in TopicState

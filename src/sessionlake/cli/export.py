@@ -126,7 +126,7 @@ def require_exists(settings: Settings, table: str, point: dict[str, Any]) -> Non
         raise UsageError(
             f"export: {table} is a view, and views have no versions", fix="Leave out --version and --as-of"
         )
-    needed = DEFINITIONS[table].main if table in DEFINITIONS else table
+    needed = DEFINITIONS[table].main_source if table in DEFINITIONS else table
     if Lake(settings).is_known_missing(needed):
         raise LakeError(
             f"export: {needed} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run all --once`"
@@ -147,12 +147,12 @@ def select_rows(
 
     from sessionlake.delta.lake import Lake
     from sessionlake.gold.sql.views import DEFINITIONS
-    from sessionlake.spark.reading_plan import require_condition
+    from sessionlake.spark.reading_plan import require_plain_condition
     from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
-        require_condition(spark, "export: --where", where)
+        require_plain_condition(spark, "export: --where", where)
     try:
         if table in DEFINITIONS:
             rows = _view(spark, lake, table)

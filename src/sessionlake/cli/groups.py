@@ -109,7 +109,7 @@ def bronze_skip(
     from sessionlake.kafka.clients import require_broker
     from sessionlake.ledger.retained import CLAIM
     from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
-    from sessionlake.operations.pipeline import Layer, claimed
+    from sessionlake.operations.pipeline import Layer, claim_layers
     from sessionlake.operations.recover.skip import SkipDecision
     from sessionlake.operations.recover.skip import skip as skip_messages
 
@@ -119,7 +119,7 @@ def bronze_skip(
     require_broker(settings)
 
     def work(spark: SparkSession) -> None:
-        with claimed(spark, settings, Layer.BRONZE, "skips a message of bronze", CLAIM, MAINTENANCE):
+        with claim_layers(spark, settings, Layer.BRONZE, "skips a message of bronze", CLAIM, MAINTENANCE):
             messages = skip_messages(
                 spark, settings, SkipDecision(topic, partition, offset, last, current_user(spark), why)
             )

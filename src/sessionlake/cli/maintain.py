@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
 from sessionlake.operations.maintenance import CLAIM, Maintenance, TableMaintenance
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.pause_requests import pause_reason, wait_while_paused
+from sessionlake.streaming.pause_requests import read_pause_reason, wait_while_paused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
         UsageError: The lake has no such table.
     """
     with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
-        done = list(Maintenance(spark, settings).once(table))
+        done = list(Maintenance(spark, settings).maintain_once(table))
     show(COLUMNS, [_row(one) for one in done], form)
 
 
@@ -67,11 +67,11 @@ def maintain(
 
     say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
     while not stop.is_set():
-        if why := pause_reason(settings):
+        if why := read_pause_reason(settings):
             wait_while_paused(settings, stop, why, say)
             continue
         with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
-            Maintenance(spark, settings, tell).watch(stop, table)
+            Maintenance(spark, settings, tell).maintain_until_stopped(stop, table)
     say("stopped")
 
 

@@ -9,7 +9,7 @@ from sessionlake.cli.run import choose_processor
 from sessionlake.cli.show import OutputFormat, show
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.ledger.retained import CLAIM
-from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild import processors
 from sessionlake.processors import keyed
 from sessionlake.processors.difference import Difference
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def cancel(spark: SparkSession, settings: Settings, name: str, say: Say) -> None:
     """Cancels an interrupted rebuild that has not replaced the processor's table yet."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
-    with claimed(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
+    with claim_layers(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
         processors.cancel(spark, settings, name)
-    say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).into} is unchanged")
+    say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).output_table} is unchanged")
 
 
 def rebuild(
@@ -40,13 +40,13 @@ def rebuild(
         start_over: Build everything again instead of finishing an interrupted rebuild.
     """
     everything, settings = settings, choose_processor(settings, Layer.PROCESSOR, name)
-    with claimed(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
+    with claim_layers(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (processor := processor_settings(settings, name)).key:
             require_uninterrupted(settings, SILVER)  # the source may be a table of silver
             rows, different = keyed.rebuild(spark, settings, processor)
             say(
-                f"{processor.into} is rebuilt from {processor.source}: {rows} rows; compared with the former table: "
-                f"{different}"
+                f"{processor.output_table} is rebuilt from {processor.source}: {rows} rows; compared with the former "
+                f"table: {different}"
             )
             _show(different, form)
             return
@@ -71,7 +71,8 @@ def rebuild_advice(processor: ProcessorSettings) -> str:
     This needs a command, because the processor's stream reads only rows that are appended to the source.
     """
     return (
-        f"{processor.into} was made of the former rows: run `sessionlake rebuild {processor.rebuilt_as}` to update it"
+        f"{processor.output_table} was made of the former rows: run `sessionlake rebuild "
+        f"{processor.rebuild_argument}` to update it"
     )
 
 
@@ -81,16 +82,16 @@ def verify(spark: SparkSession, settings: Settings, processor: ProductProcessor,
     Returns True if they are equal.
     """
     settings = choose_processor(settings, Layer.PROCESSOR, processor.name)
-    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {processor.into}"):
+    with claim_layers(spark, settings, Layer.PROCESSOR, f"verifies {processor.output_table}"):
         comparison = verify_product(spark, settings, processor)
     say(str(comparison))
-    return isinstance(comparison, str) or comparison.first is None
+    return isinstance(comparison, str) or comparison.first_difference is None
 
 
 def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:
     """Shows the rows that a rebuild with the present code would add, remove or change in the processor's table."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
-    with claimed(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
+    with claim_layers(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
         processor = processor_settings(settings, name)
         difference = (
             keyed.preview_rebuild(spark, settings, processor)

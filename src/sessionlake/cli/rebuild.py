@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
 from sessionlake.cli.processors import rebuild_advice
-from sessionlake.gold.declared.references import enriched_of
+from sessionlake.gold.declared.references import declared_enriched_tables
 from sessionlake.ledger.retained import CLAIM
-from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.operations.rebuild.replay import Selection
 from sessionlake.operations.rebuild.silver import EVERYTHING, RebuildResult, cancel, rebuild
@@ -23,7 +23,7 @@ GOLD_EMPTIED = "gold is emptied, and computed again at its next run"
 
 def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Compares silver with a rebuild from bronze, and says the result. Returns True if they are equal."""
-    with claimed(spark, settings, Layer.SILVER, "verifies silver", CLAIM):
+    with claim_layers(spark, settings, Layer.SILVER, "verifies silver", CLAIM):
         comparison = verify(spark, settings)
     if comparison.first_difference is None:
         say(f"exact: {comparison.sessions} sessions, every row of every silver table")
@@ -50,7 +50,7 @@ def _describe_states(states: StatesComparison) -> str:
 
 def cancel_silver(spark: SparkSession, settings: Settings, say: Say) -> None:
     """Cancels an interrupted rebuild that has not replaced a table yet."""
-    with claimed(spark, settings, Layer.ALL, "cancels a rebuild of silver", CLAIM):
+    with claim_layers(spark, settings, Layer.ALL, "cancels a rebuild of silver", CLAIM):
         cancel(spark, settings)
     say("the interrupted rebuild is cancelled: silver is unchanged, and all layers can start")
 
@@ -74,8 +74,8 @@ def rebuild_silver(
         ConfigError: Gold could not be computed from the result, because a table of gold uses a column that is not
             declared.
     """
-    enriched_of(settings)
-    with claimed(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
+    declared_enriched_tables(settings)
+    with claim_layers(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
         result = rebuild(spark, settings, version=version, selection=selection, start_over=start_over)
     report_rebuild(result, settings, say, selection)
 

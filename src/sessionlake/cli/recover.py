@@ -12,10 +12,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import drop_carried
+from sessionlake.ledger.positions import drop_carried_sums
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
-from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.replay import REPLAYED, require_complete_bronze
 from sessionlake.operations.rebuild.silver import interrupted, rebuild
 from sessionlake.operations.recover import bronze, gold, silver
@@ -24,12 +24,12 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.generations import require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
-    first_loss,
+    find_first_loss,
     has_started,
-    lacks_batches,
+    is_ledger_behind,
     refuse_old_ledger,
-    refuse_unreadable,
-    require_logs,
+    refuse_unreadable_rows,
+    require_readable_logs,
 )
 from sessionlake.streaming.operation import REBUILD_SILVER, RECOVER_BRONZE
 
@@ -69,7 +69,7 @@ def recover(spark: SparkSession, settings: Settings, lost: Recoverable, say: Say
         of = {Recoverable.BRONZE: BRONZE, Recoverable.GOLD: GOLD}.get(lost, SILVER)
         finished_here = [RECOVER_BRONZE, REBUILD_SILVER] if lost is not Recoverable.GOLD else []
         require_uninterrupted(settings, of, except_for=finished_here)
-    with claimed(spark, settings, layers, f"recovers {lost}", *also):
+    with claim_layers(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
 
@@ -119,26 +119,26 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
             f"recover ledger: {settings.place} has no {MESSAGES}, from which the ledger is made again",
             fix="Restore the tables from a backup, or start with `sessionlake run all`",
         )
-    require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
-    readable = partial(refuse_unreadable, spark, lake, [LEDGER])
-    if interrupted(settings) is not None and first_loss(readable) is None:
+    require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
+    readable = partial(refuse_unreadable_rows, spark, lake, [LEDGER])
+    if interrupted(settings) is not None and find_first_loss(readable) is None:
         report_rebuild(rebuild(spark, settings), settings, say)  # may be from an interrupted run of this command
-    loss = first_loss(readable, *(partial(_refuse_old, spark, lake, layer) for layer in _REBUILDABLE))
+    loss = find_first_loss(readable, *(partial(_refuse_old, spark, lake, layer) for layer in _REBUILDABLE))
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
         _empty_ledger(spark, lake)
     lake.ensure(spark, [LEDGER])
-    unread = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
-    lacks = lacks_batches(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
-    if lacks or first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
+    unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
+    lacks = is_ledger_behind(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
+    if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
         _bronze(spark, settings, say)
-    if lacks_batches(spark, lake, SILVER):
+    if is_ledger_behind(spark, lake, SILVER):
         report_rebuild(rebuild(spark, settings, compares=unread is None), settings, say)
-    if lacks_batches(spark, lake, GOLD):
+    if is_ledger_behind(spark, lake, GOLD):
         gold.empty(spark, settings, shorten=shorten)
         say(GOLD_EMPTIED)
     for processor in settings.processors:
-        if lacks_batches(spark, lake, processor.layer):
+        if is_ledger_behind(spark, lake, processor.layer):
             say(f"{processor.layer}: it is unknown what its batches have read, so start it again under another name")
 
 
@@ -147,8 +147,8 @@ def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:
 
     A ledger without any batch of the layer is not older: it has lost the layer, which `_ledger` repairs.
     """
-    first = handover.first_batch_or_none(lake.settings, layer)
-    if first is not None and not lacks_batches(spark, lake, layer):
+    first = handover.read_first_batch_or_none(lake.settings, layer)
+    if first is not None and not is_ledger_behind(spark, lake, layer):
         refuse_old_ledger(lake.reader(spark), lake.settings, layer, first)
 
 
@@ -165,7 +165,7 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
             raise LakeError(
                 error.what, why=f"So {LEDGER} cannot be made again", fix="Restore it from a backup"
             ) from None
-    drop_carried(spark, lake, (SILVER, SILVER_TABLES, GOLD))
+    drop_carried_sums(spark, lake, (SILVER, SILVER_TABLES, GOLD))
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
         txn = Txn("recover", lake.latest_version(spark, LEDGER))

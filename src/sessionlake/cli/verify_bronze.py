@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.verify import VerifiedBronze, verify
+from sessionlake.bronze.verify import VerifiedBronze, compare_with_kafka
 from sessionlake.cli.options import Say
 from sessionlake.delta.lake import Lake, storage_of
 from sessionlake.delta.schemas.names import MESSAGES
@@ -47,7 +47,7 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
     Returns True if they are equal.
     """
     with storage_of(settings).claim(spark, CLAIM, "verifies bronze"):
-        result = verify(spark, settings)
+        result = compare_with_kafka(spark, settings)
     for line in describe(result):
         say(line)
     return result.comparison.first_difference is None

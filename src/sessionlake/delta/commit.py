@@ -28,7 +28,7 @@ from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.spark.frames import Rows
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.interpreted import temporary_spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -121,7 +121,7 @@ def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Co
     """
     _disable_append_only(spark, lake, table)
     lake.storage.require_lease(table)
-    with lake.storage.commit_lock(table), conf(spark, txn.session_conf(table)):
+    with lake.storage.commit_lock(table), temporary_spark_conf(spark, txn.session_conf(table)):
         lake.delta(spark, table).delete(where)
 
 
@@ -131,7 +131,7 @@ def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelectio
     Sets `delta.appendOnly` to false. If a replay finds no selected rows, it removes nothing.
     """
     fault_point(f"before:remove:{table}")
-    _opened(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, chosen))
+    _retry_write(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, chosen))
     fault_point(f"after:remove:{table}")
 
 
@@ -140,7 +140,7 @@ def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: Sessio
 
     Each message keeps its offset and Kafka timestamp. Sets `delta.appendOnly` to false if the table has it.
     """
-    _opened(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
+    _retry_write(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
 
 
 def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
@@ -148,7 +148,7 @@ def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
         lake.set_property(spark, table, APPEND_ONLY, "false")
 
 
-def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
+def _retry_write(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
     _disable_append_only(spark, lake, table)
 
     def surely() -> None:

@@ -16,12 +16,14 @@ from typing import Any, Final
 import msgspec
 
 from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
-from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
+from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
-from sessionlake.feeds.values import FeedColumn, milliseconds_of, row_id_of, typed_constant
+from sessionlake.feeds.row_ids import row_id_of
+from sessionlake.feeds.times import milliseconds_of
+from sessionlake.feeds.values import FeedColumn, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
 
@@ -34,7 +36,7 @@ class Compiled:
 
     Attributes:
         feed: The feed.
-        source: Source text of the function; None if none could be generated and the interpreter reads all messages.
+        source: Source text of the function; None if none could be generated and `feeds.reader` reads all messages.
         slow: Number of messages that the interpreter has read so far.
     """
 
@@ -89,7 +91,7 @@ class _Writer(CodeWriter):
     """
 
     def __init__(self, feed: Feed) -> None:
-        if feed.needs_digits:
+        if feed.needs_digits or feed.decoder is not None:
             raise NoCodeError
         self._feed = feed
         exact = any(_is_exact(column) for column in feed.columns.values()) or any(
@@ -97,7 +99,7 @@ class _Writer(CodeWriter):
         )
         exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
         decoder = msgspec.json.Decoder(float_hook=Decimal) if exact else msgspec.json.Decoder()
-        super().__init__(feed.unavailable)
+        super().__init__(feed)
         self.names |= {
             "is_too_deep": is_too_deep, "loads": decoder.decode, "milliseconds_of": milliseconds_of,
             "row_id_of": row_id_of, "session_of": session_of,
@@ -124,6 +126,9 @@ class _Writer(CodeWriter):
         self._line("if raw is None or len(raw) > max_bytes: raise Unusual")
         self._line(f'if raw.count(b"[") + raw.count(b"{{") > {MAX_DEPTH} and is_too_deep(raw.decode()): raise Unusual')
         self._line("d = loads(raw)")
+        if feed.key_format is KeyFormat.JSON:
+            self._line(f"if len(record.key or b'') > {MAX_DEPTH} and is_too_deep(record.key.decode()): raise Unusual")
+            self._line("key_value = M if record.key is None else loads(record.key)")
         self._rules()
         self._depth -= 1
         self._line("except Exception:")
@@ -179,7 +184,7 @@ class _Writer(CodeWriter):
     def _event(self, rule: Rule, order: Order) -> None:
         feed = self._feed
         sent = "None"
-        if feed.check is not None:
+        if feed.check is not None and feed.check.sent is not None:
             found = self._find(feed.check.sent, element=None)
             sent = f"None if {found} is M else {found}"
         self._line(f"sent = {sent}")
@@ -230,6 +235,9 @@ class _Writer(CodeWriter):
         self._depth -= 1
 
     def _interval(self, order: Order) -> None:
+        if order.kind is Ordering.NONE:
+            self._line("seq, after = None, None")
+            return
         if order.kind is Ordering.ARRIVAL or order.seq is None:
             self._line("seq, after = record.offset, None")
             return

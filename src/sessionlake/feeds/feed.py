@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from sessionlake.feeds.paths import Path
 from sessionlake.feeds.values import FeedColumn
@@ -24,6 +24,13 @@ class Kind(StrEnum):
     HEARTBEAT = "heartbeat"
     END = "end"
     IGNORE = "ignore"
+
+
+class KeyFormat(StrEnum):
+    """How Kafka keys are encoded."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 class Body(StrEnum):
@@ -58,6 +65,10 @@ class Ordering(Enum):
     """The message gives the first and the last seq that it covers. after is the first minus 1."""
     RISING = "rising"
     """The message gives a seq that rises in any steps. after is the last seq, so there is never a gap."""
+    DECODER = "decoder"
+    """The feed's decoder class gives seq and after."""
+    NONE = "none"
+    """The message has no place in the order: it is never a duplicate, and there is never a gap."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +130,8 @@ class Rows:
     Attributes:
         source: Path of the element or elements; None if the message itself is the element.
         each: True if the path gives several elements, each of which is a row. False if it gives one.
-        values: Each column with the path of its value; empty with `by_name`.
-        by_name: Columns whose value is the element's field of the same name.
+        values: Each column with the path of its value.
+        by_name: Columns whose value is the element's field of the same name. Not those in `values`.
         rescue: True if the element's undeclared fields are stored as JSON text in `_rescued`.
         delete: True if every row is deleted, False if none is. Pairs of column and value: a row is deleted if all
             these columns have these values.
@@ -190,14 +201,35 @@ class Check:
     """A checksum that the producer sends, with which the session's table is compared after a message.
 
     Attributes:
-        sent: Path of the checksum in the message. A message without one is not checked.
+        sent: Path of the checksum in the message; None if a decoder class gives it. A message without one is not
+            checked.
         function: `module:function` of the user's function `(groups, checksum) -> bool`, true if the table is right.
         rows: Number of rows that the function receives of each group in `Keep`, or of the whole table without `Keep`.
     """
 
-    sent: Path
+    sent: Path | None
     function: str
     rows: int
+
+
+class LoadDecoder(Protocol):
+    """Loads a feed's decoder class, also in a worker. It can be pickled."""
+
+    def __call__(self) -> Any:
+        """Returns an instance of the class. Raises ConfigError if it cannot be loaded."""
+
+
+@dataclass(frozen=True)
+class DecoderUse:
+    """The decoder class that reads a feed's messages, in place of rules.
+
+    Attributes:
+        load: Returns the decoder.
+        rescue: True if values of undeclared columns are stored in `_rescued`. False if they are dropped.
+    """
+
+    load: LoadDecoder
+    rescue: bool = True
 
 
 @dataclass(frozen=True)
@@ -209,16 +241,19 @@ class Feed:
         topics: Pattern that must match the whole name of a topic.
         columns: The declared columns by name, in the order in which they are declared.
         key: The columns that identify a row.
-        session: Paths of the texts that form the session id: one text, or a JSON array of several.
+        session: Paths of the texts that form the session id: one text, or a JSON array of several. May be empty with a
+            decoder.
         time: How the event time is read.
         order: How the seq is read.
-        rules: The rules in order; the first whose conditions are met reads a message.
+        rules: The rules in order; the first whose conditions are met reads a message. Empty with a decoder.
         unavailable: Values by which the producer says that it did not send a column.
+        key_format: How Kafka keys are encoded.
         refuse_repeats: True if a message with the same row key twice goes to quarantine.
         keep: Limit for the rows of a session's table; None if it has no limit.
         check: Checksum with which tables are compared; None if there is none.
         fingerprint: Hash of the settings of the feed.
         reads_headers: False if no path begins at the headers of the Kafka message, so that they need not be read.
+        decoder: The decoder class that reads the messages; None if rules do.
     """
 
     name: str
@@ -230,11 +265,13 @@ class Feed:
     order: Order
     rules: tuple[Rule, ...]
     unavailable: tuple[Any, ...] = ()
+    key_format: KeyFormat = KeyFormat.TEXT
     refuse_repeats: bool = False
     keep: Keep | None = None
     check: Check | None = None
     fingerprint: str = ""
     reads_headers: bool = True
+    decoder: DecoderUse | None = None
     needs_digits: bool = field(default=False)
     """True if a column is `from: digits`. JSON numbers are then read with their digits, as `Digits`."""
 

@@ -7,14 +7,20 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
+
+from sessionlake.feeds.decode import decode
+from sessionlake.feeds.decoder import Message
 from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.feed import Feed
+from sessionlake.feeds.feed import Feed, KeyFormat
 from sessionlake.feeds.interpret import interpret
+from sessionlake.feeds.numbers import Digits
 from sessionlake.feeds.paths import MISSING, Place
-from sessionlake.feeds.values import Digits
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
+from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.reasons import Reason
 
+_EXACT = msgspec.json.Decoder(float_hook=Decimal)
 MAX_BYTES = 10 * 1024 * 1024
 """Default of the longest value in bytes. A longer one goes to quarantine."""
 
@@ -59,11 +65,16 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
     """
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
+    if feed.decoder is not None:
+        return decode(feed, feed.decoder, _message(feed, record))
     try:
         value = MISSING if record.value is None else load_json(record.value, digits=feed.needs_digits)
     except InvalidJsonError as error:
         return Refusal(error.reason, "", "the value is no JSON that can be used")
-    key = _decode_text(record.key)
+    try:
+        key = None if record.key is None else read_key(feed, record.key)
+    except InvalidJsonError:
+        return Refusal(Reason.BAD_KEY, "kafka.key", "the key is no JSON that can be used")
     headers = {name: text for name, value in record.headers.items() if (text := _decode_text(value or b"")) is not None}
     place = Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
     return interpret(feed, place)
@@ -75,6 +86,38 @@ def _decode_text(value: bytes | None) -> str | None:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
         return None
+
+
+def read_key(feed: Feed, key: bytes) -> Any:
+    """Returns a Kafka key as paths read it: as text, or parsed if the feed has a `key_format`.
+
+    Raises:
+        InvalidJsonError: The key is not JSON although the feed says so.
+    """
+    return load_json(key, digits=feed.needs_digits) if feed.key_format is KeyFormat.JSON else _decode_text(key)
+
+
+def _message(feed: Feed, record: KafkaRecord) -> Message:
+    parse = load_digits if feed.needs_digits else load_json_fast
+    return Message(
+        record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers,
+        tuple(column.name for column in feed.key), tuple(feed.columns), parse, parse,
+    )  # fmt: skip
+
+
+def load_digits(value: bytes) -> Any:
+    """Parses JSON in which all numbers stay texts, as `load_json` does."""
+    return load_json(value, digits=True)
+
+
+def load_json_fast(value: bytes) -> Any:
+    """Parses JSON as `load_json` does, several times faster. Whatever is unusual is left to `load_json`."""
+    if value.count(b"[") + value.count(b"{") <= MAX_DEPTH and b"\\u" not in value:
+        try:
+            return _EXACT.decode(value)
+        except (msgspec.DecodeError, ValueError):
+            pass
+    return load_json(value)
 
 
 def load_json(value: bytes, *, digits: bool = False) -> Any:

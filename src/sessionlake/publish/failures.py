@@ -29,14 +29,14 @@ class PublishQuery(LayerQuery):
             "run the command again"
         )
 
-    def _explain(self, error: BaseException) -> SessionlakeError:
+    def _explain_failure(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised or error, SessionlakeError):
             return super()._explain(error)
         failure = parse_failure(error)
         for cause in _CAUSES:
-            if cause.fits(failure):
+            if cause.matches_failure(failure):
                 meaning = cause.remedy.format(topic=self._topic, restart_hint=self.restart_hint)
-                return cause.error(f"{self.layer}: {meaning}\n  Spark says: {failure}")
+                return cause.error_class(f"{self.layer}: {meaning}\n  Spark says: {failure}")
         return super()._explain(error)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from sessionlake.feeds.feed import Body, Condition, Kind, Order, Ordering, Presence, Rows, Rule
 from sessionlake.feeds.paths import Constant, Each, Path, parse_path
 from sessionlake.feeds.values import FeedColumn, typed_constant
-from sessionlake.settings.feed_parts import OrderSettings, RowsSettings, RuleSettings, Scalar, TimeSettings
+from sessionlake.settings.feed_parts import OTHERS, OrderSettings, RowsSettings, RuleSettings, Scalar, TimeSettings
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def convert_rule(
         _refuse_elements(rule.session or feed.session, f"{where}: session")
         _refuse_elements([time.path] if time else [], f"{where}: time")
         if isinstance(order, OrderSettings):
+            if order.seq is None:
+                raise ValueError(f"{where}: order: the seq is missing")
             _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
     if rule.split is None:
         _refuse_elements([one.path for one in map(_when, rule.when.items()) if one.path], f"{where}: when")
@@ -104,15 +106,20 @@ def _rows(
     where = f"{where}: rows"
     by_name: tuple[FeedColumn, ...] = ()
     values: tuple[tuple[FeedColumn, Path], ...] = ()
+    takes_all = part.row == "all"
     if isinstance(part.row, dict):
+        takes_all = OTHERS in part.row
         values = tuple(
-            (known_column(name, columns, where), _typed(path, columns[name])) for name, path in part.row.items()
+            (known_column(name, columns, where), _typed(path, columns[name]))
+            for name, path in part.row.items()
+            if name != OTHERS
         )
-        lacking = [column.name for column in key if column.name not in part.row]
+        by_name = tuple(column for name, column in columns.items() if takes_all and name not in part.row)
+        lacking = [column.name for column in key if column.name not in part.row and not takes_all]
         if lacking:
             raise ValueError(f"{where}: row lacks the key's column {', '.join(lacking)}")
     else:
-        by_name = tuple(columns.values()) if part.row == "all" else key
+        by_name = tuple(columns.values()) if takes_all else key
     delete: bool | tuple[tuple[FeedColumn, Any], ...] = part.delete is True
     if isinstance(part.delete, dict):
         given = {column.name for column, _ in values} | {column.name for column in by_name}
@@ -120,13 +127,12 @@ def _rows(
             raise ValueError(f"{where}: delete looks at {', '.join(lacking)}, which row does not take")
         delete = tuple((columns[name], _deleting(value, columns[name])) for name, value in part.delete.items())
     absent = part.absent or ("null" if rule.is_ is Kind.SNAPSHOT else "keep")
-    rescue = part.row == "all" if feed.rescue is None else feed.rescue
     return Rows(
         source=part.each or part.at,
         each=part.each is not None,
         values=values,
         by_name=by_name,
-        rescue=rescue and part.row == "all",
+        rescue=takes_all and feed.rescue is not False,
         delete=delete,
         absent_is_null=absent == "null",
         expect=part.expect,
@@ -168,5 +174,5 @@ def known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> Fe
 def convert_order(order: OrderSettings | str | None) -> Order | None:
     """Converts the settings of an order; None stays None."""
     if order is None or isinstance(order, str):
-        return None if order is None else Order(Ordering.ARRIVAL)
+        return None if order is None else Order(Ordering(order))
     return order.made()

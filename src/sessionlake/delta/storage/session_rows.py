@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.protocol import erased
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,7 +37,7 @@ class SessionRows:
     """Always empty, since the highest values of a session's rows are unknown. So no file is skipped."""
 
     @classmethod
-    def of(cls, table: str, topic: str, session: str) -> SessionRows:
+    def of_session(cls, table: str, topic: str, session: str) -> SessionRows:
         """Returns the selection of a session's rows in a table.
 
         In tables of messages, rows are selected by the Kafka key, so that unusable messages are included.
@@ -65,7 +65,7 @@ class SessionRows:
 
         So the id is data, and does not appear in the text of a command in the table's history.
         """
-        return as_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.value]})).alias("s")
+        return to_spark_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.value]})).alias("s")
 
     def condition(self) -> Column:
         """Returns the join condition: a row of the table (alias `t`) is selected if it has topic and id of `source`."""
@@ -73,7 +73,7 @@ class SessionRows:
 
         return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.id_column}") == F.col(f"s.{self.id_column}"))
 
-    def with_erased(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch with the content of the session's messages erased. Other messages stay as they are."""
         gone = self.mask(batch)
         columns = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.storage.far_times import FarTime, micros_of
+from sessionlake.delta.storage.far_times import FarTime, time_to_micros
 from sessionlake.delta.storage.interface import Storage
 from sessionlake.delta.storage.reading import (
     Condition,
@@ -17,16 +17,16 @@ from sessionlake.delta.storage.reading import (
     TableReader,
     TableSize,
     TooLargeError,
-    by_key,
-    counter_of,
+    count_by_key,
+    group_by_key,
     session_columns,
 )
-from sessionlake.delta.storage.values import rows_of
+from sessionlake.delta.storage.values import to_rows
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.spark.failures import RESULT_TOO_BIG, parse_failure
-from sessionlake.spark.frames import as_frame, iterate_batches
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.frames import iterate_batches, to_spark_frame
+from sessionlake.spark.interpreted import without_code_generation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,11 +61,11 @@ class SparkReader(TableReader):
         if not self.exists(table):
             return
         try:
-            with interpreted(self._spark):
-                frame = self._where(table, conditions, columns)
+            with without_code_generation(self._spark):
+                frame = self._filtered_frame(table, conditions, columns)
                 found = frame.toArrow()
         except Exception as error:
-            if not RESULT_TOO_BIG.fits(parse_failure(error)):
+            if not RESULT_TOO_BIG.matches_failure(parse_failure(error)):
                 raise
             yield from iterate_batches(frame)
         else:
@@ -83,41 +83,41 @@ class SparkReader(TableReader):
         if max_bytes is None or not self.exists(table):
             return super().table(table, *conditions, columns=columns, sessions=sessions)
         try:
-            with interpreted(self._spark):
-                frame = self._of(self._where(table, conditions), sessions)
+            with without_code_generation(self._spark):
+                frame = self._select_sessions(self._filtered_frame(table, conditions), sessions)
                 frame = frame if columns is None else frame.select(*map(quote, columns))
                 most = max_bytes // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
         except Exception as error:
-            if not RESULT_TOO_BIG.fits(parse_failure(error)):
+            if not RESULT_TOO_BIG.matches_failure(parse_failure(error)):
                 raise
             raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
         if found.num_rows > most or found.nbytes > max_bytes:
             raise TooLargeError(f"{table}: the selected rows have more than {max_bytes} bytes")
         return found
 
-    def _of(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
+    def _select_sessions(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
         from pyspark.sql import functions as F
 
         if sessions is None:
             return frame
         names = session_columns(sessions)
         named = sessions.select(names).group_by(names).aggregate([])
-        return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
+        return frame.join(F.broadcast(to_spark_frame(self._spark, named)), names, "left_semi")
 
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
-        with interpreted(self._spark):
-            found = self._where(table, conditions, columns, same).toArrow()
+        with without_code_generation(self._spark):
+            found = self._filtered_frame(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
     def is_known_empty(self, table: str) -> bool:
         """True if the table is empty, as far as Spark knows without a job. False if it has files or that is unknown."""
         from py4j.protocol import Py4JError
 
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             try:
                 frame = self._storage.read(self._spark, table, {})
                 plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001  (it has no public name)
@@ -125,8 +125,8 @@ class SparkReader(TableReader):
             except (AttributeError, Py4JError):  # the session does not expose such a plan
                 return False
 
-    def size(self, table: str) -> TableSize:
-        with interpreted(self._spark):
+    def read_size(self, table: str) -> TableSize:
+        with without_code_generation(self._spark):
             (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
             rows = self._storage.read(self._spark, table, {}).count()
             version = self._storage.latest_version(self._spark, table)
@@ -135,10 +135,10 @@ class SparkReader(TableReader):
     def count(self, table: str) -> int:
         if not self.exists(table):
             return 0
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             return self._storage.read(self._spark, table, {}).count()
 
-    def files(self, table: str, *conditions: Condition) -> FilesRead | None:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
         """Returns None, since only the platform knows which files it opens."""
         del table, conditions
         return None
@@ -146,32 +146,34 @@ class SparkReader(TableReader):
     def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         if not self.exists(table):
             return []
-        with interpreted(self._spark):
-            return rows_of(self._where(table, (), columns).limit(max_rows).toArrow())
+        with without_code_generation(self._spark):
+            return to_rows(self._filtered_frame(table, (), columns).limit(max_rows).toArrow())
 
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """Counts the rows of each group on the cluster, with Spark."""
         if not self.exists(table):
             return Counter()
-        with interpreted(self._spark):
-            return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
+        with without_code_generation(self._spark):
+            return count_by_key(self._filtered_frame(table, conditions).groupBy(*map(quote, by)).count().toArrow())
 
-    def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+    def highest(self, table: str, column: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
         """Computes the highest value of each group on the cluster, with Spark."""
         from pyspark.sql import functions as F
 
         if not self.exists(table):
             return {}
-        with interpreted(self._spark):
-            return by_key(self._where(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(of))).toArrow())
+        with without_code_generation(self._spark):
+            return group_by_key(
+                self._filtered_frame(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(column))).toArrow()
+            )
 
-    def any(self, table: str, *conditions: Condition) -> bool:
+    def has_rows(self, table: str, *conditions: Condition) -> bool:
         if not self.exists(table):
             return False
-        with interpreted(self._spark):
-            return not self._where(table, conditions).isEmpty()
+        with without_code_generation(self._spark):
+            return not self._filtered_frame(table, conditions).isEmpty()
 
-    def _where(
+    def _filtered_frame(
         self,
         table: str,
         conditions: Sequence[Condition],
@@ -180,17 +182,17 @@ class SparkReader(TableReader):
     ) -> DataFrame:
         """Returns the rows that meet the conditions, with these columns (None for all), as a Spark frame.
 
-        Call it inside `interpreted`, since Delta reads the table's log as soon as the frame is created.
+        Call it inside `without_code_generation`, since Delta reads the table's log as soon as the frame is created.
         """
         from pyspark.sql import functions as F
 
         frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(quote(name)), literal(value)))
+            frame = frame.where(compare(F.col(quote(name)), to_spark_literal(value)))
         return frame if columns is None else frame.select(*map(quote, columns))
 
 
-def literal(value: Any) -> Any:
+def to_spark_literal(value: Any) -> Any:
     """Converts a condition's value, or each value in a list, to a form that Spark can compare with a column.
 
     A time is passed as microseconds, so that neither time zone nor calendar can change it.
@@ -198,5 +200,5 @@ def literal(value: Any) -> Any:
     from pyspark.sql import functions as F
 
     if isinstance(value, FarTime) or (isinstance(value, datetime) and value.tzinfo is not None):
-        return F.timestamp_micros(F.lit(micros_of(value)))
-    return [literal(one) for one in value] if isinstance(value, list | tuple) else value
+        return F.timestamp_micros(F.lit(time_to_micros(value)))
+    return [to_spark_literal(one) for one in value] if isinstance(value, list | tuple) else value

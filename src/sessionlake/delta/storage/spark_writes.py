@@ -23,8 +23,8 @@ from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
-from sessionlake.spark.frames import Rows, as_frame, on_disk
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.frames import Rows, store_on_disk, to_spark_frame
+from sessionlake.spark.interpreted import temporary_spark_conf
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
@@ -67,7 +67,7 @@ class StagedFrame:
 @contextmanager
 def stage_with_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
     """Computes the rows once, and stores them on disk until the block ends, so that the block can commit them."""
-    with on_disk(as_frame(spark, rows)) as kept:
+    with store_on_disk(to_spark_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
 
@@ -91,22 +91,22 @@ def merge_with_spark(
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    frame = as_frame(spark, source)
+    frame = to_spark_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
-    same = reduce(and_, (_bound(known, name) for name in upsert.pruned_by), _same(upsert))
+    same = reduce(and_, (_pruning_bounds(known, name) for name in upsert.pruned_by), _same_keys_condition(upsert))
 
     def execute() -> Commit:
         storage.require_lease(table)
         with storage.commit_lock(table):
             builder = storage.delta(spark, table).alias("t").merge(frame.alias("s"), same)
             spark.conf.unset(LAST_COMMIT)
-            done = _clauses(builder, upsert).execute().collect()
+            done = _add_merge_clauses(builder, upsert).execute().collect()
             version = spark.conf.get(LAST_COMMIT, None)
             if version is None:  # Delta skipped the MERGE, since the transaction is already committed
                 return storage.last_commit(spark, table)
             return Commit(int(version), done[0]["num_affected_rows"])
 
-    with conf(spark, txn.session_conf(table) | dict(settings or {})):
+    with temporary_spark_conf(spark, txn.session_conf(table) | dict(settings or {})):
         return retry_on_conflict(execute)
 
 
@@ -153,17 +153,17 @@ def rewrite_with_spark(
             merge = storage.delta(spark, table).alias("t").merge(chosen.source(spark), chosen.condition())
             change(merge).execute()
 
-    with conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
+    with temporary_spark_conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
         retry_on_conflict(execute)
 
 
-def _same(upsert: Upsert) -> Column:
+def _same_keys_condition(upsert: Upsert) -> Column:
     from pyspark.sql import functions as F
 
     return reduce(and_, (F.col(f"t.{quote(name)}") == F.col(f"s.{quote(name)}") for name in upsert.keys))
 
 
-def _clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
+def _add_merge_clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
     always: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in upsert.columns}
     if_set: dict[str, str | Column] = {
         quote(name): f"CASE WHEN s.{WRITTEN}[{i}] THEN s.{quote(name)} ELSE t.{quote(name)} END"
@@ -182,7 +182,7 @@ def _clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
     return builder
 
 
-def _bound(source: DataFrame | pa.Table, name: str) -> Column:
+def _pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """Returns a condition that limits a column of the table to the values in the source, so that MERGE skips files.
 
     Without such a condition, MERGE would read the keys in all files of the table.

@@ -23,23 +23,23 @@ import msgspec
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.changes import refuse_shorter
-from sessionlake.gold.declared.tables import schemas_of
+from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.declared.tables import declared_gold_schemas
 from sessionlake.gold.making import states
-from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
     Erasure,
     delete_receipt,
-    lake_salt,
+    hash_session,
+    read_or_create_salt,
     read_receipts,
-    session_hash_of,
     store_receipt,
 )
 from sessionlake.operations.forgetting import publications, rows
 from sessionlake.operations.forgetting.receipt import left_to_others, search_lake
 from sessionlake.operations.forgetting.rows import Session
 from sessionlake.operations.forgetting.states import hand_over, layers_with_state, require_states
-from sessionlake.operations.pipeline import run_to_end
+from sessionlake.operations.pipeline import run_layer_to_end
 from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.operations.rebuild.preflight import require_silver_current
 from sessionlake.operations.rebuild.processors import staging_tables
@@ -91,7 +91,7 @@ class Forgetting:
     ) -> None:
         self._spark, self._settings = spark, settings
         self._patience, self._shorten, self._say = patience, shorten, say
-        self._lake = Lake(settings, schemas_of(settings))
+        self._lake = Lake(settings, declared_gold_schemas(settings))
 
     def run(self, session: str, topic: str | None = None) -> Erasure:
         """Forgets the session, or finishes the forgetting of this session that was interrupted.
@@ -107,7 +107,7 @@ class Forgetting:
                 f"forget: there is no bronze in {self._settings.place}",
                 fix="Name the home that holds the session with SESSIONLAKE_HOME",
             )
-        journal = Journal.read(self._settings, FORGET, _Inputs)
+        journal = Journal.read_journal(self._settings, FORGET, _Inputs)
         if journal is None:
             journal = self._begin(session, topic)
         elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
@@ -146,11 +146,11 @@ class Forgetting:
                 fix="Run `sessionlake forget --resume`, which finishes the forgetting",
             )
         delete_receipt(self._spark, self._lake, inputs.receipt)
-        journal.end()
+        journal.remove_journal()
         return inputs.receipt
 
     def _require_interrupted(self, option: str, to_do: str) -> Journal[_Inputs]:
-        journal = Journal.read(self._settings, FORGET, _Inputs)
+        journal = Journal.read_journal(self._settings, FORGET, _Inputs)
         if journal is None:
             raise UsageError(
                 f"forget {option}: no forgetting was interrupted, so there is nothing to {to_do}",
@@ -167,7 +167,7 @@ class Forgetting:
             journal.run_step(name, work)
         erasure = self._with_proof(receipt, journal, journal.inputs.session)
         store_receipt(self._spark, self._lake, erasure)
-        journal.end()
+        journal.remove_journal()
         return erasure
 
     # -- preparation
@@ -184,7 +184,7 @@ class Forgetting:
         topic = self._topic(session, topic)
         self._refuse_keyed()
         if self._gold() and not self._shorten:  # gold will have to be computed again from all changes
-            refuse_shorter(self._lake, self._spark)
+            refuse_shorter_table(self._lake, self._spark)
         tables = dict.fromkeys([*rows.tables_with_sessions(self._spark, self._lake), *self._gold()])
         publications.require_sendable(self._spark, self._lake, tables)
         self._catch_up()
@@ -194,7 +194,7 @@ class Forgetting:
         mine = (
             erasure.receipt for erasure in self._known() if erasure.done_at is None and erasure.is_for(topic, session)
         )
-        return Journal.begin(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
+        return Journal.start_journal(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
 
     def _receipt(self, inputs: _Inputs) -> Erasure:
         """Returns the receipt, and stores it if it is new.
@@ -205,15 +205,17 @@ class Forgetting:
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
-        salt = lake_salt(known)
+        salt = read_or_create_salt(known)
         offsets = rows.find_offsets(self._lake.reader(self._spark), session)
         counts = rows.count_rows(self._spark, self._lake, session)
         erasure = Erasure(
             receipt=inputs.receipt,
             topic=inputs.topic,
-            session_hash=session_hash_of(salt, *session),
+            session_hash=hash_session(salt, *session),
             salt=salt,
-            begun_at=max(datetime.now(UTC), earliest_after_rebuild(self._lake.reader(self._spark), SILVER)),
+            begun_at=max(
+                datetime.now(UTC), find_earliest_commit_time_after_rebuild(self._lake.reader(self._spark), SILVER)
+            ),
             messages=sum(item.messages for item in offsets),
             report={
                 "offsets": [asdict(item) for item in offsets],
@@ -229,10 +231,10 @@ class Forgetting:
         if keyed:
             first = keyed[0]
             raise UsageError(
-                f"forget: the rows of {first.into} are grouped by {', '.join(first.key)}, so they may be made of "
-                "several sessions",
-                fix=f"Remove {first.where} from the configuration, drop the table, forget the session, then add the "
-                f"processor again and run `sessionlake rebuild {first.rebuilt_as}`",
+                f"forget: the rows of {first.output_table} are grouped by {', '.join(first.key)}, so they may be made "
+                "of several sessions",
+                fix=f"Remove {first.config_key} from the configuration, drop the table, forget the session, then add "
+                f"the processor again and run `sessionlake rebuild {first.rebuild_argument}`",
             )
 
     def _topic(self, session: str, topic: str | None) -> str:
@@ -255,7 +257,7 @@ class Forgetting:
         """Lets layers with states process all of bronze, so that they can later resume from bronze's latest version."""
         for layer in layers_with_state(self._settings):
             self._say(f"{layer}: processes what is available")
-            run_to_end(self._spark, self._settings, layer, threading.Event())
+            run_layer_to_end(self._spark, self._settings, layer, threading.Event())
         if has_state(self._settings, SILVER):
             require_silver_current(self._spark, self._lake, self._lake.latest_version(self._spark, MESSAGES))
 
@@ -324,7 +326,7 @@ class Forgetting:
 
     def _tables_to_purge(self) -> list[str]:
         """Returns the tables whose history may contain the session."""
-        processor_tables = [processor.into for processor in self._settings.processors]
+        processor_tables = [processor.output_table for processor in self._settings.processors]
         known = [MESSAGES, *REPLAYED, *rows.tables_with_sessions(self._spark, self._lake), DECISIONS, LEDGER]
         known += [*gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
@@ -346,7 +348,7 @@ class Forgetting:
         checkpoints = Path(self._settings.checkpoint(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
-        shutil.rmtree(states.owners_folder(self._settings), ignore_errors=True)  # gold's states
+        shutil.rmtree(states.owners_at_rebuild_folder(self._settings), ignore_errors=True)  # gold's states
         if self._lake.storage.scratch is not None:  # files of a batch that died
             shutil.rmtree(self._lake.storage.scratch, ignore_errors=True)
         clear(self._spark, self._settings)

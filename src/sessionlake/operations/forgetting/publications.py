@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, SessionlakeError
-from sessionlake.operations.maintenance import Reader, readers
+from sessionlake.operations.maintenance import TableReaderProgress, list_readers
 from sessionlake.publish.job import require_change_feed
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
+from sessionlake.streaming.checkpoint import read_delta_offset, read_last_committed_batch, read_last_planned_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,9 +28,9 @@ _POLL_SECONDS = 0.5
 _TRIGGERS = 3
 
 
-def publications(settings: Settings, table: str) -> list[Reader]:
+def publications(settings: Settings, table: str) -> list[TableReaderProgress]:
     """Returns the publications of a table that have started."""
-    readings = readers(settings, table)
+    readings = list_readers(settings, table)
     return [reader for reader in readings if reader.has_started and reader.name.startswith(f"publish-{table}-")]
 
 
@@ -88,7 +88,7 @@ def oldest_version_needed(settings: Settings, table: str, removal: int) -> int |
         removal: The first version without the session's rows.
     """
     known = [
-        (reader.next_version, reader.oldest_needed or 0)
+        (reader.next_version, reader.oldest_needed_version or 0)
         for reader in publications(settings, table)
         if reader.next_version is not None
     ]
@@ -115,8 +115,8 @@ def _place(settings: Settings, name: str) -> tuple[int, int, int]:
     A number that is not known is -1.
     """
     checkpoint = Path(settings.checkpoint(name))
-    batch = last_committed(checkpoint)
-    if batch is None or batch != last_planned(checkpoint):
+    batch = read_last_committed_batch(checkpoint)
+    if batch is None or batch != read_last_planned_batch(checkpoint):
         return -1, -1, -1
     place = read_delta_offset(checkpoint, batch)
     return (-1, -1, batch) if place.in_initial_snapshot else (place.version, place.index, batch)

@@ -14,11 +14,11 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.expired import LIMIT
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.ledger.retained import limits_frame
+from sessionlake.ledger.retained import read_limits_as_frame
 from sessionlake.operations.retention.rules import as_limits
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.section import Integrity
-from sessionlake.silver.merge.kept_cuts import kept_cuts_frame
+from sessionlake.silver.merge.kept_cuts import read_kept_cuts_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +64,7 @@ def snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     from pyspark.sql import functions as F
 
     last = _kept(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
-    floors = limits_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
+    floors = read_limits_as_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
     first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
     least = F.least("last", "floor") - 1  # ignores null: no changes of the session were removed
     due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
@@ -97,13 +97,13 @@ def progress_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
 def _kept(spark: SparkSession, lake: Lake, batch: int) -> DataFrame:
     from pyspark.sql import functions as F
 
-    return kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
+    return read_kept_cuts_frame(spark, lake).where(F.col("_batch") <= batch)
 
 
 def _beyond_recorded(spark: SparkSession, lake: Lake, table: str, limits: DataFrame) -> pa.Table:
     """Returns the limits that are higher than those recorded before in `ops.retained`."""
     from pyspark.sql import functions as F
 
-    recorded = limits_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
+    recorded = read_limits_as_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
     beyond = limits.join(recorded, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("recorded", F.lit(-1)))
     return as_limits(beyond.drop("recorded").toArrow())
