@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.delta.commit import append
-from sessionlake.delta.lake import SKIP_REMOVALS, Lake
+from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
@@ -25,25 +25,23 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
-from sessionlake.integrity.clock import EarlierStreamTimes
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.decisions import list_ledger_decisions, read_binding_decisions
-from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
+from sessionlake.silver.packing import build_packed_stream
 from sessionlake.silver.quarantine import add_raw_messages
-from sessionlake.silver.stream_times import StreamTimesLog, open_stored_times, require_continued_times
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
 from sessionlake.spark.frames import Rows, UnappliedMap
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import choose_starting_options, read_last_committed_batch, read_last_planned_batch
+from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_removed_history
@@ -51,9 +49,8 @@ from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import discard_building, require_uninterrupted
 from sessionlake.streaming.manifest import record_commit, record_shard_count, record_stop
 from sessionlake.streaming.operation import REBUILD_SILVER
-from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rules
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
+from sessionlake.streaming.sharded import ShardFold, fold_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -139,70 +136,6 @@ def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: 
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
     return OffsetLog.load_from_ledger(spark, lake, layer, before)
-
-
-def build_packed_stream(
-    spark: SparkSession,
-    lake: Lake,
-    settings: Settings,
-    layer: str,
-    topic_pattern: str = ".*",
-    resume_from: Handover | None = None,
-) -> DataFrame:
-    """Returns the stream of bronze's messages, packed by shard, as `shard int, chunk binary`.
-
-    Args:
-        spark: The Spark session.
-        lake: The lake.
-        settings: The settings of the lake.
-        layer: The layer whose checkpoint and notes of stream time are used.
-        topic_pattern: Regular expression that matches the whole name of each topic to read.
-        resume_from: The handover to start from; messages before it are not read again. None starts with all messages.
-    """
-    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
-    if resume_from is not None:
-        options["startingVersion"] = resume_from.bronze_version + 1
-    elif read_last_planned_batch(settings.checkpoint(layer)) is None:
-        options |= _read_first_read_options(spark, lake, layer)
-    else:
-        options |= choose_starting_options(settings.checkpoint(layer))
-    raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
-    return pack_messages(raw, settings, topic_pattern, open_stored_times(settings, layer))
-
-
-def pack_messages(
-    messages: DataFrame, settings: Settings, topics: str, times: EarlierStreamTimes, silences: tuple[Silence, ...] = ()
-) -> DataFrame:
-    """Packs rows of `bronze.messages` by shard, as `shard int, chunk binary`.
-
-    Args:
-        messages: The rows.
-        settings: The settings of the lake.
-        topics: Regular expression that matches the whole name of each topic to read.
-        times: Looks up stream times from before the messages.
-        silences: Silences that are not among the messages.
-    """
-    from pyspark.sql import functions as F
-
-    shards = settings.silver.shards
-    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
-    feeds = build_feed_decoder(settings.capture, shards)
-    packer = Packer(build_payload_rules(settings.capture), shards, feeds, topics, times, silences)
-    return messages.select(shard, *packer.bronze_columns).mapInArrow(packer, PACKED_SCHEMA)
-
-
-def _read_first_read_options(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
-    """Returns options for a stream that reads all of bronze for the first time, after checking that this is possible.
-
-    If it is not, the error says how to build the layer instead.
-    """
-    try:
-        return lake.storage.first_read_options(spark, MESSAGES)
-    except LakeError as error:
-        name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
-        raise LakeError(
-            f"{layer}: {error}", fix=f"Run `sessionlake rebuild {name}`, which builds it from all that bronze has"
-        ) from error
 
 
 class _SilverBatchWriter:

@@ -22,7 +22,8 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import build_stop_error, list_offset_ranges, pack_messages, sum_partition_counts
+from sessionlake.silver.job import build_stop_error, list_offset_ranges, sum_partition_counts
+from sessionlake.silver.packing import pack_messages
 from sessionlake.silver.stream_times import list_times_after_batch, require_continued_times
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
