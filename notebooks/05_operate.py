@@ -37,7 +37,7 @@ book.require("silver.sessions", "silver.session_rows", "ops.ledger")
 # COMMAND ----------
 
 layers = layer_statuses(book.reader, book.settings)
-statuses = pd.DataFrame([layer.row() for layer in layers], columns=STATUS_COLUMNS)
+statuses = pd.DataFrame([layer.to_row() for layer in layers], columns=STATUS_COLUMNS)
 progress = ["layer", "batches", "last_batch", "messages", "rows", "behind", "committed_at", "age_seconds"]
 book.show(statuses[progress])
 
@@ -121,4 +121,4 @@ print(f"session {session} of {topic}: {replayed.num_rows} rows replayed, {kept.n
 last = next(layer.last_batch for layer in layers if layer.layer == "silver") or 0
 point = as_of_batch(book.spark, book.settings, last // 2)
 for table in ("silver.session_changes", "silver.session_rows"):
-    print(f"as of batch {point.batch}: {point.read(book.spark, table).count()} rows of {table}")
+    print(f"as of batch {point.batch}: {point.read_table(book.spark, table).count()} rows of {table}")

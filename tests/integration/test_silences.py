@@ -78,7 +78,7 @@ class _Later:
 
     def __call__(self) -> Moment:
         now = Moment.now()
-        return Moment(now.wall + self._by, now.steady + self._steady.total_seconds())
+        return Moment(now.wall_time + self._by, now.monotonic_seconds + self._steady.total_seconds())
 
 
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:

@@ -25,10 +25,10 @@ from rich.table import Table
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.schemas.names import RULE_EVENTS
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.alerts.stored import StoredInLake
-from sessionlake.gold.rules.batch import Batch, log_changes
+from sessionlake.gold.rules.batch import RuleBatch, log_changes
 from sessionlake.gold.rules.patterns import MATCH
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def rules_of(count: int) -> list[Rule]:
-    rnd, declared = np.random.default_rng(3), Declared(METRICS)
+    rnd, declared = np.random.default_rng(3), DeclaredColumns(METRICS)
     found = []
     for i in range(count):
         one, other = rnd.choice(METRICS, 2)
@@ -100,7 +100,7 @@ def tier(product: Product, series: dict[str, pa.Array], minutes: np.ndarray, len
         columns[name] = pa.array(number)
     columns |= {"window_start": start, "points": pa.array(np.full(len(each), 2 * length))}
     columns["_sum_rest"] = pa.array(np.zeros(len(each)))
-    return pa.table([columns[name] for name, _ in product.columns], schema=product.schema())
+    return pa.table([columns[name] for name, _ in product.columns], schema=product.arrow_schema())
 
 
 def write_history(folder: Path, rows: int) -> int:
@@ -127,7 +127,7 @@ def measure(
 ) -> dict[str, list[float]]:
     series, stored = series_of(rows), StoredInLake(reader)
     found: dict[str, list[float]] = {"wall, s": [], "CPU, s": [], "alerts": [], "memory, MiB": []}
-    size = reader.size(METRICS_1M.table)
+    size = reader.read_size(METRICS_1M.table)
     Console(width=100).print(f"{size.rows:,} slices of a minute in {size.files} files")
     for minute in range(end, end + batches):
         part = tier(METRICS_1M, series, np.array([minute]), 1, 5000 + minute)
@@ -138,7 +138,7 @@ def measure(
         before, after = (dict.fromkeys(topics, at * 60_000) for at in (minute, minute + 1))
         touched = pa.concat_tables([_touched(part, minute + 1), _touched(part.slice(7, 1), minute - 60)])
         wall, cpu = time.perf_counter(), time.process_time()
-        logged = log_changes(rules, [], Batch(before, after, touched, MATCH.empty_table()), stored)
+        logged = log_changes(rules, [], RuleBatch(before, after, touched, MATCH.empty_table()), stored)
         found["wall, s"].append(time.perf_counter() - wall)
         found["CPU, s"].append(time.process_time() - cpu)
         found["alerts"].append(len(logged))

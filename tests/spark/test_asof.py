@@ -107,9 +107,9 @@ def test_every_table_is_read_as_of_the_last_merge_up_to_a_batch(
     rows = sum(map(len, first.values()))
     point = as_of_batch(spark, settings, 0)
     assert point.batch == 0
-    assert point.read(spark, "silver.session_rows").count() == rows
+    assert point.read_table(spark, "silver.session_rows").count() == rows
     later = as_of_batch(spark, settings, 1)  # which is not merged yet
-    changes = later.read(spark, "silver.session_changes").count()
+    changes = later.read_table(spark, "silver.session_changes").count()
     assert (later.batch, changes) == (0, len(truth_of(captured.batches[0], settings.capture).session_changes))
     sql = "SELECT 'silver.session_rows' AS name, count(*) AS rows FROM silver.session_rows -- silver.session_rows"
     assert answer_as_of(spark, settings, sql, 0, OutputFormat.JSON) == 0

@@ -16,9 +16,9 @@ from sessionlake.cli.query import answer, fetch
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, RULE_EVENTS, RULE_STATUS
 from sessionlake.errors import LakeError, MachineError, NotFoundError
-from sessionlake.gold.declared.tables import products_of
+from sessionlake.gold.declared.tables import declared_products
 from sessionlake.gold.query import metrics
-from sessionlake.gold.tables.expiry import read_floors, without_expired, without_expired_rows
+from sessionlake.gold.tables.expiry import drop_expired, drop_expired_rows, read_expiry_times
 from sessionlake.history.explain import explain
 from sessionlake.ledger.retained import CLAIM, read_removed_rows
 from sessionlake.operations.recover import gold as recover
@@ -94,7 +94,7 @@ def held(feed: Feed, table: str) -> dict[tuple[Any, ...], tuple[int, float]]:
 
 
 def floors_of(feed: Feed) -> dict[str, Any]:
-    return {table: dict(floors) for table, floors in read_floors(feed.lake.reader(feed.spark), LENGTH).items()}
+    return {table: dict(floors) for table, floors in read_expiry_times(feed.lake.reader(feed.spark), LENGTH).items()}
 
 
 def assert_left(feed: Feed, changes: Iterable[Change]) -> dict[str, Any]:
@@ -257,12 +257,12 @@ def test_rules_say_nothing_of_windows_that_are_gone_and_take_nothing_back(feed: 
 
 
 def test_both_ways_to_pass_over_what_is_gone_are_one(spark: Any, feed: Feed):
-    [product] = [one for one in products_of(feed.settings) if one.table == "gold.own"]
+    [product] = [one for one in declared_products(feed.settings) if one.table == "gold.own"]
     rng = random.Random(1)
     moments = [datetime.fromtimestamp(rng.randrange(50) * 600, UTC) for _ in range(40)]
     rows = [{"topic": rng.choice("abc"), "metric": "m", "window_start": at, "n": 1, "total": 1.0} for at in moments]
-    table = pa.Table.from_pylist(rows, product.schema())
+    table = pa.Table.from_pylist(rows, product.arrow_schema())
     floors = {"a": 9_000_000, "b": 20 * 600_000}
-    frame = without_expired(spark.createDataFrame(table), floors).toArrow()
-    assert frame.num_rows == without_expired_rows(table, floors).num_rows < 40
+    frame = drop_expired(spark.createDataFrame(table), floors).toArrow()
+    assert frame.num_rows == drop_expired_rows(table, floors).num_rows < 40
     assert {row["topic"] for row in frame.to_pylist()} == {"a", "b", "c"}

@@ -42,7 +42,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import schemas_of
+from sessionlake.gold.declared.tables import declared_gold_schemas
 from sessionlake.history.trace import decode_row
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, store_receipt
@@ -58,7 +58,7 @@ from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.losses import refuse_lost_rows, removed_rows
+from sessionlake.streaming.losses import count_removed_rows, refuse_lost_rows
 from sessionlake.streaming.operation import FORGET
 from sessionlake.streaming.pause_requests import request_pause
 from sessionlake.streaming.payload_files import PayloadFiles, read_payload
@@ -243,14 +243,14 @@ def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_ta
     made, rows = staging_tables("top"), pa.table({"session_id": [GONE] * 100_000})
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).staging()
     beside.ensure(spark, made)
-    assert read_payload(PayloadFiles.for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
+    assert read_payload(PayloadFiles.create_for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
     Forgetting(spark, settings)._remove_archived()
     assert [table for table in made if beside.exists(spark, table)] == []
     assert not (settings.home / "scratch").exists()
 
 
 def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark: Any, settings: Settings) -> None:
-    lake = Lake(settings, schemas_of(settings))
+    lake = Lake(settings, declared_gold_schemas(settings))
     lake.ensure(spark, [AVERAGES, "gold.each", "gold.each_final"])
     spark.sql(f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, 'gold.seen')} AS SELECT 1 AS one")
     without = Lake(settings.model_copy(update={"gold": GoldSettings()}))
@@ -285,9 +285,9 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     lake.ensure(spark, [LEDGER])
     now = datetime.now(UTC)
     store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
-    assert removed_rows(lake.reader(spark)) == {CHANGES: 3}
+    assert count_removed_rows(lake.reader(spark)) == {CHANGES: 3}
     Ledger(lake).write_entry(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
-    assert removed_rows(lake.reader(spark)) == {}
+    assert count_removed_rows(lake.reader(spark)) == {}
 
 
 def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings: Settings) -> None:
@@ -344,7 +344,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
     assert {"before:bronze.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
     assert found.messages == sum(m.key == GONE.encode() for m in first)
     assert found.report["search"]["found"] == []
-    assert not FORGET.file(settings).exists()
+    assert not FORGET.journal_file(settings).exists()
     assert of_others(spark, lake) == before
     run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in second])
     verified = verify(spark, settings)

@@ -24,7 +24,7 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.catalog import storage as catalog
 from sessionlake.delta.commit import append, merge
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.table_files import live_files, open_table
+from sessionlake.delta.folders.table_files import list_live_files, open_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -319,7 +319,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     freed = lake.storage.vacuum(spark, EVENTS, NOW)
     assert (freed.files, freed.freed > 0) == (120, True)
     assert offsets_of(lake) == list(range(120))
-    assert len(list(folder.glob("*.parquet"))) == len(live_files(DeltaTable(folder))) == 1
+    assert len(list(folder.glob("*.parquet"))) == len(list_live_files(DeltaTable(folder))) == 1
 
 
 @pytest.mark.soak
@@ -427,7 +427,7 @@ def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
 def codecs(lake: Lake, table: str) -> set[str]:
     """What the files of a table are compressed with."""
     folder = folder_of(lake, table)
-    footers = [pq.read_metadata(file.path) for file in live_files(DeltaTable(folder))]
+    footers = [pq.read_metadata(file.path) for file in list_live_files(DeltaTable(folder))]
     return {footer.row_group(0).column(0).compression for footer in footers}
 
 
@@ -448,7 +448,7 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
         assert ended.returncode == -9
         assert offsets_of(lake) == list(range(50))
         assert len(list(folder.glob("*.parquet"))) == files
-    assert len(live_files(DeltaTable(folder))) == 1
+    assert len(list_live_files(DeltaTable(folder))) == 1
     lake.storage.vacuum(spark, EVENTS, NOW)
     assert len(list(folder.glob("*.parquet"))) == 1
     assert offsets_of(lake) == list(range(50))
@@ -466,7 +466,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
     def compact() -> None:
         nonlocal most
         while not ended.wait(0.05):
-            most = max(most, len(live_files(open_table(folder_of(lake, EVENTS)))))
+            most = max(most, len(list_live_files(open_table(folder_of(lake, EVENTS)))))
             compact_all(lake)
 
     with ThreadPoolExecutor(1) as beside:
@@ -477,7 +477,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
             ended.set()
         done.result()
     compact_all(lake)
-    return most, len(live_files(open_table(folder_of(lake, EVENTS))))
+    return most, len(list_live_files(open_table(folder_of(lake, EVENTS))))
 
 
 @pytest.mark.soak

@@ -30,7 +30,7 @@ from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.processors.difference import difference
+from sessionlake.processors.difference import find_difference
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import Messages
@@ -242,7 +242,7 @@ def test_tables_made_anew_are_what_they_were(names: Names) -> None:
     for table, keys in (("gold.select", ["topic", "session_id", "window_start"]), ("gold.by", ["value"])):
         before = lake.read(spark, table).localCheckpoint()
         gold_commands.rebuild(spark, names.settings, table, print)
-        assert not difference(before, lake.read(spark, table), keys), table
+        assert not find_difference(before, lake.read(spark, table), keys), table
 
 
 def test_a_moment_of_a_session_is_the_same_in_python_and_in_sql(names: Names) -> None:
@@ -292,7 +292,7 @@ def test_what_is_published_has_all_results(names: Names) -> None:
     for table in ("gold.values", "gold.by", ENRICHED, ROWS):
         outlet = require_publishable(names.settings, table)
         rows = names.lake.reader(names.spark).table(table)
-        sent = outlet.columns(rows.column_names)
+        sent = outlet.select_columns(rows.column_names)
         assert not [name for name in sent if name.startswith("__sl_")]
         told = rows.select(sent)
         count = told.num_rows

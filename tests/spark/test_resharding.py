@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import averages_of, tables_of
+from sessionlake.gold.declared.tables import declared_averages, declared_gold_tables
 from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -118,8 +118,8 @@ def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
 
 def assert_gold_is_exact(spark: Any, settings: Settings) -> None:
     """What its states are for, and a product of the changes that it has read."""
-    distinct = [one for one in tables_of(settings) if one.table == DISTINCT_VALUES]
-    found = verify_gold(spark, settings, [*averages_of(settings), *distinct])
+    distinct = [one for one in declared_gold_tables(settings) if one.table == DISTINCT_VALUES]
+    found = verify_gold(spark, settings, [*declared_averages(settings), *distinct])
     assert [one.first_difference for one in found] == [None] * 5
     assert all(one.expected_rows for one in found if one.table != RESTATEMENTS)
 
@@ -139,8 +139,8 @@ def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list
 def test_a_session_is_looked_for_in_the_shard_that_has_it_until_the_states_are_moved(
     spark: Any, settings: Settings
 ) -> None:
-    handover.prepare(settings, handover.Handover(0, 0, 4, "r"), [])
-    handover.activate(spark, settings, "r")
+    handover.prepare_handover(settings, handover.Handover(0, 0, 4, "r"), [])
+    handover.activate_handover(spark, settings, "r")
     other = of_shards(settings, 3, 4)
     there, found = ([compute_shard(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
     assert max(there) == 3
@@ -244,7 +244,7 @@ def test_gold_s_shards_that_nothing_came_to_since_have_the_states_that_they_were
         assert reshard(spark, feed.settings, shards) == [GOLD]
         feed.write([change("a", "r", next(offset), 10 * SECOND, price=1.0)]).run()
     feed.write(change(name, "r", next(offset), 20 * SECOND, price=7.0) for name in names).run()
-    feed.require_exact(*(one.table for one in averages_of(feed.settings)))
+    feed.require_exact(*(one.table for one in declared_averages(feed.settings)))
     assert numbers(spark, feed.settings)[-1] == 3
 
 
@@ -274,7 +274,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):
                     reshard(spark, other, number)
-            assert not RESHARD.file(other).exists()
+            assert not RESHARD.journal_file(other).exists()
             assert numbers(spark, former)[0] == former.silver.shards
             with pytest.raises(DiedError):
                 reshard(spark, other, number)
@@ -288,7 +288,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
                     done = reshard(spark, other, number)
         assert done == LAYERS
         assert {"after:silver.prepared", "after:silver.swapped", "after:gold.held", "after:gold.resharded"} <= {*died}
-        assert not RESHARD.file(other).exists()
+        assert not RESHARD.journal_file(other).exists()
         assert numbers(spark, other) == [number] * 3
         former, died = other, []
         if number == 2:

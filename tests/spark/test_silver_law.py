@@ -15,7 +15,7 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, LEDGER, SILVER
 from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
-from sessionlake.history.state import session_state, stats_of
+from sessionlake.history.state import find_session_state, stats_of
 from sessionlake.integrity.rules import Decision
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import SESSION
@@ -139,7 +139,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert holding.held_messages is not None
     topic, partition, session = (holding.held_messages[name][0].as_py() for name in SESSION)
     shard = compute_shard(spark, pipeline.settings, topic, session)
-    told = session_state(states[shard], topic, partition, session)
+    told = find_session_state(states[shard], topic, partition, session)
     assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}
 
     before = pipeline.content()
@@ -206,7 +206,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])
     pipeline.stream()
     states = dict(read_shard_states(spark, pipeline.settings))
-    told = session_state(states[compute_shard(spark, pipeline.settings, "capture.a", "s")], "capture.a", 0, "s")
+    told = find_session_state(states[compute_shard(spark, pipeline.settings, "capture.a", "s")], "capture.a", 0, "s")
     assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
 
 

@@ -24,7 +24,7 @@ from sessionlake.delta.schemas.names import (
     SENSOR_AVERAGES,
     SESSIONS,
 )
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.rebuild.verify import verify
@@ -149,7 +149,9 @@ def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, t
     assert (finding.level, finding.detail.startswith(f"{len(ids)} of capture.a occur")) == (Level.WARN, True)
     assert verify(spark, often).is_exact
     assert [
-        one.first_difference for one in verify_gold(spark, often, tables_of(often)) if one.first_difference is not None
+        one.first_difference
+        for one in verify_gold(spark, often, declared_gold_tables(often))
+        if one.first_difference is not None
     ] == []
 
 

@@ -20,7 +20,7 @@ from sessionlake.cli import app as cli
 from sessionlake.cli.show import OutputFormat, json_value, show
 from sessionlake.cli.sql_names import names_in
 from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError, ProcessorError
-from sessionlake.local.home import claim
+from sessionlake.local.home import claim_lock
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations import pipeline
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -331,7 +331,7 @@ def test_a_second_process_is_refused_the_layers_that_the_first_one_runs(tmp_path
     settings = Settings(home=tmp_path)
     said = rf"another process rebuilds silver over {tmp_path} \(.*, process {os.getpid()}, since .*Z\)\. Stop it first"
     for _ in range(2):  # again with what the one before has left in the file
-        with claim(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
+        with claim_lock(settings, "silver", "rebuilds silver"), pytest.raises(ClaimedError, match=said):
             pipeline.run_once(None, settings, pipeline.Layer.ALL, StopFlag())
 
 
@@ -355,7 +355,7 @@ def test_one_that_has_the_lock_and_has_not_said_yet_who_it_is_keeps_others_out_t
         fcntl.flock(held, fcntl.LOCK_EX)
         with (
             pytest.raises(ClaimedError, match="another process has silver over"),
-            claim(Settings(home=tmp_path), "silver", "runs silver"),
+            claim_lock(Settings(home=tmp_path), "silver", "runs silver"),
         ):
             pass
 

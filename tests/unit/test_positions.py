@@ -37,7 +37,7 @@ from sessionlake.operations.retention.ledger import due
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _read_followed_decisions
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.restored_tables import versions_after_batches
+from sessionlake.streaming.restored_tables import read_versions_after_batches
 from support.seeds import seeds
 from support.tables import Tables
 
@@ -167,14 +167,14 @@ def outcome(answer: Callable[[], Any]) -> Any:
 
 def left(reader: Tables) -> dict[str, tuple[datetime, int]]:
     """The version that each table was left at by the last that wrote to it, and when."""
-    return {table: max(known) for table, known in versions_after_batches(reader).items()}
+    return {table: max(known) for table, known in read_versions_after_batches(reader).items()}
 
 
 def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:
     """All that is asked of a ledger but what single entries tell."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
-    patch.setattr(status, "kafka_ends", lambda _: None)
+    patch.setattr(status, "read_kafka_ends", lambda _: None)
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
     found: list[Any] = [
         read_layer_offsets(reader),
@@ -197,7 +197,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     """All that anyone asks of a ledger."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
-    patch.setattr(status, "kafka_ends", lambda _: None)
+    patch.setattr(status, "read_kafka_ends", lambda _: None)
     rows = reader.tables[LEDGER].to_pylist()
     layers = sorted({row["layer"] for row in rows})
     last = read_last_batch(reader, "silver") or -1
@@ -217,7 +217,9 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     for batch in range(-1, last + 2, max(1, last // 5)):
         found.append([row["batch_id"] for row in read_entries_after(reader, "silver", batch, "outputs")])
         point = outcome(partial(as_of_batch, None, settings, batch))
-        found.append(point if isinstance(point, str) else (point.asked, point.batch, point.versions, point.rebuilt))
+        found.append(
+            point if isinstance(point, str) else (point.requested_batch, point.batch, point.versions, point.rebuilt)
+        )
     for offset, near in ((3, None), (11, NOON + timedelta(hours=5))):
         found += [
             find_entry_of_message(reader, layer, "a", 0, offset, near) for layer in ("bronze", "silver", PROCESSOR)

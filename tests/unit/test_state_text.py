@@ -12,7 +12,7 @@ import pytest
 
 from sessionlake.cli import state as command
 from sessionlake.cli.show import OutputFormat, show
-from sessionlake.history.state import session_state, with_iso_times
+from sessionlake.history.state import convert_times_to_iso, find_session_state
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR, Cursor, OpenGap, encode_memory
 from sessionlake.integrity.seq_set import SeqSet
@@ -44,13 +44,13 @@ def stored() -> bytes:
 
 
 def test_programs_get_times_as_ms(stored):
-    told = session_state(stored, "t", 0, "s")
+    told = find_session_state(stored, "t", 0, "s")
     assert (told["first_ts"], told["stream_time"], told["highest_ts"]) == (NOON, NOON + 60_000, None)
     assert told["unfilled"] == [{"from": 5, "to": 5, "due": NOON + 2500}]
 
 
 def test_people_get_times_to_read(stored):
-    told = with_iso_times(session_state(stored, "t", 0, "s"))
+    told = convert_times_to_iso(find_session_state(stored, "t", 0, "s"))
     assert told["first_ts"] == "2026-01-02T12:00:00.000Z"
     assert told["last_kafka_ts"] == "2026-01-02T12:00:01.001Z"
     assert told["stream_time"] == "2026-01-02T12:01:00.000Z"

@@ -13,7 +13,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.kafka.transactions import without_message
+from sessionlake.kafka.transactions import find_runs_of_transactions
 from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_runs, record_absent_offsets
 from sessionlake.protocol.types import TopicPartition
 
@@ -52,7 +52,7 @@ def explain_gaps(
         ]
         for (topic, partition), runs in gaps.items()
     }
-    proven = without_message(spark, lake.settings, asked)
+    proven = find_runs_of_transactions(spark, lake.settings, asked)
     for place, runs in asked.items():
         lost = next((run for run in runs if run not in proven[place]), None)
         if lost is not None:

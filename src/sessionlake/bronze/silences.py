@@ -134,7 +134,7 @@ class SilenceWriter:
         values = [encode(group) for group in _split_into_groups(silent)]
         written = _read_current_moment()
         rows = pa.Table.from_pylist(
-            [{"value": value, "ingested_at": written.wall} for value in values], arrow_schema(MESSAGES)
+            [{"value": value, "ingested_at": written.wall_time} for value in values], arrow_schema(MESSAGES)
         )
         append(self._spark, self._lake, MESSAGES, rows, self._build_txn())
         self._lake.storage.require_claims()
@@ -161,16 +161,19 @@ class SilenceWriter:
             ends: One past bronze's last offset, by topic-partition.
         """
         if not self._has_history:
-            if not self._book.has_topic_seen_before(now.wall - after):
+            if not self._book.has_topic_seen_before(now.wall_time - after):
                 return {}
             reader = self._lake.reader(self._spark)
-            long_ago = now.wall - 3 * after
+            long_ago = now.wall_time - 3 * after
             before = dict.fromkeys(ends, long_ago) | read_last_commits_since(reader, BRONZE, long_ago)
             noted = sorted(self._load_noted_silences(reader), key=attrgetter("behind", "lasted"))
             self._noted = {silence.place: silence for silence in noted}
             self._save_noted_silences()
             with self._lock:
-                self._has_history, self._last = True, {p: now.at_wall(at) for p, at in before.items()} | self._last
+                self._has_history, self._last = (
+                    True,
+                    {p: now.from_wall_time(at) for p, at in before.items()} | self._last,
+                )
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
 

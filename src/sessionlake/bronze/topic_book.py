@@ -98,7 +98,7 @@ class TopicRegister:
         Raises:
             BrokerError: Kafka does not answer, or one of the topics is gone.
         """
-        return self._admin.committed_ends(place for place, _, _ in self._list_subscribed_partitions())
+        return self._admin.read_last_stable_offsets(place for place, _, _ in self._list_subscribed_partitions())
 
     def list_ends(self) -> dict[TopicPartition, int]:
         """Returns one past bronze's last offset, for each topic-partition with messages in bronze.
@@ -127,7 +127,7 @@ class TopicRegister:
         lasting = [row for name, row in known.items() if row.state not in MAY_BE_ABSENT and self._matches(name)]
         read = {(row.topic, part.partition): part.next_offset for row in lasting for part in row.partitions}
         asked = [place for place in places if place in read]  # without topic-partitions of deleted topics
-        held = self._admin.offsets(asked) if asked else {}
+        held = self._admin.read_offsets(asked) if asked else {}
         waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read[place]}
         return {*places} - waiting
 
@@ -298,7 +298,7 @@ class TopicRegister:
     def _read_topic_ids(self) -> dict[str, str | None]:
         """Returns the ids of Kafka's topics by name, and records which of bronze's topics Kafka does not list."""
         try:
-            ids = self._admin.topic_ids()
+            ids = self._admin.read_topic_ids()
         except BrokerError:
             self._absences = TopicAbsences()  # the broker that answers next may have just started
             raise
@@ -365,7 +365,7 @@ def read_seen_topics(
     asked = sorted(names)
     spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
     if asked:
-        for (topic, number), span in admin.offsets(admin.partitions(asked), committed=committed).items():
+        for (topic, number), span in admin.read_offsets(admin.list_partitions(asked), committed=committed).items():
             spans[topic][number] = span
     return {name: SeenTopic(ids[name], found) for name, found in spans.items()}
 

@@ -84,7 +84,7 @@ def compare_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronz
     known = select_latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
-        ids = admin.topic_ids()
+        ids = admin.read_topic_ids()
         names = {span.topic for span in taken} | {name for name in ids if matches(name)}
         both = find_overlap(taken, known, read_seen_topics(admin, names & ids.keys(), ids, committed=True))
         shifts = {name: row.offset_shift for name, row in known.items() if row.offset_shift}
@@ -174,7 +174,7 @@ class _KafkaAndBronze:
 
     def _find_complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
         """Returns the offset from which Kafka still has every message, by topic-partition."""
-        ids = self.admin.topic_ids()
+        ids = self.admin.read_topic_ids()
         changed = sorted({topic for topic, _ in part if ids.get(topic, "") != self.ids[topic]})
         if changed:
             raise BrokerError(
@@ -183,7 +183,9 @@ class _KafkaAndBronze:
             )
         if self.lake.settings.kafka.allow_offset_gaps:  # compaction may remove any
             return dict.fromkeys(part, _NEVER)
-        return {place: first + self._find_offset_shift(place) for place, (first, _) in self.admin.offsets(part).items()}
+        return {
+            place: first + self._find_offset_shift(place) for place, (first, _) in self.admin.read_offsets(part).items()
+        }
 
     def _find_offset_shift(self, place: TopicPartition) -> int:
         return self.shifts.get(place[0], 0)

@@ -88,9 +88,9 @@ class _Group(TyperGroup):
         except Exception as error:
             if _is_usage(error):
                 raise
-            from sessionlake.streaming.errors import explained
+            from sessionlake.streaming.errors import find_explanation
 
-            if (readable_error := explained(error)) is not None:
+            if (readable_error := find_explanation(error)) is not None:
                 _explain(error, str(readable_error))
                 raise typer.Exit(readable_error.exit_code) from error
             _explain(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
@@ -192,7 +192,7 @@ def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 
     layers = with_reader(settings, lambda reader: layer_statuses(reader, settings))
-    show(STATUS_COLUMNS, [layer.row() for layer in layers], form)
+    show(STATUS_COLUMNS, [layer.to_row() for layer in layers], form)
 
 
 @app.command()
@@ -209,7 +209,7 @@ def report(
     import webbrowser
 
     from sessionlake.history.report.page import write_report
-    from sessionlake.local.paths import uri_of
+    from sessionlake.local.paths import path_to_uri
 
     try:
         written = with_reader(settings, lambda reader: write_report(reader, settings, output))
@@ -218,7 +218,7 @@ def report(
             f"report: {error.filename or output} cannot be written: {error.strerror}",
             fix="Make the folder writable, or name another file with --output",
         ) from error
-    if show and not webbrowser.open(uri_of(written)):
+    if show and not webbrowser.open(path_to_uri(written)):
         say("no browser can be opened on this machine")
     write_line(str(written))
 

@@ -35,15 +35,15 @@ from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.errors import explained
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.errors import find_explanation
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.losses import (
+    describe_removed_rows,
     has_committed,
     refuse_lost_files,
     refuse_lost_rows,
     refuse_lost_topics,
-    removed_note,
 )
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
         commands: The command line, by which the words in the jobs' definitions are checked.
     """
     from sessionlake.cli.job import refusal
-    from sessionlake.databricks.bundle.rules import bundle_faults, models_are_installed
+    from sessionlake.databricks.bundle.rules import find_bundle_faults, models_are_installed
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
-    faults = bundle_faults(folder, given, partial(refusal, commands))
+    faults = find_bundle_faults(folder, given, partial(refusal, commands))
     findings = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_installed():
         text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
@@ -132,7 +132,7 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
     except SessionlakeError as error:
         return Finding(Level.FAIL, what, str(error))
     except Exception as error:
-        if (readable_error := explained(error)) is None:
+        if (readable_error := find_explanation(error)) is None:
             raise
         return Finding(Level.FAIL, what, str(readable_error))
 
@@ -144,16 +144,16 @@ def _java() -> str:
 
 
 def _jars() -> str:
-    from sessionlake.local.jars import broker_jars, spark_jars
+    from sessionlake.local.jars import fetch_broker_jars, fetch_spark_jars
 
-    return f"{len(spark_jars())} for Spark and {len(broker_jars())} for the broker, cached"
+    return f"{len(fetch_spark_jars())} for Spark and {len(fetch_broker_jars())} for the broker, cached"
 
 
 def _home_of(settings: Settings) -> Finding:
-    from sessionlake.local.home import require_home, rights_for_others
+    from sessionlake.local.home import create_home, read_rights_for_others
 
-    finding = _finding("home", lambda: str(require_home(settings)))
-    rights = None if finding.level is Level.FAIL else rights_for_others(settings)
+    finding = _finding("home", lambda: str(create_home(settings)))
+    rights = None if finding.level is Level.FAIL else read_rights_for_others(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
@@ -272,7 +272,7 @@ def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
 
 def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:
     gone = refuse_lost_rows(spark, lake, _APPENDED)
-    return f"hold what the ledger says was written{removed_note(sum(gone[table] for table in _APPENDED))}"
+    return f"hold what the ledger says was written{describe_removed_rows(sum(gone[table] for table in _APPENDED))}"
 
 
 def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
@@ -291,7 +291,7 @@ def _remedy(layer: str) -> str:
 
 
 def _query_id(settings: Settings, layer: str) -> str | None:
-    return Generations(settings.checkpoint(layer), layer).current.app_id
+    return CheckpointGenerations(settings.checkpoint(layer), layer).current_generation.app_id
 
 
 def _check_layers(reader: TableReader, settings: Settings) -> str:
@@ -302,7 +302,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
     }
     lost = [layer for layer in list_layers(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
-        remedies = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
+        remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))
         raise LakeError(f"{places}: the tables hold data and the checkpoint is gone", fix=remedies)
     return "every layer that has run has its checkpoint"

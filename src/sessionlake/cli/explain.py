@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli.context import say
 from sessionlake.cli.show import OutputFormat, console_on, json_value, show, text_of
-from sessionlake.history.explain import Explained, explain
+from sessionlake.history.explain import ExplainedRow, explain
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def show_explained(
         console.print(grid)
 
 
-def _lines(figure: Explained, *, has_message: bool) -> Iterator[tuple[str, str]]:
+def _lines(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
     yield "figures", _pairs(figure.figures)
     yield "made of", f"{figure.events:,} values{' that still exist' if figure.gone_before else ''}"
     if figure.gone_before:

@@ -126,7 +126,7 @@ def require_exists(settings: Settings, table: str, point: dict[str, Any]) -> Non
         raise UsageError(
             f"export: {table} is a view, and views have no versions", fix="Leave out --version and --as-of"
         )
-    needed = DEFINITIONS[table].main if table in DEFINITIONS else table
+    needed = DEFINITIONS[table].main_source if table in DEFINITIONS else table
     if Lake(settings).is_known_missing(needed):
         raise LakeError(
             f"export: {needed} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run all --once`"

@@ -11,11 +11,11 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.errors import UsageError
-from sessionlake.gold.changes import refuse_shorter
-from sessionlake.gold.declared.tables import GoldTable, tables_of, with_finals
+from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables, declared_gold_tables
 from sessionlake.gold.job import rebuild_tables
-from sessionlake.gold.tables.expiry import describe_floors, read_floors
-from sessionlake.gold.tables.notes import complete_tables
+from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
+from sessionlake.gold.tables.notes import find_complete_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.settings.model import Settings
@@ -33,14 +33,14 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """
     require_uninterrupted(settings, GOLD)
     with claim_layers(spark, settings, Layer.GOLD, "verifies gold"):
-        products = tables_of(settings)
-        complete = complete_tables(spark, Lake(settings), products)
+        products = declared_gold_tables(settings)
+        complete = find_complete_tables(spark, Lake(settings), products)
         comparisons = verify_gold(spark, settings, complete)
-        begins = read_floors(Lake(settings).reader(spark), _tables(complete))
+        begins = read_expiry_times(Lake(settings).reader(spark), _tables(complete))
     for comparison in comparisons:
         say(str(comparison))
     for table, floors in begins.items():
-        say(f"{describe_floors(table, floors)}, and not compared")
+        say(f"{describe_expiry(table, floors)}, and not compared")
     for product in products:
         if product not in complete:
             say(f"{product.table} is not compared, because it does not exist yet: `sessionlake run gold` creates it")
@@ -59,7 +59,7 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
         LakeError: Retention has removed changes, and `shorten` is False.
         UsageError: Gold has no such table.
     """
-    known, with_sources = tables_of(settings), _with_sources(settings)
+    known, with_sources = declared_gold_tables(settings), _with_sources(settings)
     chosen = [product for product in known if table in (None, product.table)]
     chosen_with_sources = [processor for processor in with_sources if table in (None, processor.output_table)]
     if not chosen and not chosen_with_sources:
@@ -78,7 +78,7 @@ def _rebuild_from_silver(
 ) -> None:
     with claim_layers(spark, settings, Layer.GOLD, f"rebuilds {table or 'gold'}"):
         if not shorten:
-            refuse_shorter(Lake(settings), spark)
+            refuse_shorter_table(Lake(settings), spark)
         for name, made in rebuild_tables(spark, settings, chosen).items():
             difference = (
                 "equal to the former table"
@@ -86,8 +86,8 @@ def _rebuild_from_silver(
                 else f"first difference to the former table:\n  {made.first_difference}"
             )
             say(f"{name} is rebuilt: {made.rows:,} rows; {difference}")
-        for name, floors in read_floors(Lake(settings).reader(spark), _tables(chosen)).items():
-            say(describe_floors(name, floors))
+        for name, floors in read_expiry_times(Lake(settings).reader(spark), _tables(chosen)).items():
+            say(describe_expiry(name, floors))
 
 
 def _with_sources(settings: Settings) -> list[ProductProcessor]:
@@ -96,4 +96,4 @@ def _with_sources(settings: Settings) -> list[ProductProcessor]:
 
 
 def _tables(products: Sequence[GoldTable]) -> list[str]:
-    return [table.table for table in with_finals(products)]
+    return [table.table for table in add_final_tables(products)]

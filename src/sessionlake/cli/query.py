@@ -15,7 +15,7 @@ from sessionlake.gold.aggregate.standard import TIERS
 from sessionlake.gold.sql.definitions import METRICS_BETWEEN, create_metrics_between
 from sessionlake.gold.sql.figures_with import FIGURES_WITH, create_figures_with
 from sessionlake.gold.sql.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
-from sessionlake.gold.tables.expiry import describe_floors, read_floors
+from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -49,7 +49,7 @@ def require_tables(settings: Settings, sql: str) -> None:
         )
     lake, known = Lake(settings), table_names(settings)
     named = [str(one) for one in names_in(without_prefixes(sql)) if str(one) in known]
-    needed = dict.fromkeys(DEFINITIONS[name].main if name in DEFINITIONS else name for name in named)
+    needed = dict.fromkeys(DEFINITIONS[name].main_source if name in DEFINITIONS else name for name in named)
     missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
@@ -69,8 +69,8 @@ def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat
     kept = [one.table for one in settings.gold.products] + [tier.table for tier in TIERS]
     through = [tier.table for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
     named = [table for table in kept if table in {*read, *through}]
-    for table, floors in read_floors(Lake(settings).reader(spark), named).items():
-        say(describe_floors(table, floors))
+    for table, floors in read_expiry_times(Lake(settings).reader(spark), named).items():
+        say(describe_expiry(table, floors))
 
 
 def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
@@ -185,7 +185,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
     private = separate_session(spark)  # so that these views hide no tables from other users of the session
     try:
         for table in named:
-            point.read(private, f"silver.{table}").createOrReplaceTempView(table)
+            point.read_table(private, f"silver.{table}").createOrReplaceTempView(table)
         show_table(private.sql(bare).toArrow(), form)
     except (PySparkException, Py4JError) as error:
         raise explain_sql_error("query", error) from error

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli import sql_reading
 from sessionlake.cli.query import FUNCTIONS, table_names, with_stored_names
-from sessionlake.databricks.remote.deployment import DeployedJob, job_environment
-from sessionlake.databricks.remote.statements import Answer, run_statement, warehouse_id
+from sessionlake.databricks.remote.deployment import DeployedJob, read_job_environment
+from sessionlake.databricks.remote.statements import StatementResult, find_warehouse_id, run_statement
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.settings.model import ENV_PREFIX, SchemaSettings, Settings
@@ -25,7 +25,7 @@ LAST_HOUR = """
 
 def run_query(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None, sql: str
-) -> Answer:
+) -> StatementResult:
     """Returns the result of a statement over a deployment's tables.
 
     Raises:
@@ -36,7 +36,7 @@ def run_query(
     bundle_warehouse = next(iter(jobs.values())).warehouse
     return run_statement(
         client,
-        warehouse_id(client, warehouse, bundle_warehouse),
+        find_warehouse_id(client, warehouse, bundle_warehouse),
         _with_deployed_names(client, settings, jobs.values(), sql),
     )
 
@@ -82,7 +82,7 @@ def _with_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iter
 
     Catalog and schemas come from the environment variables of the jobs' clusters, otherwise from the configuration.
     """
-    given = job_environment(client, jobs)
+    given = read_job_environment(client, jobs)
     catalog = given.get(f"{ENV_PREFIX}CATALOG") or settings.catalog
     if catalog is None:
         raise ConfigError(

@@ -10,7 +10,7 @@ from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import UsageError
-from sessionlake.history.asof import find_session, table_as_of, to_ms
+from sessionlake.history.asof import datetime_to_ms, find_session, table_as_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.as_of import SessionMoment
@@ -78,7 +78,7 @@ def _milliseconds(ts: str) -> int:
     if _MS.fullmatch(ts):
         return int(ts)
     try:
-        return to_ms(datetime.fromisoformat(ts))
+        return datetime_to_ms(datetime.fromisoformat(ts))
     except ValueError:
         raise UsageError(
             f"--ts {ts!r} is not a time",

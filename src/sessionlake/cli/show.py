@@ -89,9 +89,9 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     """Returns a column's values. Maps become dictionaries."""
     from pyarrow.types import is_map
 
-    from sessionlake.delta.storage.values import values_of
+    from sessionlake.delta.storage.values import to_values
 
-    values = values_of(column)
+    values = to_values(column)
     return [None if value is None else dict(value) for value in values] if is_map(column.type) else values
 
 

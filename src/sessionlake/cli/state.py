@@ -11,8 +11,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import PROGRESS
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import UsageError
-from sessionlake.history.asof import choose_place
-from sessionlake.history.state import STATS, session_state, stats_of, with_iso_times
+from sessionlake.history.asof import choose_topic_partition
+from sessionlake.history.state import STATS, convert_times_to_iso, find_session_state, stats_of
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import compute_shard, read_shard_states
@@ -42,9 +42,9 @@ def show_session_state(
             f"shard {shard}, which holds session {session!r} of topic {topic}, has no state yet",
             fix="Run `sessionlake run silver --once` first",
         )
-    state = {"shard": shard, **session_state(stored, topic, partition, session)}
+    state = {"shard": shard, **find_session_state(stored, topic, partition, session)}
     if form is OutputFormat.TABLE:
-        fields = [(name, value) for name, value in with_iso_times(state).items() if value not in (None, [])]
+        fields = [(name, value) for name, value in convert_times_to_iso(state).items() if value not in (None, [])]
         show(("field", "value"), fields, form)
     else:
         show(list(state), [list(state.values())], form)
@@ -64,7 +64,7 @@ def _place(
     conditions: list[Condition] = [("session_id", operator.eq, session)]
     conditions += [] if topic is None else [("topic", operator.eq, topic)]
     rows = Lake(settings).reader(spark).rows(PROGRESS, *conditions, columns=["topic", "partition"])
-    place = choose_place(session, {(row["topic"], row["partition"]) for row in rows}, partition)
+    place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in rows}, partition)
     if place is None:
         raise UsageError(
             f"session {session!r} is unknown", fix="Look for its id with `sessionlake query` in silver.sessions"

@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from typing import Any, TextIO
 
 from sessionlake.cli.show import OutputFormat, console_on, show, table_of, text_of
-from sessionlake.delta.storage.far_times import time_text
+from sessionlake.delta.storage.far_times import format_time
 from sessionlake.history.fate import Fate
-from sessionlake.history.trace import BatchCommit, Merge, Trace
+from sessionlake.history.trace import BatchCommit, SilverMerge, Trace
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20
@@ -35,7 +35,7 @@ def show_trace(trace: Trace, form: OutputFormat, out: TextIO | None = None) -> N
 def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the columns of a trace as name and value, without nesting. The names are the same for every message."""
     for name, value in parts.items():
-        part = dict.fromkeys(item.name for item in fields(Merge)) if name == "tables" and value is None else value
+        part = dict.fromkeys(item.name for item in fields(SilverMerge)) if name == "tables" and value is None else value
         if isinstance(part, dict) and name != "session":
             yield from ((f"{name}.{key}", item) for key, item in part.items())
         else:
@@ -76,24 +76,24 @@ def _message(trace: Trace) -> str:
     kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
     if trace.judgement.fate is Fate.ERASED:
         kind = "erased with its session"
-    times = f"Kafka time {time_text(message.timestamp)}"
-    ingested = f", ingested {time_text(message.ingested_at)}" if message.ingested_at else ""
+    times = f"Kafka time {format_time(message.timestamp)}"
+    ingested = f", ingested {format_time(message.ingested_at)}" if message.ingested_at else ""
     return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
 
 
 def _commit(commit: BatchCommit) -> str:
     if commit.recovered:
         return (
-            f"batch {commit.batch} or an earlier one, committed before {time_text(commit.committed_at)}, when the "
+            f"batch {commit.batch} or an earlier one, committed before {format_time(commit.committed_at)}, when the "
             "ledger was recovered"
         )
-    return f"batch {commit.batch}, committed {time_text(commit.committed_at)}{_wrote(commit)}"
+    return f"batch {commit.batch}, committed {format_time(commit.committed_at)}{_wrote(commit)}"
 
 
-def _merge(merge: Merge) -> str:
+def _merge(merge: SilverMerge) -> str:
     first, last = merge.first_batch, merge.last_batch
     merged = f"batch {last}" if first == last else f"batches {first} to {last}"
-    return f"silver {merged} merged, committed {time_text(merge.committed_at)}{_wrote(merge)}"
+    return f"silver {merged} merged, committed {format_time(merge.committed_at)}{_wrote(merge)}"
 
 
 def _wrote(commit: BatchCommit) -> str:
@@ -114,7 +114,7 @@ def _judgement(trace: Trace) -> str:
     if judgement.fate is Fate.APPLIED and not trace.changes:
         parts.append("it changes no rows")
     if judgement.batch is not None and judgement.batch != trace.silver.batch:
-        when = f", committed {time_text(judgement.committed_at)}" if judgement.committed_at else ""
+        when = f", committed {format_time(judgement.committed_at)}" if judgement.committed_at else ""
         parts.append(f"held back until batch {judgement.batch}{when}")
     return "; ".join(parts)
 

@@ -33,7 +33,7 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -74,22 +74,22 @@ The index comes first because readers read it first.
 _PLACE = ("topic", "partition")
 
 
-def select_expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
+def select_expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> ExpiredRows:
     """Returns the selection of the rows of a table that its limits say are removed or to be removed.
 
     Args:
-        limits: columns as `LIMITS`; None if only `Expired.condition` is needed.
+        limits: columns as `LIMITS`; None if only `ExpiredRows.condition` is needed.
         batch: number of the last silver batch that wrote such rows; -1 if unknown.
     """
     limits = LIMITS.empty_table() if limits is None else limits
     most = {"_batch": batch} if batch >= 0 and table not in {MESSAGES, SNAPSHOTS} else {}
     if table in {MESSAGES, QUARANTINE, EVENTS}:
-        return Expired(_PLACE, "offset", limits, most)
+        return ExpiredRows(_PLACE, "offset", limits, most)
     if table == CHANGES:
-        return Expired(SESSION, "_position", limits, most)
+        return ExpiredRows(SESSION, "_position", limits, most)
     if table == PROGRESS:
-        return Expired((*SESSION, "first_offset"), "_batch", limits, most, spared_by="beneath")
-    return Expired(SESSION, "position", limits, most)
+        return ExpiredRows((*SESSION, "first_offset"), "_batch", limits, most, spared_by="beneath")
+    return ExpiredRows(SESSION, "position", limits, most)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Book:
         """Checks that the tables exist.
 
         Raises:
-            NotThereError: A table is missing. The text says how to create it.
+            NotFoundError: A table is missing. The text says how to create it.
         """
         if missing := [table for table in tables if not self._lake.exists(self.spark, table)]:
             raise NotFoundError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sessionlake.history.report.pace import Lag, Throughput
+from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime
 from sessionlake.history.state import ShardStats
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def pace(behind: Sequence[Lag], throughput: Sequence[Throughput], states: Sequence[ShardStats]) -> Figure:
+def pace(
+    behind: Sequence[LagOverTime], throughput: Sequence[ThroughputOverTime], states: Sequence[ShardStats]
+) -> Figure:
     """Draws seconds behind bronze and messages per second of each layer, and the bytes of silver's state per shard."""
     figure, (left, middle, right) = _figures("", 3, 3.6)
     left.set_title("seconds behind bronze", loc="left", color=_MUTED, fontsize=10)

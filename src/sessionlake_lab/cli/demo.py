@@ -22,8 +22,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import MachineError
 from sessionlake.history.report.page import write_report
 from sessionlake.local import broker, class_archive
-from sessionlake.local.broker_config import free_port
-from sessionlake.local.home import require_home
+from sessionlake.local.broker_config import find_free_port
+from sessionlake.local.home import create_home
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.protocol.payload import PayloadFormat
@@ -208,7 +208,7 @@ class _Background(threading.Thread):
 @contextmanager
 def _exclusive_home(settings: Settings) -> Iterator[None]:
     """Locks the demo's home, stops a broker that a killed demo left running, and deletes the home's content."""
-    home = require_home(settings)
+    home = create_home(settings)
     with (home / "demo.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,7 +223,7 @@ def _exclusive_home(settings: Settings) -> Iterator[None]:
 
 
 def _demo_settings(settings: Settings) -> Settings:
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{find_free_port()}"
     capture: dict[str, object] = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
     capture |= {"format": PayloadFormat.JSON, "payload": PayloadSettings()}  # the simulated sensors send JSON
     kafka = {"bootstrap_servers": address, "options": {}, "topic_pattern": r"capture\..+"}

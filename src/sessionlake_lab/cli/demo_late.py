@@ -14,8 +14,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, RESTATEMENTS, RULE_EVENTS, SESSIONS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError
-from sessionlake.gold.changes import declared_in
-from sessionlake.gold.rules.document import read_file
+from sessionlake.gold.changes import declared_columns
+from sessionlake.gold.rules.document import parse_rules_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 
@@ -109,7 +109,7 @@ def _send(spark: SparkSession, settings: Settings, session: Row, line: Sequence[
 
 
 def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
-    written, problems = read_file(text, declared_in(settings))
+    written, problems = parse_rules_file(text, declared_columns(settings))
     if problems:
         raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")
     rules.apply(spark, settings, written, lambda _: None, only=False)

@@ -52,13 +52,13 @@ _EMPTY_VALUES: Mapping[str, Any] = {
 }
 
 
-def columns_for(functions: Iterable[Function]) -> tuple[str, ...]:
+def columns_of_functions(functions: Iterable[Function]) -> tuple[str, ...]:
     """Returns the names of the slices' columns from which these functions are computed."""
     names = {name for function in functions for name in _FUNCTION_COLUMNS[function]} | {_COUNT}
-    return tuple(column for name in sorted(names) for column, _ in _aggregate(name).columns(name))
+    return tuple(column for name in sorted(names) for column, _ in _create_aggregate(name).stored_columns(name))
 
 
-def lengths_for(minutes: int, first: int, last: int) -> tuple[int, ...]:
+def usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
     """Returns the slice lengths from which windows are computed, in minutes, ascending.
 
     One-minute slices are always used. Hours and days are used only if all these windows contain the same hour or day.
@@ -83,7 +83,7 @@ def covering_slices(
     used in the middle of the windows, shorter ones near their start and end.
 
     Args:
-        lengths: the slice lengths that `lengths_for` returns.
+        lengths: the slice lengths that `usable_lengths` returns.
         begins: the first and the last minute at which one of the windows starts.
         ends: the first and the last minute at which one of the windows ends.
     """
@@ -105,33 +105,35 @@ def _slice_end_until(minute: int, length: int) -> int:
 
 @dataclass(frozen=True)
 class Slices:
-    """Slices of some series, as columns. `row`, `end`, `length` and all arrays in `columns` have one item per slice.
+    """Slices of some series, as columns.
+
+    `series_row`, `end`, `length` and all arrays in `columns` have one item per slice.
 
     Attributes:
         series: one row per series: topic, session_id, partition, metric, row_id.
-        row: for each slice, the index of its series in `series`.
+        series_row: for each slice, the index of its series in `series`.
         end: for each slice, the minute since 1970 at which it ends.
         length: for each slice, its length in minutes.
         columns: aggregates by name, as in `gold.metrics_1m`.
     """
 
     series: pa.Table
-    row: Int64s
+    series_row: Int64s
     end: Int64s
     length: Int64s
     columns: Columns
 
-    def of(self, chosen: Bools) -> Slices:
+    def take(self, rows: Bools) -> Slices:
         """Returns the slices of some series.
 
         Args:
-            chosen: for each row of `series`, True if its slices are returned.
+            rows: for each row of `series`, True if its slices are returned.
         """
-        is_chosen = chosen[self.row]
-        number = np.cumsum(chosen) - 1
+        is_chosen = rows[self.series_row]
+        number = np.cumsum(rows) - 1
         columns = {name: column[is_chosen] for name, column in self.columns.items()}
-        series = self.series.filter(pa.array(chosen))
-        return Slices(series, number[self.row[is_chosen]], self.end[is_chosen], self.length[is_chosen], columns)
+        series = self.series.filter(pa.array(rows))
+        return Slices(series, number[self.series_row[is_chosen]], self.end[is_chosen], self.length[is_chosen], columns)
 
 
 def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None) -> Slices:
@@ -160,13 +162,13 @@ def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[st
     series = pa.table([pa.array([name[i] for name in names], pa.string()) for i in range(len(_SERIES))], list(_SERIES))
     place = _SERIES.index(PARTITION)
     series = series.set_column(place, PARTITION, series[PARTITION].cast(pa.int32()))
-    joined = {name: _concatenated(parts_of.pop(name)) for name in columns}
-    slices = Slices(series, _concatenated(row), _concatenated(end), _concatenated(length), joined)
+    joined = {name: _concatenate_parts(parts_of.pop(name)) for name in columns}
+    slices = Slices(series, _concatenate_parts(row), _concatenate_parts(end), _concatenate_parts(length), joined)
     if keys is None:
         return slices
     wanted_keys = {*zip(*(keys[name].to_pylist() for name in keys.column_names), strict=True)}
     series_keys = zip(*(series[name].to_pylist() for name in keys.column_names), strict=True)
-    return slices.of(np.array([key in wanted_keys for key in series_keys], np.bool_))
+    return slices.take(np.array([key in wanted_keys for key in series_keys], np.bool_))
 
 
 def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
@@ -177,12 +179,12 @@ def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     return distinct.cast(pa.string()).take(pa.array(code))
 
 
-def _concatenated(parts: Sequence[Any]) -> Any:
+def _concatenate_parts(parts: Sequence[Any]) -> Any:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Keys:
+class RuleKeys:
     """The keys of a rule that series belong to.
 
     Attributes:
@@ -194,34 +196,37 @@ class Keys:
     table: pa.Table
 
     @staticmethod
-    def of(series: pa.Table, by: tuple[str, ...]) -> Keys:
+    def from_series(series: pa.Table, by: tuple[str, ...]) -> RuleKeys:
         """Returns the keys of series.
 
         Args:
             series: one row per series.
             by: the rule's key columns.
         """
-        groups = Groups.of(series, by)
-        return Keys(groups.codes, series.select(list(by)).take(pa.array(groups.firsts)))
+        groups = Groups.group_rows(series, by)
+        return RuleKeys(groups.group_numbers, series.select(list(by)).take(pa.array(groups.first_rows)))
 
 
-def series_in_window(series: pa.Table, of: Selection, metric: str) -> Bools:
+def select_series(series: pa.Table, selection: Selection, metric: str) -> Bools:
     """Returns True for each series that a window reads.
 
     Args:
         series: one row per series.
-        of: the topics and rows that the window reads.
+        selection: the topics and rows that the window reads.
         metric: the declared column that the window reads.
     """
-    topic = map_distinct(series["topic"], of.has_topic)
-    row = map_distinct(series["row_id"], of.has_row) if of.rows else np.ones(len(topic), np.bool_)
+    topic = map_distinct(series["topic"], selection.includes_topic)
+    row = map_distinct(series["row_id"], selection.includes_row) if selection.rows else np.ones(len(topic), np.bool_)
     return topic & row & map_distinct(series["metric"], metric.__eq__)
 
 
-def map_distinct(column: pa.ChunkedArray, holds: Callable[[str], bool]) -> Bools:
-    """Returns the result of `holds` for each text in a column without nulls. It is called once per distinct text."""
+def map_distinct(column: pa.ChunkedArray, predicate: Callable[[str], bool]) -> Bools:
+    """Returns the result of `predicate` for each text in a column without nulls.
+
+    `predicate` is called once per distinct text.
+    """
     code, distinct = dictionary_codes(column)
-    return np.array([holds(value) for value in distinct.to_pylist()], np.bool_)[code]
+    return np.array([predicate(value) for value in distinct.to_pylist()], np.bool_)[code]
 
 
 _Tier: TypeAlias = "tuple[Int64s, Int64s, Columns]"
@@ -243,38 +248,38 @@ class MovingWindows:
     """
 
     slices: Slices
-    keys: Keys
+    keys: RuleKeys
     functions: tuple[Function, ...]
     minutes: int
     lengths: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def key_count(self) -> int:
         """The number of keys."""
         return self.keys.table.num_rows
 
     @cached_property
     def _aggregates(self) -> dict[str, Aggregate]:
         names = {name for function in self.functions for name in _FUNCTION_COLUMNS[function]}
-        return {name: _aggregate(name) for name in sorted(names)}
+        return {name: _create_aggregate(name) for name in sorted(names)}
 
     @cached_property
-    def _names(self) -> list[str]:
-        return [column for name, one in self._aggregates.items() for column, _ in one.columns(name)]
+    def _column_names(self) -> list[str]:
+        return [column for name, one in self._aggregates.items() for column, _ in one.stored_columns(name)]
 
-    def over(self, moments: Int64s) -> Columns:
+    def aggregate_at(self, minutes: Int64s) -> Columns:
         """Returns the aggregates in windows: for each column an array of shape `(minutes, keys)`.
 
         Args:
-            moments: the minutes since 1970 at which the windows end, in ascending order.
+            minutes: the minutes since 1970 at which the windows end, in ascending order.
         """
-        tiers = self._tiers(int(moments[0]), int(moments[-1]))
+        tiers = self._tiers(int(minutes[0]), int(minutes[-1]))
         parts, begin = [], 0
-        while begin < len(moments):
-            end = int(np.searchsorted(moments, moments[begin] + self.minutes))
-            parts.append(self._overlapping_windows(tiers, moments[begin:end].tolist()))
+        while begin < len(minutes):
+            end = int(np.searchsorted(minutes, minutes[begin] + self.minutes))
+            parts.append(self._overlapping_windows(tiers, minutes[begin:end].tolist()))
             begin = end
-        return {name: np.concatenate([part[name] for part in parts]) for name in self._names}
+        return {name: np.concatenate([part[name] for part in parts]) for name in self._column_names}
 
     def _tiers(self, first: int, last: int) -> _Tiers:
         """Returns the slices that windows ending at minutes `first` to `last` can contain, by slice length."""
@@ -282,10 +287,10 @@ class MovingWindows:
         for length in self.lengths:
             inside = (slices.end > first - self.minutes) & (slices.end <= last)
             chosen = np.flatnonzero(inside & (slices.length == length))
-            key, end = self.keys.code[slices.row[chosen]], slices.end[chosen] - first
-            values = {name: slices.columns[name][chosen] for name in self._names}
-            number, columns = self._merged_by_number(end * max(self.count, 1) + key, values)
-            ends, key = np.divmod(number, max(self.count, 1))
+            key, end = self.keys.code[slices.series_row[chosen]], slices.end[chosen] - first
+            values = {name: slices.columns[name][chosen] for name in self._column_names}
+            number, columns = self._merge_by_number(end * max(self.key_count, 1) + key, values)
+            ends, key = np.divmod(number, max(self.key_count, 1))
             found[length] = (ends + first, key, columns)
         return found
 
@@ -294,32 +299,32 @@ class MovingWindows:
         heads = [self._shared_part(tiers, moments[-1] - self.minutes, moments[0])]
         for before, moment in pairwise(moments):
             heads.append(self._add_slices(tiers, heads[-1], before, moment))
-        tail = self._one_per_key(*_between(tiers[1], 0, 0))
+        tail = self._merge_per_key(*_sum_between(tiers[1], 0, 0))
         contents = [heads[-1]]
         for at in range(len(moments) - 2, -1, -1):
             tail = self._add_slices(tiers, tail, moments[at] - self.minutes, moments[at + 1] - self.minutes)
             contents.append(self._combine(tail, heads[at]))
-        return {name: np.stack([columns[name] for columns in reversed(contents)]) for name in self._names}
+        return {name: np.stack([columns[name] for columns in reversed(contents)]) for name in self._column_names}
 
     def _add_slices(self, tiers: _Tiers, contents: Columns, after: int, until: int) -> Columns:
         """Returns `contents` merged with the one-minute slices that end after `after` and up to `until`."""
-        key, columns = _between(tiers[1], after, until)
+        key, columns = _sum_between(tiers[1], after, until)
         if not len(key):
             return contents
         return self._combine(
             contents,
-            self._one_per_key(*(self._merged_by_number(key, columns) if until - after > 1 else (key, columns))),
+            self._merge_per_key(*(self._merge_by_number(key, columns) if until - after > 1 else (key, columns))),
         )
 
     def _shared_part(self, tiers: _Tiers, after: int, until: int) -> Columns:
         """Returns the aggregates of all slices that end after minute `after` and up to minute `until`, for each key."""
         ranges = covering_slices(self.lengths, (after, after), (until, until))
-        parts = [_between(tiers[length], low, high) for length, (low, high) in ranges]
+        parts = [_sum_between(tiers[length], low, high) for length, (low, high) in ranges]
         key = np.concatenate([part[0] for part in parts])
-        columns = {name: np.concatenate([part[1][name] for part in parts]) for name in self._names}
-        return self._one_per_key(*self._merged_by_number(key, columns))
+        columns = {name: np.concatenate([part[1][name] for part in parts]) for name in self._column_names}
+        return self._merge_per_key(*self._merge_by_number(key, columns))
 
-    def _one_per_key(self, key: Int64s, columns: Columns) -> Columns:
+    def _merge_per_key(self, key: Int64s, columns: Columns) -> Columns:
         """Returns columns with one value for each key. Keys without slices get values that change nothing when merged.
 
         Args:
@@ -328,34 +333,34 @@ class MovingWindows:
         """
         out = {}
         for name, column in columns.items():
-            values = np.full(self.count, _EMPTY_VALUES.get(name, 0), column.dtype)
+            values = np.full(self.key_count, _EMPTY_VALUES.get(name, 0), column.dtype)
             values[key] = column
             out[name] = values
         return out
 
-    def _merged_by_number(self, number: Int64s, columns: Columns) -> tuple[Int64s, Columns]:
+    def _merge_by_number(self, number: Int64s, columns: Columns) -> tuple[Int64s, Columns]:
         """Merges the rows that have the same number. Returns the distinct numbers, ascending, and their aggregates."""
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=_MIN_INT64))
         groups = Groups(order, np.diff(starts, append=len(order)))
-        return number[groups.firsts] if len(order) else number, groups.reduced(columns, self._combine)
+        return number[groups.first_rows] if len(order) else number, groups.merge_rows(columns, self._combine)
 
-    def _combine(self, one: Columns, other: Columns) -> Columns:
+    def _combine(self, left: Columns, right: Columns) -> Columns:
         out: dict[str, Any] = {}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             for name, aggregate in self._aggregates.items():
-                out |= aggregate.combine(name, one, other)
+                out |= aggregate.combine(name, left, right)
         return out
 
 
-def _between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
+def _sum_between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
     """Returns the slices that end after minute `after` and up to minute `until`: their key indexes and aggregates."""
     ends, key, columns = tier
     low, high = np.searchsorted(ends, [after, until], side="right")
     return key[low:high], {name: column[low:high] for name, column in columns.items()}
 
 
-def window_values(window: Window, contents: Columns) -> tuple[Any, Bools]:
+def compute_window_values(window: Window, contents: Columns) -> tuple[Any, Bools]:
     """Returns the values of a window's function, and True where there is a value. Both have the shape of `contents`.
 
     Args:
@@ -379,7 +384,7 @@ def has_points(contents: Columns) -> Bools:
     return found
 
 
-def _aggregate(name: str) -> Aggregate:
+def _create_aggregate(name: str) -> Aggregate:
     found = METRICS_1M.aggregates[name]
     assert isinstance(found, Aggregate)  # noqa: S101  (callers name no derived column)
     return found

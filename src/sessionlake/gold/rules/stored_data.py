@@ -34,7 +34,7 @@ class StoredData(ABC):
     """Reads the slices, matches and logged alerts in gold's tables. They include those of the current batch."""
 
     @abstractmethod
-    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+    def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         """Returns how many series have slices on each day, by the day's start in minutes since 1970.
 
         Days without slices are left out. The number may include series of other keys.
@@ -45,36 +45,36 @@ class StoredData(ABC):
         """
 
     @abstractmethod
-    def slices(self, asked: SliceQuery) -> Slices:
+    def read_slices(self, query: SliceQuery) -> Slices:
         """Returns the requested slices. The result may contain more slices of the same topics."""
 
     @abstractmethod
-    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         """Returns the stored matches of events of patterns, with the columns of `patterns.MATCH`.
 
         Args:
-            events: ids of the events.
+            event_ids: ids of the events.
             since_ms: earliest event time of a match, in ms; None for no limit.
         """
 
-    def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
+    def read_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         """Returns the stored matches that can belong to some keys.
 
         An implementation may override this so that it never has the matches of all keys in memory.
 
         Args:
-            events: ids of the events.
+            event_ids: ids of the events.
             since_ms: earliest event time of a match, in ms; None for no limit.
             keys: one row per key.
         """
-        return patterns.filter_by_keys(self.matches(events, since_ms), keys)
+        return patterns.filter_by_keys(self.read_matches(event_ids, since_ms), keys)
 
     @abstractmethod
-    def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
+    def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
         """Yields rows of the log of alerts: the alert, and True if the row retracts it.
 
         Args:
-            rules: names of the rules.
+            rule_names: names of the rules.
             first_ms: earliest event time of an alert, in ms.
             last_ms: latest event time of an alert, in ms, included.
         """

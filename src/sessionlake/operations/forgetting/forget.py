@@ -23,8 +23,8 @@ import msgspec
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.changes import refuse_shorter
-from sessionlake.gold.declared.tables import schemas_of
+from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.declared.tables import declared_gold_schemas
 from sessionlake.gold.making import states
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
@@ -91,7 +91,7 @@ class Forgetting:
     ) -> None:
         self._spark, self._settings = spark, settings
         self._patience, self._shorten, self._say = patience, shorten, say
-        self._lake = Lake(settings, schemas_of(settings))
+        self._lake = Lake(settings, declared_gold_schemas(settings))
 
     def run(self, session: str, topic: str | None = None) -> Erasure:
         """Forgets the session, or finishes the forgetting of this session that was interrupted.
@@ -107,7 +107,7 @@ class Forgetting:
                 f"forget: there is no bronze in {self._settings.place}",
                 fix="Name the home that holds the session with SESSIONLAKE_HOME",
             )
-        journal = Journal.read(self._settings, FORGET, _Inputs)
+        journal = Journal.read_journal(self._settings, FORGET, _Inputs)
         if journal is None:
             journal = self._begin(session, topic)
         elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
@@ -146,11 +146,11 @@ class Forgetting:
                 fix="Run `sessionlake forget --resume`, which finishes the forgetting",
             )
         delete_receipt(self._spark, self._lake, inputs.receipt)
-        journal.end()
+        journal.remove_journal()
         return inputs.receipt
 
     def _require_interrupted(self, option: str, to_do: str) -> Journal[_Inputs]:
-        journal = Journal.read(self._settings, FORGET, _Inputs)
+        journal = Journal.read_journal(self._settings, FORGET, _Inputs)
         if journal is None:
             raise UsageError(
                 f"forget {option}: no forgetting was interrupted, so there is nothing to {to_do}",
@@ -167,7 +167,7 @@ class Forgetting:
             journal.run_step(name, work)
         erasure = self._with_proof(receipt, journal, journal.inputs.session)
         store_receipt(self._spark, self._lake, erasure)
-        journal.end()
+        journal.remove_journal()
         return erasure
 
     # -- preparation
@@ -184,7 +184,7 @@ class Forgetting:
         topic = self._topic(session, topic)
         self._refuse_keyed()
         if self._gold() and not self._shorten:  # gold will have to be computed again from all changes
-            refuse_shorter(self._lake, self._spark)
+            refuse_shorter_table(self._lake, self._spark)
         tables = dict.fromkeys([*rows.tables_with_sessions(self._spark, self._lake), *self._gold()])
         publications.require_sendable(self._spark, self._lake, tables)
         self._catch_up()
@@ -194,7 +194,7 @@ class Forgetting:
         mine = (
             erasure.receipt for erasure in self._known() if erasure.done_at is None and erasure.is_for(topic, session)
         )
-        return Journal.begin(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
+        return Journal.start_journal(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
 
     def _receipt(self, inputs: _Inputs) -> Erasure:
         """Returns the receipt, and stores it if it is new.
@@ -348,7 +348,7 @@ class Forgetting:
         checkpoints = Path(self._settings.checkpoint(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
-        shutil.rmtree(states.owners_folder(self._settings), ignore_errors=True)  # gold's states
+        shutil.rmtree(states.owners_at_rebuild_folder(self._settings), ignore_errors=True)  # gold's states
         if self._lake.storage.scratch is not None:  # files of a batch that died
             shutil.rmtree(self._lake.storage.scratch, ignore_errors=True)
         clear(self._spark, self._settings)

@@ -34,7 +34,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import read_stop
-from sessionlake.streaming.manifest import clear_stop
+from sessionlake.streaming.manifest import remove_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -68,7 +68,7 @@ def find_topics(reader: TableReader, session: str) -> list[str]:
     """Returns the topics that have a session of this id, in bronze or in a table made from bronze."""
     topics: set[str] = set()
     for table in _NAMING:
-        rows = SessionRows.of(table, "", session)
+        rows = SessionRows.of_session(table, "", session)
         for batch in reader.batches(table, (rows.id_column, eq, rows.value), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
@@ -90,13 +90,13 @@ def find_offsets(reader: TableReader, session: Session) -> list[OffsetRange]:
 
 def count_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """Returns the number of the session's rows in each table except bronze, by the table's name."""
-    rows_by_table = {table: SessionRows.of(table, *session) for table in tables_with_sessions(spark, lake)}
+    rows_by_table = {table: SessionRows.of_session(table, *session) for table in tables_with_sessions(spark, lake)}
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
 def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
     """Removes the session's rows from a table."""
-    rows = SessionRows.of(table, *session)
+    rows = SessionRows.of_session(table, *session)
     if table in _MARKED:
         rewrite_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
@@ -105,7 +105,7 @@ def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> Non
 
 def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
-    rows = SessionRows.of(MESSAGES, *session)
+    rows = SessionRows.of_session(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_session_rows(spark, lake, MESSAGES, rows)
 
@@ -124,7 +124,7 @@ def clean_stop_notes(settings: Settings, layers: list[str], session: Session) ->
     for layer in layers:
         stop = read_stop(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
-            clear_stop(settings, layer)
+            remove_stop(settings, layer)
 
 
 def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.delta.storage.values import rows_of
+from sessionlake.delta.storage.values import to_rows
 from sessionlake.ledger.retained import (
     expand_to_all_tables,
     read_limits_as_frame,
@@ -156,7 +156,7 @@ def _first_difference(
     actual = live(table).where(of_session).select(*map(quote, expected.columns))
     lacking = expected.exceptAll(actual).withColumn(_SIDE, F.lit("expected"))
     apart = lacking.unionAll(actual.exceptAll(expected).withColumn(_SIDE, F.lit("found")))
-    first, *others = rows_of(apart.orderBy(*keys, _SIDE).limit(2).toArrow())
+    first, *others = to_rows(apart.orderBy(*keys, _SIDE).limit(2).toArrow())
     named = "".join(f", {name} {first[name]!r}" for name in keys)
     where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
     if first[_SIDE] == "found":

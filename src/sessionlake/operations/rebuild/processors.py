@@ -17,7 +17,7 @@ from sessionlake.delta.commit import append, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.expired import LIMIT, Expired
+from sessionlake.delta.storage.expired import LIMIT, ExpiredRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
@@ -27,9 +27,9 @@ from sessionlake.operations.rebuild.endings import retire_query
 from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
 from sessionlake.operations.rebuild.replay import is_small, require_complete_bronze
 from sessionlake.operations.rebuild.slices import Slices
-from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.job import load, processor_fold, processor_settings, row_ddl, table_schema
-from sessionlake.processors.load import config_hash_of
+from sessionlake.processors.difference import Difference, find_difference
+from sessionlake.processors.job import create_processor_fold, load_processor, processor_settings, row_ddl, table_schema
+from sessionlake.processors.load import hash_config
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
@@ -41,8 +41,8 @@ from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
-from sessionlake.streaming.operation import rebuild_of
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.operation import create_processor_rebuild
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -145,8 +145,8 @@ class _Rebuild:
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
         self.processor: ProcessorSettings = processor_settings(settings, name)
-        self._operation = rebuild_of(self.processor)
-        self._loaded = load(settings, name)
+        self._operation = create_processor_rebuild(self.processor)
+        self._loaded = load_processor(settings, name)
         self._records, self._errors = staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
         records, errors = table_schema(self.processor, self._loaded.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
@@ -170,7 +170,7 @@ class _Rebuild:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, processor = self._settings, self.processor
         require_uninterrupted(settings, processor.layer, except_for=[self._operation], from_bronze=True)
-        journal = None if start_over else Journal.read(settings, self._operation, Plan)
+        journal = None if start_over else Journal.read_journal(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
             return ProcessorRebuild(processor.output_table, journal.inputs.version, journal.inputs.counts["messages"])
@@ -183,7 +183,7 @@ class _Rebuild:
             plan = self._plan(started)
             publishing.prepare(settings, processor.layer, plan, states_by_shard(self._states))
             self.lake.storage.require_claims()
-        self._publish(Journal.begin(settings, self._operation, plan))
+        self._publish(Journal.start_journal(settings, self._operation, plan))
         behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
@@ -196,7 +196,7 @@ class _Rebuild:
         """
         spark, processor = self._spark, self.processor
         require_complete_bronze(self.lake.reader(spark), processor.output_table)
-        refuse_restored(spark, self.lake, [MESSAGES, RETAINED])
+        refuse_restored_tables(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
         self._staging.ensure(spark, self._tables.values())
         self._version = version
@@ -205,7 +205,7 @@ class _Rebuild:
         slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
-        for part in slices.fold(spark, self._settings, source, processor_fold(spark, self.lake, self._loaded)):
+        for part in slices.fold(spark, self._settings, source, create_processor_fold(spark, self.lake, self._loaded)):
             refuse_failures(processor.name, part.reports)
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
@@ -219,7 +219,7 @@ class _Rebuild:
     def difference(self) -> Difference:
         """Compares the staging table with the live table."""
         spark = self._spark
-        return difference(
+        return find_difference(
             self.lake.read(spark, self.processor.output_table), self._staging.read(spark, self._records), KEYS
         )
 
@@ -252,7 +252,7 @@ class _Rebuild:
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
         Ledger(lake).write_entry(
-            spark, ledger_entry(processor.layer, plan, [output], config_hash_of(self._settings, processor))
+            spark, ledger_entry(processor.layer, plan, [output], hash_config(self._settings, processor))
         )
         finish(spark, lake, processor.layer, journal, self.clear)
 
@@ -264,7 +264,7 @@ class _Rebuild:
             spark, self._records
         )
         replace(
-            spark, lake, processor.output_table, rows, plan, config_hash_of(self._settings, processor), columns=columns
+            spark, lake, processor.output_table, rows, plan, hash_config(self._settings, processor), columns=columns
         )
         return {"version": lake.latest_version(spark, processor.output_table), "rows": rows.count()}
 
@@ -272,7 +272,7 @@ class _Rebuild:
         """Replaces the processor's rows in the table of errors. Other processors may write to the table meanwhile."""
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.processor.name], LIMIT: [plan.batch - 1]})
-        former = Expired(("processor",), "_batch", limits, {})
+        former = ExpiredRows(("processor",), "_batch", limits, {})
         if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = with_batch(self._staging.read(spark, self._errors), plan.batch)

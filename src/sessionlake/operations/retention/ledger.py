@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, RETAINED, SILVER, SILVER_TABLES
-from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.ledger.books import LedgerReader, read_stored_sums
 from sessionlake.ledger.positions import write_carried_sums
 from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch
 from sessionlake.ledger.retained import RemovedRows, read_removed_rows_of_table, record_removed_rows
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     cut = due(reader, lake.settings, bound)
     if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _older(cut))):
         return 0
-    refuse_restored(spark, lake, [RETAINED])
+    refuse_restored_tables(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
     record_removed_rows(spark, lake, now)
     write_carried_sums(spark, lake, cut)
@@ -83,7 +83,7 @@ def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetim
     return needed + [row["committed_at"] for row in read_entries_after(reader, SILVER, read_last_merged_batch(reader))]
 
 
-def _older(cut: datetime) -> Expired:
+def _older(cut: datetime) -> ExpiredRows:
     last = cut - timedelta(microseconds=1)
     limits = pa.table({"limit": pa.array([last], pa.timestamp("us", tz="UTC"))})
-    return Expired((), "committed_at", limits, {"committed_at": last})
+    return ExpiredRows((), "committed_at", limits, {"committed_at": last})

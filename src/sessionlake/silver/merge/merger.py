@@ -259,7 +259,7 @@ class TableMerger:
         token, pending = self._lake.storage.token(SILVER), self._read_pending()
         if not token or not pending:
             return pending
-        fence_off(self._spark, self._lake, _WRITTEN, Txn.before_holder(_build_merge_app_id(pending), token))
+        fence_off(self._spark, self._lake, _WRITTEN, Txn.before_lease_holder(_build_merge_app_id(pending), token))
         return self._read_pending()
 
     def _read_pending(self) -> list[PendingBatch]:
@@ -302,7 +302,7 @@ class TableMerger:
             txn: The transaction.
         """
         column, value = least
-        if not self._lake.reader(self._spark).any(table, (column, operator.ge, value)):
+        if not self._lake.reader(self._spark).has_rows(table, (column, operator.ge, value)):
             append(self._spark, self._lake, table, rows, txn)  # no row can be there already, so an append is enough
             commit = self._lake.last_commit(self._spark, table)
             return TableOutput(table, commit.version, commit.rows)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, is_in
-from sessionlake.delta.storage.values import values_of
+from sessionlake.delta.storage.values import to_values
 from sessionlake.protocol.arrow import is_of_sessions, semi_join, session_keys
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
@@ -60,7 +60,7 @@ def read_seq_history(
     if not base.num_rows:
         return schema.empty_table(), changes
     held = read_table(
-        SNAPSHOTS, ("snapshot_at", is_in, values_of(pc.unique(base["snapshot_at"]))), *conditions, sessions=base
+        SNAPSHOTS, ("snapshot_at", is_in, to_values(pc.unique(base["snapshot_at"]))), *conditions, sessions=base
     )
     rows = semi_join(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
-from sessionlake.delta.storage.values import value_of, values_of
+from sessionlake.delta.storage.values import to_value, to_values
 from sessionlake.protocol.arrow import SESSION, is_of_sessions, semi_join, session_keys
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
@@ -113,7 +113,7 @@ class SnapshotSource:
         changes = changes.filter(_compare_with_last(changes, "_position", pc.greater, last, "position"))
         late_filled = self._add_late_fills(read, changes, last, until)
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(is_of_sessions(last, late_filled)))
-        times = values_of(pc.unique(last["snapshot_at"]))
+        times = to_values(pc.unique(last["snapshot_at"]))
         held = read(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
         rows = semi_join(held, CUT_COLUMNS, last)
         if late_filled.num_rows:
@@ -173,7 +173,7 @@ def _build_since_condition(due: pa.Table, last: pa.Table) -> Condition:
         last: The last cut of each session whose table is stored.
     """
     first = due.filter(pc.invert(is_of_sessions(due, last)))["changed_at"]
-    times = [time for time in map(value_of, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
+    times = [time for time in map(to_value, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
     return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 
 
@@ -196,9 +196,9 @@ def find_lowest_value(made: DataFrame | pa.Table, column: str) -> Any:
     from pyspark.sql import functions as F
 
     if isinstance(made, pa.Table):
-        return value_of(pc.min(made[column]))
+        return to_value(pc.min(made[column]))
     if dict(made.dtypes)[column] != "timestamp":
         return made.agg(F.min(column)).collect()[0][0]
     # Collecting a timestamp would lose its time zone, so it is collected as a number.
     micros = made.agg(F.unix_micros(F.min(column))).collect()[0][0]
-    return None if micros is None else value_of(pa.scalar(micros, pa.timestamp("us", "UTC")))
+    return None if micros is None else to_value(pa.scalar(micros, pa.timestamp("us", "UTC")))

@@ -13,7 +13,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import CHANGES, CUTS, LEDGER, PROGRESS, RETAINED, ROWS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.schemas.tables import TABLES, fixed_columns
-from sessionlake.delta.table_function import create_table_function, subquery
+from sessionlake.delta.table_function import create_table_function, subquery_sql
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _build_body_sql(lake: Lake, kept: str, floors: str) -> str:
     pairs = [*zip(declared, inside, strict=True)]
     renamed = [f"{quote(name)} AS {own}" for name, own in pairs]
     read = {
-        name: subquery(lake.identifier(table), [*map(quote, fixed_columns(table)), *renamed])
+        name: subquery_sql(lake.identifier(table), [*map(quote, fixed_columns(table)), *renamed])
         for name, table in (("snapshots", SNAPSHOTS), ("changes", CHANGES))
     }
     return _BODY.format(
