@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, ROWS
 from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import RECOVERED
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.generations import CheckpointGenerations
 from spark.test_losses import (
     FIRST,
     SECOND,
@@ -43,7 +43,7 @@ def test_checkpoints_that_are_gone_are_begun_anew(spark: Any, location: dict[str
         assert ("were missing in" in said) == (messages is not None)
         [entry] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
         assert (entry["source"], entry["messages"]) == (RECOVERED, len([*FIRST, *SECOND]))
-        present = Generations(run.settings.checkpoint("bronze"), "bronze").current
+        present = CheckpointGenerations(run.settings.checkpoint("bronze"), "bronze").current_generation
         assert present.app_id == entry["app_id"]
         assert present.first_batch > entry["batch_id"] + 1
 

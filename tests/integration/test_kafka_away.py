@@ -126,7 +126,7 @@ def test_a_broker_that_is_killed_is_waited_for_until_it_is_back(own, spark):
         with sending(own) as acknowledged:
             reached(live, lambda: len(captured(spark, own)) > 0)
             kill(own)
-            reached(live, lambda: not live.queries[Layer.BRONZE].active)
+            reached(live, lambda: not live.queries[Layer.BRONZE].is_active)
             reached(live, lambda: bool(told) and told[-1].startswith("bronze waits for Kafka: "))
             start_broker(own)
             before = len(captured(spark, own))

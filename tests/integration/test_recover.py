@@ -59,7 +59,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
     world.run(world.settings)
     world.assert_one_query_read_everything_once(a=7, b=2)
 
-    folder = world.generations.current.folder
+    folder = world.generations.current_generation.folder
     for file in (folder / "offsets" / "0", checkpoint(world, "generations", f"{folder.name}.json")):
         file.write_text("v1\n{torn")
         with pytest.raises(LakeError, match="sessionlake recover bronze"):

@@ -28,7 +28,7 @@ from sessionlake.ledger.topics import Topic, TopicState, read_topics, select_lat
 from sessionlake.operations.pipeline import Layer, Pipeline, run_once
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.settings.section import OnViolation
-from sessionlake.streaming.generations import Generation, Generations
+from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from support.lakes import limit, rows_of
 from support.waiting import eventually
 
@@ -99,8 +99,8 @@ class World:
         return [row for row in read_topics(self.spark, Lake(self.settings)) if row.topic == self.name(topic)]
 
     @property
-    def generations(self) -> Generations:
-        return Generations(self.settings.checkpoint(Layer.BRONZE), Layer.BRONZE)
+    def generations(self) -> CheckpointGenerations:
+        return CheckpointGenerations(self.settings.checkpoint(Layer.BRONZE), Layer.BRONZE)
 
     def of(self, *topics: str) -> Settings:
         """Settings under which just these topics are read."""
@@ -267,11 +267,11 @@ def test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since
         world.dies("Ledger.write_entry", world.settings, monkeypatch)
     else:
         world.run(world.settings)
-        (world.generations.current.folder / "commits" / "1").unlink()
+        (world.generations.current_generation.folder / "commits" / "1").unlink()
     world.retain("a", 5)
     world.send("a", 5, 1)
     world.run(world.settings)
-    assert world.generations.current.number == 1
+    assert world.generations.current_generation.number == 1
     world.assert_one_query_read_everything_once(a=6)
 
 
@@ -333,7 +333,7 @@ def test_a_normal_restart_and_a_new_topic_stay_in_their_generation(world):
     world.send("a", 2, 2)
     world.send("b", 0, 3)
     world.run(world.settings)
-    assert world.generations.current.number == 0
+    assert world.generations.current_generation.number == 0
     world.assert_one_query_read_everything_once(a=4, b=3)
 
 
@@ -341,12 +341,12 @@ def test_a_process_killed_between_the_note_of_a_generation_and_its_start_goes_on
     world.send("a", 0, 3)
     world.send("b", 0, 3)
     world.run(world.settings)
-    present = world.generations.current
-    world.generations.start_new(present.next_batch, present.app_id)  # and there it died
+    present = world.generations.current_generation
+    world.generations.start_generation(present.next_batch, present.app_id)  # and there it died
     world.send("a", 3, 2)
     world.send("c", 0, 2)  # its partition was not there when the generation was noted
     world.run(world.settings)
-    present = world.generations.current
+    present = world.generations.current_generation
     assert (present.number, (present.folder / "commits" / "0").is_file()) == (1, True)
     world.assert_one_query_read_everything_once(a=5, b=3, c=2)
 
@@ -362,24 +362,27 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
 
     world.send("a", 3, 1)
     world.dies("stage_append", world.of("a", "b"), monkeypatch)  # planned, nothing committed
-    assert numbers(world.generations.current) == (1, 1)
+    assert numbers(world.generations.current_generation) == (1, 1)
     world.send("a", 4, 1)
     world.send("b", 3, 1)
     world.dies(
         "Ledger.write_entry", world.of("a", "c"), monkeypatch
     )  # another change; messages committed, no ledger row
-    assert numbers(world.generations.current) == (2, 2)
+    assert numbers(world.generations.current_generation) == (2, 2)
     assert world.offsets("a") == [0, 1, 2, 3, 4]
     world.send("c", 3, 2)
     world.run(world.of("b"))  # yet another; it died before it had anything to read
-    assert numbers(world.generations.current) == (3, 3)
+    assert numbers(world.generations.current_generation) == (3, 3)
     world.dies("stage_append", world.settings, monkeypatch)
-    assert numbers(world.generations.current) == (4, 4)
+    assert numbers(world.generations.current_generation) == (4, 4)
     world.run(world.settings)  # nothing has changed: Spark finishes what it had planned
-    assert numbers(world.generations.current) == (4, 4)
+    assert numbers(world.generations.current_generation) == (4, 4)
     world.send("a", 5, 1)
     world.run(world.settings)
-    assert [entry.name for entry in sorted((world.generations.current.folder.parent).iterdir())] == ["4", "4.json"]
+    assert [entry.name for entry in sorted((world.generations.current_generation.folder.parent).iterdir())] == [
+        "4",
+        "4.json",
+    ]
     world.assert_one_query_read_everything_once(a=6, b=4, c=5)
 
 
@@ -412,7 +415,7 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
     world.run(world.of("b", "late"))
     assert len(starts) > 1
     assert world.name("late") not in starts[0]
-    assert world.generations.current.number == 1
+    assert world.generations.current_generation.number == 1
     world.assert_one_query_read_everything_once(a=3, b=4, late=2)
 
 
@@ -451,5 +454,5 @@ def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told
             world.run(world.of("b"))
         lagging.setattr(query, "encode_starting_offsets", lambda said: "{}" if next(refused) < 2 else real(said))
         world.run(world.of("b"))
-    assert world.generations.current.number == 1
+    assert world.generations.current_generation.number == 1
     world.assert_one_query_read_everything_once(a=3, b=3)

@@ -194,7 +194,7 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
         run(spark, archived)
     kept.rename(newest)
     run(spark, archived)
-    Journal.begin(archived, FORGET, {"session": "s"})
+    Journal.start_journal(archived, FORGET, {"session": "s"})
     with pytest.raises(LakeError, match="the forgetting of a session was interrupted"):
         run(spark, archived)
 

@@ -22,7 +22,7 @@ from sessionlake.operations.rebuild.silver import RebuildResult, rebuild
 from sessionlake.operations.resharding.reshard import reshard
 from sessionlake.processors import keyed
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
-from sessionlake.streaming.source_columns import changed_column
+from sessionlake.streaming.source_columns import find_changed_column
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_processors import KEYED, Counted, counted  # noqa: F401 - counted is a fixture
 from spark.test_silver_law import Pipeline, streams, topic_of
@@ -113,9 +113,9 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
     with pytest.raises(LakeError, match=f"{REFUSED}, so single sessions cannot be rebuilt"):
         rebuild(spark, settings, selection=Selection(first[0].topic))
 
-    assert changed_column(spark, pipeline.lake, CHANGES, read) is None
+    assert find_changed_column(spark, pipeline.lake, CHANGES, read) is None
     done = rebuild(spark, settings)
-    assert changed_column(spark, pipeline.lake, CHANGES, read) == "price (double)"
+    assert find_changed_column(spark, pipeline.lake, CHANGES, read) == "price (double)"
     assert (done.comparison, done.empties_gold, str(done.columns)) == (None, True, REFUSED.replace("\\", ""))
     pipeline.arrive(second)
     pipeline.stream()

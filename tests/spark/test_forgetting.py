@@ -58,7 +58,7 @@ from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.losses import refuse_lost_rows, removed_rows
+from sessionlake.streaming.losses import count_removed_rows, refuse_lost_rows
 from sessionlake.streaming.operation import FORGET
 from sessionlake.streaming.pause_requests import request_pause
 from sessionlake.streaming.payload_files import PayloadFiles, read_payload
@@ -243,7 +243,7 @@ def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_ta
     made, rows = staging_tables("top"), pa.table({"session_id": [GONE] * 100_000})
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).staging()
     beside.ensure(spark, made)
-    assert read_payload(PayloadFiles.for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
+    assert read_payload(PayloadFiles.create_for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
     Forgetting(spark, settings)._remove_archived()
     assert [table for table in made if beside.exists(spark, table)] == []
     assert not (settings.home / "scratch").exists()
@@ -285,9 +285,9 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     lake.ensure(spark, [LEDGER])
     now = datetime.now(UTC)
     store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
-    assert removed_rows(lake.reader(spark)) == {CHANGES: 3}
+    assert count_removed_rows(lake.reader(spark)) == {CHANGES: 3}
     Ledger(lake).write_entry(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
-    assert removed_rows(lake.reader(spark)) == {}
+    assert count_removed_rows(lake.reader(spark)) == {}
 
 
 def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings: Settings) -> None:
@@ -344,7 +344,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
     assert {"before:bronze.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
     assert found.messages == sum(m.key == GONE.encode() for m in first)
     assert found.report["search"]["found"] == []
-    assert not FORGET.file(settings).exists()
+    assert not FORGET.journal_file(settings).exists()
     assert of_others(spark, lake) == before
     run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in second])
     verified = verify(spark, settings)

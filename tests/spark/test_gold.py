@@ -183,7 +183,7 @@ def all_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def files(scratch: Path | None, query: str) -> PayloadFiles:
         return PayloadFiles(None if scratch is None else scratch / query, min_bytes=0)
 
-    monkeypatch.setattr(PayloadFiles, "for_query", files)
+    monkeypatch.setattr(PayloadFiles, "create_for_query", files)
 
 
 LARGE_TOO = [pytest.param(seed, True, marks=pytest.mark.soak) for seed in range(5, 9)]

@@ -33,8 +33,8 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming import handover
-from sessionlake.streaming.journal import Journal, building_version, record_building
-from sessionlake.streaming.operation import FORGET, REBUILD_SILVER, RESHARD, Operation, rebuild_of
+from sessionlake.streaming.journal import Journal, read_building_version, record_building
+from sessionlake.streaming.operation import FORGET, REBUILD_SILVER, RESHARD, Operation, create_processor_rebuild
 from spark.test_forgetting import GONE, OTHERS, TOPIC, run, stream
 from support.lakes import rows_of
 
@@ -163,7 +163,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         died_at(monkeypatch, place, work)
         assert_refused(spark, settings, RESUME)
         Forgetting(spark, settings).cancel()
-        assert not FORGET.file(settings).exists()
+        assert not FORGET.journal_file(settings).exists()
         assert read_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting was interrupted"):
@@ -195,7 +195,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
         file.write_bytes(b"damaged")
     with pytest.raises(SessionlakeError):
         Forgetting(spark, settings).run(GONE)
-    assert not FORGET.file(settings).exists()
+    assert not FORGET.journal_file(settings).exists()
     assert read_receipts(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
 
@@ -204,11 +204,11 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died_at(monkeypatch, "after:forget:aside", partial(Forgetting(spark, settings).run, GONE))
-    journal = Journal.read(settings, FORGET, Forgotten)
+    journal = Journal.read_journal(settings, FORGET, Forgotten)
     assert journal is not None
     for step in [name for name in journal.done if name.startswith("states of")]:
         del journal.done[step]
-    journal.write()
+    journal.write_journal()
     shutil.rmtree(settings.checkpoint("silver"))
     shutil.rmtree(handover.active_folder(settings))
     recover(spark, settings, RecoverableLayer.SILVER, lambda _: None)
@@ -253,7 +253,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     shutil.rmtree(handover.prepared_folder(settings))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
         work()
-    REBUILD_SILVER.file(settings).write_bytes(b"damaged")
+    REBUILD_SILVER.journal_file(settings).write_bytes(b"damaged")
     with pytest.raises(LossError, match=r"rebuild-silver.json cannot be.*`sessionlake rebuild silver --start-over`"):
         work()
     silver_rebuild.rebuild(spark, settings, start_over=True)
@@ -276,7 +276,7 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
         if undo:
             processor_rebuild.cancel(spark, settings, "top")
             assert contents(spark, settings) == before
-            assert building_version(settings, PROCESSOR) is None
+            assert read_building_version(settings, PROCESSOR) is None
             commands(spark, settings)["run processor"]()
     with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone. Run {named}"):
         processor_rebuild.cancel(spark, settings, "top")
@@ -292,11 +292,11 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
 def test_a_rebuild_that_died_before_it_had_anything_to_publish_holds_nothing_back_for_good(
     spark: Any, settings: Settings
 ) -> None:
-    with record_building(settings, rebuild_of(settings.processors[0]), 1):
+    with record_building(settings, create_processor_rebuild(settings.processors[0]), 1):
         pass  # a killed process leaves no more than this
-    assert building_version(settings, PROCESSOR) == 1
+    assert read_building_version(settings, PROCESSOR) == 1
     commands(spark, settings)["run processor"]()
-    assert building_version(settings, PROCESSOR) is None
+    assert read_building_version(settings, PROCESSOR) is None
 
 
 def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_the_layers_that_it_has_moved(
@@ -315,7 +315,7 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
     died_at(monkeypatch, "after:silver.swapped", partial(resharding.reshard, spark, settings, 2))
     assert resharding.cancel(spark, settings) == ["silver"]
-    assert not RESHARD.file(settings).exists()
+    assert not RESHARD.journal_file(settings).exists()
     assert [shards_of_states(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
     with pytest.raises(LakeError, match=r"or move .* with `sessionlake reshard 2`"):
         commands(spark, settings)["run processor"]()
@@ -329,11 +329,11 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
 @pytest.mark.parametrize("operation", [FORGET, RESHARD], ids=lambda operation: operation.name)
 def test_a_note_that_is_damaged_is_named_with_what_to_do(spark: Any, settings: Settings, operation: Operation) -> None:
-    file = operation.file(settings)
+    file = operation.journal_file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b'{"receipt": "1"')
     with pytest.raises(LossError, match=rf"{re.escape(str(file))} cannot be read .* [Rr]emove it") as caught:
-        Journal.read(settings, operation, dict[str, Any])
+        Journal.read_journal(settings, operation, dict[str, Any])
     assert "`sessionlake forget`" in str(caught.value) or "command that moves them" in str(caught.value)
     with pytest.raises(LakeError, match=r"sessionlake (forget|reshard)"):
         job.start(spark, settings, once=True)

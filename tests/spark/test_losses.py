@@ -53,8 +53,8 @@ from sessionlake.operations.rebuild.silver import rebuild
 from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable_rows
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 from sessionlake_lab.truth import KafkaMessage
 from spark.test_silver_law import Pipeline, streams
 from support.clocks import set_clock_back
@@ -310,7 +310,7 @@ def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_
 ) -> None:
     next(folder_of(run.lake, LEDGER).glob("*.parquet")).unlink()
     with monkeypatch.context() as dying:
-        dying.setattr(handover, "activate", power_cut)
+        dying.setattr(handover, "activate_handover", power_cut)
         with pytest.raises(PowerCutError):
             recovered(run, RecoverableLayer.LEDGER)
     assert "the interrupted rebuild from bronze.messages" in recovered(run, RecoverableLayer.LEDGER)
@@ -354,11 +354,11 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
         assert positions.update_copied_sums(spark, lake)
     assert LedgerReader(lake.reader(spark)).uses_copies == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
-        refuse_restored(spark, lake, [table])
+        refuse_restored_tables(spark, lake, [table])
     lake.drop(spark, table)
     lake.ensure(spark, [table])
     Ledger(lake).write_entry(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
-    refuse_restored(spark, lake, [table])
+    refuse_restored_tables(spark, lake, [table])
 
 
 @pytest.mark.soak
@@ -374,7 +374,7 @@ def test_a_table_that_was_set_back_is_noticed_whatever_upkeep_has_come_since(spa
     with pytest.raises(
         LossError, match=rf"{SESSIONS} has lost its latest changes: version {last + 1} restored an older one"
     ):
-        refuse_restored(spark, lake, [SESSIONS])
+        refuse_restored_tables(spark, lake, [SESSIONS])
 
 
 def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created(
@@ -386,7 +386,7 @@ def test_a_table_that_a_process_died_in_creating_is_not_there_yet_and_is_created
         (folder_of(lake, table) / "_delta_log").mkdir(parents=True)
         assert not lake.exists(spark, table)
         assert not lake.reader(spark).exists(table)
-    refuse_restored(spark, lake, [SESSIONS])
+    refuse_restored_tables(spark, lake, [SESSIONS])
     assert refuse_lost_rows(spark, lake, [SESSIONS]) == {}
     lake.ensure(spark, [POSITIONS])
     assert [*lake.reader(spark).rows(POSITIONS)] == []
@@ -399,7 +399,7 @@ def test_a_table_of_which_rows_are_marked_as_gone_can_be_read(spark: Any, settin
     lake.set_property(spark, SESSIONS, "delta.enableDeletionVectors", "true")
     lake.storage.delta(spark, SESSIONS).delete("session_id = 'a'")
     assert any(folder_of(lake, SESSIONS).glob("deletion_vector*.bin"))
-    refuse_unreadable(spark, lake, [SESSIONS])
+    refuse_unreadable_rows(spark, lake, [SESSIONS])
 
 
 def test_a_table_that_was_set_back_is_noticed_before_anything_is_written(spark: Any, run: Pipeline) -> None:

@@ -33,7 +33,7 @@ from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import read_last_batches, read_shard_states, read_state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.manifest import committing
+from sessionlake.streaming.manifest import record_commit
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import assert_silver_is_the_truth, rows_of, write_bronze, write_rows
 from support.streams import COLUMNS, LIGHT, MAX_BYTES, StreamMaker, cut
@@ -77,7 +77,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     bronze.vacuum(0)
 
-    with committing(settings, "silver", 7, "any", []):  # the batch dies here
+    with record_commit(settings, "silver", 7, "any", []):  # the batch dies here
         with pytest.raises(LakeError, match=r"interrupted while it committed batch 7.*run silver --once"):
             verify(spark, settings)
         with pytest.raises(LakeError, match=r"interrupted while it committed batch 7.*run silver --once"):
@@ -88,7 +88,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     # A process that dies before the end of the publication leaves a stream that refuses, and a command that finishes.
     tampered = lake.last_commit(spark, "silver.session_rows").version
     with monkeypatch.context() as patch:
-        patch.setattr(handover, "activate", _power_cut)
+        patch.setattr(handover, "activate_handover", _power_cut)
         with pytest.raises(PowerCutError):
             rebuild(spark, settings)
     for start in (job.start, gold.start):
@@ -240,7 +240,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
         came: topic and key of the sessions to leave as they are.
     """
     findings = []
-    for shard in handover.stored_shards(settings):
+    for shard in handover.list_stored_shards(settings):
         file = handover.active_folder(settings) / f"{shard}.state"
         state = ShardState.decode(file.read_bytes(), settings.capture.declared)
         wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held_messages)

@@ -139,8 +139,8 @@ def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list
 def test_a_session_is_looked_for_in_the_shard_that_has_it_until_the_states_are_moved(
     spark: Any, settings: Settings
 ) -> None:
-    handover.prepare(settings, handover.Handover(0, 0, 4, "r"), [])
-    handover.activate(spark, settings, "r")
+    handover.prepare_handover(settings, handover.Handover(0, 0, 4, "r"), [])
+    handover.activate_handover(spark, settings, "r")
     other = of_shards(settings, 3, 4)
     there, found = ([compute_shard(spark, one, "t", f"s{n}") for n in range(6)] for one in (settings, other))
     assert max(there) == 3
@@ -274,7 +274,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):
                     reshard(spark, other, number)
-            assert not RESHARD.file(other).exists()
+            assert not RESHARD.journal_file(other).exists()
             assert numbers(spark, former)[0] == former.silver.shards
             with pytest.raises(DiedError):
                 reshard(spark, other, number)
@@ -288,7 +288,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
                     done = reshard(spark, other, number)
         assert done == LAYERS
         assert {"after:silver.prepared", "after:silver.swapped", "after:gold.held", "after:gold.resharded"} <= {*died}
-        assert not RESHARD.file(other).exists()
+        assert not RESHARD.journal_file(other).exists()
         assert numbers(spark, other) == [number] * 3
         former, died = other, []
         if number == 2:

@@ -67,7 +67,7 @@ def main(file: Path, home: Path) -> None:
     for key, value in databricks_conf(settings).items():
         spark.conf.set(key, value)
     limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(FolderStorage.limits), 0))
-    if handover.shard_count(settings) not in {None, settings.silver.shards}:
+    if handover.read_shard_count(settings) not in {None, settings.silver.shards}:
         reshard(spark, settings, settings.silver.shards)
     silver.start(spark, settings, once=True, on_batch=lambda entry, _: _say(entry.txn.version)).wait()
     TableMerger(spark, settings).catch_up()

@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import first_difference
+from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.operations.forgetting.publications import oldest_version_needed, require_sendable
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.erased import KEY
@@ -76,7 +76,7 @@ def test_a_state_without_the_session_goes_on_as_that_of_a_stream_in_which_it_nev
         assert session not in {split_session_key(key)[::2] for key in state.keys.to_pylist()}
     for batch in [[], *gone[3:]]:
         for mine, other in zip(forgetting.states().values(), never.states().values(), strict=True):
-            assert first_difference(mine, other) is None
+            assert find_first_difference(mine, other) is None
         forgetting.batch(batch)
         never.batch(batch)
 

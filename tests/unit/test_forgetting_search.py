@@ -192,10 +192,10 @@ def test_a_session_is_known_by_topic_and_id_together() -> None:
 
 def test_layers_are_asked_as_long_as_the_one_who_asks_lives(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert pause_requests.pause_reason(settings) is None
+    assert pause_requests.read_pause_reason(settings) is None
     with pause_requests.request_pause(settings, "why"):
-        assert pause_requests.pause_reason(settings) == "why"
+        assert pause_requests.read_pause_reason(settings) == "why"
         (request,) = (tmp_path / "checkpoints").glob("aside*")
         os.utime(request, (0, 0))  # who asked has died
-        assert pause_requests.pause_reason(settings) is None
-    assert pause_requests.pause_reason(settings) is None
+        assert pause_requests.read_pause_reason(settings) is None
+    assert pause_requests.read_pause_reason(settings) is None

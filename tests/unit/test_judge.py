@@ -27,7 +27,7 @@ from sessionlake.integrity.judge import SessionJudge, ViolationError
 from sessionlake.integrity.outcome import JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
-from sessionlake.integrity.state import FORMAT, ShardState
+from sessionlake.integrity.state import STATE_FORMAT, ShardState
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.protocol.message import ANY as ANY_SEQ
@@ -375,7 +375,7 @@ def test_state_comes_back_as_it_was_stored(timeline: str, integrity: str) -> Non
 
 
 def test_state_of_another_format_is_refused_with_what_to_do() -> None:
-    stored = ShardState().encode(COLUMNS).replace(FORMAT.encode(), FORMAT[:-1].encode() + b"9")
+    stored = ShardState().encode(COLUMNS).replace(STATE_FORMAT.encode(), STATE_FORMAT[:-1].encode() + b"9")
     with pytest.raises(LakeError, match=r"silver/9.*reads.*silver/6.*sessionlake rebuild silver"):
         ShardState.decode(stored, COLUMNS)
 

@@ -17,7 +17,7 @@ from sessionlake.kafka.clients import client_config, java_client_options, reject
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.kafka.tls import find_tls_fault
 from sessionlake.settings.model import KafkaSecurity, KafkaSettings, Settings, load_settings
-from sessionlake.streaming.errors import explain
+from sessionlake.streaming.errors import explain_layer_error
 from support.certificates import Authority
 
 SCRAM = {"protocol": "SASL_SSL", "mechanism": "SCRAM-SHA-512", "username": "lake", "password": 'p"w\\;'}
@@ -152,7 +152,7 @@ def test_a_secret_is_hidden_however_a_client_was_told_it():
 @pytest.mark.parametrize("package", ["org.apache.kafka", "kafkashaded.org.apache.kafka"])
 def test_a_stream_that_kafka_refuses_is_told_what_to_correct(package):
     said = f"{package}.common.errors.SaslAuthenticationException: Authentication failed"
-    error = explain(passed_on(said), "bronze", "/none")
+    error = explain_layer_error(passed_on(said), "bronze", "/none")
     assert isinstance(error, AccessError)
     assert "Correct kafka.security or kafka.options" in str(error)
 

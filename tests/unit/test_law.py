@@ -13,7 +13,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.integrity.state_difference import first_difference
+from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.erased import KEY
 from sessionlake.protocol.reasons import Reason
@@ -95,7 +95,7 @@ def assert_same(found: object, expected: object) -> None:
 
 def assert_same_states(found: Folder, rebuilt: Folder) -> None:
     for mine, other in zip(found.states().values(), rebuilt.states().values(), strict=True):
-        assert first_difference(mine, other) is None
+        assert find_first_difference(mine, other) is None
 
 
 @pytest.mark.parametrize(("seed", "integrity", "policy"), every(range(STREAMS), CASES))

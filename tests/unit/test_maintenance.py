@@ -19,8 +19,8 @@ from sessionlake.operations.maintenance import Maintenance, TableMaintenance, Ta
 from sessionlake.settings.model import MaintainSettings, ProcessorSettings, Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
-from sessionlake.streaming.journal import building_version, discard_building, record_building
-from sessionlake.streaming.operation import rebuild_of
+from sessionlake.streaming.journal import discard_building, read_building_version, record_building
+from sessionlake.streaming.operation import create_processor_rebuild
 
 
 def checkpoint(settings: Settings, name: str, *, planned: int, committed: int | None, offset: Any) -> Path:
@@ -81,12 +81,12 @@ def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
     assert list_readers(settings, table) == [TableReaderProgress(layer, has_started=True, next_version=9)]
-    assert (handover.last_version_read(settings, layer), handover.next_batch(settings, layer)) == (8, 3)
+    assert (handover.read_last_version(settings, layer), handover.read_next_batch(settings, layer)) == (8, 3)
     checkpoint(settings, layer, planned=1, committed=0, offset=at(9))
     with pytest.raises(LakeError, match=f"{layer} has not finished its last batch. Run `sessionlake run {layer}"):
-        handover.last_version_read(settings, layer)
+        handover.read_last_version(settings, layer)
     checkpoint(settings, layer, planned=1, committed=1, offset=at(10))
-    assert (handover.last_version_read(settings, layer), handover.next_batch(settings, layer)) == (9, 5)
+    assert (handover.read_last_version(settings, layer), handover.read_next_batch(settings, layer)) == (9, 5)
 
 
 def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it_is_rebuilt_of(
@@ -94,15 +94,15 @@ def test_a_processor_without_a_checkpoint_that_is_rebuilt_goes_on_behind_what_it
 ) -> None:
     own = ProcessorSettings(name="logins", target="a:B")
     settings = Settings(**location, processors=(own,))
-    with record_building(settings, rebuild_of(own), 8):
+    with record_building(settings, create_processor_rebuild(own), 8):
         pass
     assert list_readers(settings, MESSAGES)[1] == TableReaderProgress(own.layer, has_started=True, next_version=9)
     checkpoint(settings, own.layer, planned=0, committed=0, offset=at(3))
     assert list_readers(settings, MESSAGES)[1] == TableReaderProgress(
         own.layer, has_started=True, next_version=3, last_start=2
     )
-    discard_building(settings, rebuild_of(own))
-    assert building_version(settings, own.layer) is None
+    discard_building(settings, create_processor_rebuild(own))
+    assert read_building_version(settings, own.layer) is None
 
 
 def test_processors_read_bronze_and_publications_their_table(location: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from sessionlake.gold.fold.shard import TrackedAverages
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states, hash_names
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import first_difference
+from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.operations.resharding.reshard import _Plan
@@ -37,7 +37,7 @@ from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import list_times_after_batch
 from sessionlake.streaming.journal import Journal, require_uninterrupted
 from sessionlake.streaming.operation import RESHARD
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, of_silver, of_truth, raw_table, resharded, shard_of, truth_of
 from support.seeds import examples, long_beyond, seeds
@@ -70,7 +70,7 @@ def test_silver_goes_on_from_other_shards_as_if_it_had_always_had_them(seed: int
             others.batch(batch)
         for batch in [[], *batches[first:behind]]:
             for shard, state in others.states().items() if first else ():
-                assert first_difference(moved.states()[shard], state) is None
+                assert find_first_difference(moved.states()[shard], state) is None
             moved.batch(batch)
             others.batch(batch)
     test_law.assert_same_states(moved, others)
@@ -96,7 +96,7 @@ class Processing:
             shards,
         )
         each.loaded = create_loaded_processor("test", recorder, each.limits)
-        packed = Packer(rules_of(self._rules), shards, earlier_times=self._times).pack_block(
+        packed = Packer(build_payload_rules(self._rules), shards, earlier_times=self._times).pack_block(
             raw_table(messages, shards)
         )
         fold = SilverFold(self._rules.declared, self._rules, processor=each)
@@ -233,12 +233,12 @@ def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_
 
 def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert Journal.read(settings, RESHARD, _Plan) is None
+    assert Journal.read_journal(settings, RESHARD, _Plan) is None
     require_uninterrupted(settings)
-    journal = Journal.begin(settings, RESHARD, _Plan("a", 7, ["silver"]))
-    assert Journal.read(settings, RESHARD, _Plan) == journal
+    journal = Journal.start_journal(settings, RESHARD, _Plan("a", 7, ["silver"]))
+    assert Journal.read_journal(settings, RESHARD, _Plan) == journal
     for layer in (None, "bronze", "silver", "gold", "processor-p"):
         with pytest.raises(LakeError, match=r"a resharding was interrupted, .* Run `sessionlake reshard 7`"):
             require_uninterrupted(settings, layer)
-    journal.end()
+    journal.remove_journal()
     require_uninterrupted(settings)

@@ -39,12 +39,12 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.generations import Generation, Generations
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_tables
-from sessionlake.streaming.manifest import clear_stop
+from sessionlake.streaming.manifest import remove_stop
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def start(
     silences = SilenceWriter(spark, lake, settings, book)
     return BronzeQuery(
         LAYER,
-        Generations(settings.checkpoint(LAYER), LAYER),
+        CheckpointGenerations(settings.checkpoint(LAYER), LAYER),
         book,
         source=lambda start: (
             _read_kafka_stream(spark, settings, start, book, forgotten),
@@ -197,7 +197,7 @@ class _BronzeBatchWriter:
 
     def _commit_batch(self, rows: DataFrame, txn: Txn) -> None:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        wait_for_plan(self._generation.folder, self._generation.batch_id(txn.version))
+        wait_for_plan(self._generation.folder, self._generation.to_spark_batch_id(txn.version))
         planned = _read_planned_offsets(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
         other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
@@ -223,7 +223,7 @@ class _BronzeBatchWriter:
         self._silences.note_read_offsets(ranges)
         self._book.note_read_offsets(_list_planned_ranges(planned))  # offsets without a message count as read, too
         if not self._is_resumption_noted:
-            clear_stop(self._settings, LAYER)
+            remove_stop(self._settings, LAYER)
             self._is_resumption_noted = True
         if self._on_batch:
             self._on_batch(entry)
@@ -295,7 +295,7 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
             f"hold batches up to {recorded}",
             why="The checkpoint is older than the tables, so bronze would read messages again",
-            fix=recovery_hint(LAYER),
+            fix=build_recovery_hint(LAYER),
         )
     return recorded
 
@@ -312,7 +312,7 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
 
 
 def _read_planned_offsets(generation: Generation, batch: int, offset_shifts: Mapping[str, int]) -> PlannedOffsets:
-    read = read_planned_ranges(generation.folder, generation.batch_id(batch))
+    read = read_planned_ranges(generation.folder, generation.to_spark_batch_id(batch))
     return {
         (topic, partition): (first + offset_shifts.get(topic, 0), end + offset_shifts.get(topic, 0))
         for (topic, partition), (first, end) in read.items()

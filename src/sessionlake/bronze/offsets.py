@@ -10,7 +10,7 @@ import msgspec
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, LossError
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.checkpoint import build_recovery_hint
 
 Offsets = dict[TopicPartition, int]
 INITIAL_OFFSETS_FILE = Path("sources", "0", "0")
@@ -77,7 +77,7 @@ def read_offsets(file: Path) -> Offsets:
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
         raise LossError(
-            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=recovery_hint(BRONZE)
+            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=build_recovery_hint(BRONZE)
         ) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
 

@@ -10,7 +10,7 @@ from sessionlake.kafka.clients import (
     POLLED_BYTES_IN_ALL,
     POLLED_BYTES_OF_MANY,
 )
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.generations import Generation
 
 _FEW_MESSAGES = 20_000
@@ -23,7 +23,7 @@ def choose_poll_bytes(generation: Generation, book: TopicRegister) -> int:
     The limit is lower if the last batch was not finished, because it may not have fit into memory. Every
     topic-partition that is read at the same time has two polls in memory.
     """
-    unfinished = last_planned(generation.folder) != last_committed(generation.folder)
+    unfinished = read_last_planned_batch(generation.folder) != read_last_committed_batch(generation.folder)
     try:
         ends = book.read_kafka_ends()
     except BrokerError:  # the query waits for Kafka

@@ -14,7 +14,7 @@ from sessionlake.bronze.subscription import QueryOffsets, encode_starting_offset
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, OffsetHoleError, SessionlakeError
-from sessionlake.streaming.generations import Generation, Generations
+from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class BronzeQuery(LayerQuery):
     def __init__(
         self,
         layer: str,
-        generations: Generations,
+        generations: CheckpointGenerations,
         book: TopicRegister,
         *,
         source: Callable[[StartPlan], tuple[DataFrame, BatchCommitter]],
@@ -137,7 +137,7 @@ class BronzeQuery(LayerQuery):
         on_wait: Callable[[str], None],
         find_unreadable: Callable[[BaseException, Generation], SessionlakeError | None] = lambda *_: None,
     ) -> None:
-        super().__init__(layer, str(generations.current.folder))
+        super().__init__(layer, str(generations.current_generation.folder))
         self._generations = generations
         self._book = book
         self._source = source
@@ -174,7 +174,7 @@ class BronzeQuery(LayerQuery):
         Raises:
             SessionlakeError: The query has failed and cannot be restarted.
         """
-        if self._interruption is None and self.active and self._topics_need_restart():
+        if self._interruption is None and self.is_active and self._topics_need_restart():
             super().stop()
             self._interruption = Interruption()
         if self._interruption is None:
@@ -328,7 +328,7 @@ class BronzeQuery(LayerQuery):
         """Plans the next start from `ops.topics`, Kafka and the checkpoint; returns True if topics changed it."""
         if self._batches is not None:
             self._batches.reject_later_batches()
-        generation = self._generations.current
+        generation = self._generations.current_generation
         self._generations.remove_superseded()
         settled = self._record_planned(generation)
         self._book.check_topics()
@@ -341,7 +341,7 @@ class BronzeQuery(LayerQuery):
         if has_started and not offsets.can_resume_at(positions, ends, is_last_batch_stored=settled):
             is_unchanged = settled and offsets.has_ended_at(positions)
             previous, has_started = generation, False
-            generation = self._generations.start_new(previous.next_batch, previous.app_id)
+            generation = self._generations.start_generation(previous.next_batch, previous.app_id)
             if not settled:
                 self._reject_planned(previous)
                 if self._record_planned(previous):  # another process has committed it meanwhile
@@ -356,4 +356,4 @@ class BronzeQuery(LayerQuery):
         frame, self._batches = self._source(self._planned_start)
         generation = self._planned_start.generation
         self.checkpoint = str(generation.folder)
-        self.start(frame, self._batches, trigger=self._trigger, once=self._once, txn=generation.txn)
+        self.start(frame, self._batches, trigger=self._trigger, once=self._once, txn=generation.build_txn)

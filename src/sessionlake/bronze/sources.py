@@ -19,7 +19,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import last_planned, recovery_hint
+from sessionlake.streaming.checkpoint import build_recovery_hint, read_last_planned_batch
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class ArchiveSource:
 
 def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
     """Returns the position up to which the checkpoint has planned batches, from its newest offsets file."""
-    planned = last_planned(checkpoint)
+    planned = read_last_planned_batch(checkpoint)
     if planned is None:
         return dict(archives.STREAM_START)
     file = checkpoint / "offsets" / str(planned)
@@ -130,7 +130,7 @@ def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
         position: archives.Position = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
         raise LossError(
-            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=recovery_hint(BRONZE)
+            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=build_recovery_hint(BRONZE)
         ) from error
     return position
 

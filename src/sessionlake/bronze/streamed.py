@@ -27,7 +27,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import store_on_disk
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_tables
@@ -138,7 +138,9 @@ class _StreamedQuery(LayerQuery):
 
     def _has_more_messages(self) -> bool:
         checkpoint = Path(self.checkpoint)
-        return last_planned(checkpoint) != last_committed(checkpoint) or self._source.has_more_messages(checkpoint)
+        return read_last_planned_batch(checkpoint) != read_last_committed_batch(
+            checkpoint
+        ) or self._source.has_more_messages(checkpoint)
 
     def stop(self) -> None:
         """Stops the query. It is not restarted."""

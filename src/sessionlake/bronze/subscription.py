@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sessionlake.bronze.offsets import INITIAL_OFFSETS_FILE, Offsets, read_offsets
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 
 
 def build_topic_pattern(topics: str, excluded: Iterable[str]) -> str:
@@ -58,12 +58,12 @@ class QueryOffsets:
     @property
     def pending_batch(self) -> int | None:
         """Spark's number of the batch that is planned but not finished; None if there is none."""
-        planned = last_planned(self._folder)
-        return planned if planned is not None and planned != last_committed(self._folder) else None
+        planned = read_last_planned_batch(self._folder)
+        return planned if planned is not None and planned != read_last_committed_batch(self._folder) else None
 
     def read_start(self) -> Offsets:
         """Returns the offsets at which the next batch starts, whether it is planned already or not."""
-        done = last_committed(self._folder)
+        done = read_last_committed_batch(self._folder)
         return read_offsets(self._folder / (INITIAL_OFFSETS_FILE if done is None else Path("offsets", str(done))))
 
     def read_end(self) -> Offsets:

@@ -100,12 +100,12 @@ def explain_unreadable(
             raise
         return False
 
-    found = find_first_unreadable(fails, read_planned_ranges(generation.folder, generation.batch_id(batch)))
+    found = find_first_unreadable(fails, read_planned_ranges(generation.folder, generation.to_spark_batch_id(batch)))
     if found is None:
         return None
     (topic, partition), offset = found
     unreadable = UnreadableMessage(topic, partition, offset + offset_shifts.get(topic, 0), str(parse_failure(error)))
-    manifest.note_stop(settings, unreadable, BRONZE)
+    manifest.record_stop(settings, unreadable, BRONZE)
     return UnreadableMessageError(str(unreadable))
 
 
@@ -138,4 +138,4 @@ def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tu
 
 def read_stop(settings: Settings) -> UnreadableMessage | None:
     """Returns the saved message before which bronze stopped; None if there is none, or bronze has continued since."""
-    return manifest.stopped_at(settings, BRONZE, UnreadableMessage)
+    return manifest.read_stop(settings, BRONZE, UnreadableMessage)

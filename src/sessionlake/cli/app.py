@@ -88,9 +88,9 @@ class _CommandGroup(TyperGroup):
         except Exception as error:
             if _is_usage_error(error):
                 raise
-            from sessionlake.streaming.errors import explained
+            from sessionlake.streaming.errors import find_explanation
 
-            if (readable_error := explained(error)) is not None:
+            if (readable_error := find_explanation(error)) is not None:
                 _print_error(error, str(readable_error))
                 raise typer.Exit(readable_error.exit_code) from error
             _print_error(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")

@@ -35,15 +35,15 @@ from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.errors import explained
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.errors import find_explanation
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.losses import (
+    describe_removed_rows,
     has_committed,
     refuse_lost_files,
     refuse_lost_rows,
     refuse_lost_topics,
-    removed_note,
 )
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
     except SessionlakeError as error:
         return CheckResult(Severity.FAIL, name, str(error))
     except Exception as error:
-        if (readable_error := explained(error)) is None:
+        if (readable_error := find_explanation(error)) is None:
             raise
         return CheckResult(Severity.FAIL, name, str(readable_error))
 
@@ -280,7 +280,7 @@ def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
 
 def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:
     gone = refuse_lost_rows(spark, lake, _APPENDED)
-    return f"hold what the ledger says was written{removed_note(sum(gone[table] for table in _APPENDED))}"
+    return f"hold what the ledger says was written{describe_removed_rows(sum(gone[table] for table in _APPENDED))}"
 
 
 def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
@@ -299,7 +299,7 @@ def _describe_remedy(layer: str) -> str:
 
 
 def _read_query_id(settings: Settings, layer: str) -> str | None:
-    return Generations(settings.checkpoint(layer), layer).current.app_id
+    return CheckpointGenerations(settings.checkpoint(layer), layer).current_generation.app_id
 
 
 def _check_layers(reader: TableReader, settings: Settings) -> str:
@@ -310,7 +310,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
     }
     lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
     if lost:
-        remedies = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
+        remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))
         raise LakeError(f"{places}: the tables hold data and the checkpoint is gone", fix=remedies)
     return "every layer that has run has its checkpoint"

@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
 from sessionlake.operations.maintenance import CLAIM, Maintenance, TableMaintenance
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.pause_requests import pause_reason, wait_while_paused
+from sessionlake.streaming.pause_requests import read_pause_reason, wait_while_paused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ def maintain_until_stopped(
 
     say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
     while not stop.is_set():
-        if why := pause_reason(settings):
+        if why := read_pause_reason(settings):
             wait_while_paused(settings, stop, why, say)
             continue
         with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):

@@ -24,12 +24,12 @@ from sessionlake.streaming import handover
 from sessionlake.streaming.generations import require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
-    first_loss,
+    find_first_loss,
     has_started,
-    lacks_batches,
+    is_ledger_behind,
     refuse_old_ledger,
-    refuse_unreadable,
-    require_logs,
+    refuse_unreadable_rows,
+    require_readable_logs,
 )
 from sessionlake.streaming.operation import REBUILD_SILVER, RECOVER_BRONZE
 
@@ -121,26 +121,26 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
             f"recover ledger: {settings.place} has no {MESSAGES}, from which the ledger is made again",
             fix="Restore the tables from a backup, or start with `sessionlake run all`",
         )
-    require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
-    readable = partial(refuse_unreadable, spark, lake, [LEDGER])
-    if interrupted(settings) is not None and first_loss(readable) is None:
+    require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
+    readable = partial(refuse_unreadable_rows, spark, lake, [LEDGER])
+    if interrupted(settings) is not None and find_first_loss(readable) is None:
         report_rebuild(rebuild(spark, settings), settings, say)  # may be from an interrupted run of this command
-    loss = first_loss(readable, *(partial(_refuse_older_ledger, spark, lake, layer) for layer in _REBUILDABLE))
+    loss = find_first_loss(readable, *(partial(_refuse_older_ledger, spark, lake, layer) for layer in _REBUILDABLE))
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
         _empty_ledger(spark, lake)
     lake.ensure(spark, [LEDGER])
-    unread = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
-    lacks = lacks_batches(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
-    if lacks or first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
+    unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
+    lacks = is_ledger_behind(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
+    if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
         _recover_bronze(spark, settings, say)
-    if lacks_batches(spark, lake, SILVER):
+    if is_ledger_behind(spark, lake, SILVER):
         report_rebuild(rebuild(spark, settings, compares=unread is None), settings, say)
-    if lacks_batches(spark, lake, GOLD):
+    if is_ledger_behind(spark, lake, GOLD):
         gold.empty(spark, settings, shorten=shorten)
         say(GOLD_EMPTIED)
     for processor in settings.processors:
-        if lacks_batches(spark, lake, processor.layer):
+        if is_ledger_behind(spark, lake, processor.layer):
             say(f"{processor.layer}: it is unknown what its batches have read, so start it again under another name")
 
 
@@ -149,8 +149,8 @@ def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
 
     A ledger without any batch of the layer is not older: it has lost the layer, which `_recover_ledger` repairs.
     """
-    first = handover.first_batch_or_none(lake.settings, layer)
-    if first is not None and not lacks_batches(spark, lake, layer):
+    first = handover.read_first_batch_or_none(lake.settings, layer)
+    if first is not None and not is_ledger_behind(spark, lake, layer):
         refuse_old_ledger(lake.reader(spark), lake.settings, layer, first)
 
 

@@ -188,4 +188,4 @@ def last_version_read(settings: Settings) -> int | None:
     Raises:
         LakeError: Gold stopped before it had read a whole version, or during a batch.
     """
-    return handover.last_version_read(settings, GOLD)
+    return handover.read_last_version(settings, GOLD)

@@ -51,7 +51,7 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_lay
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.checkpoint import last_planned, starting_options
+from sessionlake.streaming.checkpoint import choose_starting_options, read_last_planned_batch
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.handover import Handover, ResumedFold, active_folder, read_active
 from sessionlake.streaming.journal import require_uninterrupted
@@ -130,7 +130,7 @@ def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> di
     others = find_complete_tables(spark, lake, declared_gold_tables(settings))
     missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
-    if last_planned(settings.checkpoint(LAYER)) is not None:
+    if read_last_planned_batch(settings.checkpoint(LAYER)) is not None:
         _start_stream(spark, lake, others, once=True, asks=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables):
         ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all()
@@ -153,7 +153,9 @@ def _start_stream(
     store_maintained(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=asks)
-    expiry = start_expiry(spark, lake, tables, is_new=begin is None and last_planned(query.checkpoint) is None)
+    expiry = start_expiry(
+        spark, lake, tables, is_new=begin is None and read_last_planned_batch(query.checkpoint) is None
+    )
     batch = _GoldBatch(spark, lake, tables, references, expiry)
     averages = [
         tracked_averages(spark, lake, settings, series) for series in declared_averages(settings) if series in tables
@@ -185,11 +187,11 @@ def folded_stream(
     options: dict[str, Any] = {**SKIP_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
-    elif last_planned(settings.checkpoint(LAYER)) is None:
+    elif read_last_planned_batch(settings.checkpoint(LAYER)) is None:
         with suppress(LakeError):  # gold's results do not depend on the order of reading
             options |= lake.storage.first_read_options(spark, CHANGES)
     else:
-        options |= starting_options(settings.checkpoint(LAYER))
+        options |= choose_starting_options(settings.checkpoint(LAYER))
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)
@@ -199,7 +201,7 @@ def folded_stream(
     fold: ShardFold = GoldFold(declared, tuple(averages), declared_products(settings), idle_ms, row_idle_ms)
     if begin is not None:
         fold = ResumedFold(fold, str(active_folder(settings, LAYER)))
-    return fold_shards(packed, fold, PayloadFiles.for_query(lake.storage.scratch, LAYER))
+    return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
 
 
 class _GoldBatch:
@@ -209,8 +211,8 @@ class _GoldBatch:
         self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry
     ) -> None:
         self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
-        self._files = PayloadFiles.for_query(lake.storage.scratch, LAYER)
-        self._files.clear()
+        self._files = PayloadFiles.create_for_query(lake.storage.scratch, LAYER)
+        self._files.remove_files()
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
         self._finals = FinalRowAppender(spark, lake, self._products, expiry)
@@ -238,7 +240,7 @@ class _GoldBatch:
                     outputs += self._rules(spark, rows, txn)
         finally:
             frame.unpersist()
-            self._files.clear()
+            self._files.remove_files()
         report = part.report
         entry = LedgerEntry(
             layer=LAYER,

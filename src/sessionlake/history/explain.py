@@ -36,9 +36,9 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import require_plain_condition
-from sessionlake.streaming.checkpoint import last_committed, reads_initial_snapshot
+from sessionlake.streaming.checkpoint import read_last_committed_batch, reads_initial_snapshot
 from sessionlake.streaming.errors import explain_sql_error
-from sessionlake.streaming.handover import version_reached
+from sessionlake.streaming.handover import read_version_reached
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -222,8 +222,8 @@ def _has_read_complete_batches(settings: Settings) -> bool:
             fix="Wait until `sessionlake status` shows that gold has read all of silver's batches, and run the command "
             "again",
         )
-    batch = last_committed(settings.checkpoint(GOLD))
-    return batch is None or version_reached(settings, GOLD, batch)[1]
+    batch = read_last_committed_batch(settings.checkpoint(GOLD))
+    return batch is None or read_version_reached(settings, GOLD, batch)[1]
 
 
 def _explain_row(
@@ -344,14 +344,12 @@ def _select_events(changes: _ChangesReadByGold, key: Row, *, numbers: bool) -> D
     from pyspark.sql import functions as F
 
     found = changes.rows
-    names = ("topic", "session_id", "row_id", *((PARTITION,) if are_session_keys(key) else ()))
-    for name in names:
+    for name in ("topic", "session_id", "row_id", *((PARTITION,) if are_session_keys(key) else ())):
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)
-    return with_seq_order(
-        select_events(found, declared_columns(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers)
-    )
+    declared = declared_columns(changes.settings)
+    return with_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
 
 
 def _contains_message(events: DataFrame, message: tuple[int, int]) -> bool:

@@ -49,7 +49,7 @@ from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.payloads import build_payload_rules
 
 _RAW = pa.schema(
     [
@@ -262,7 +262,7 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
 
 def decode_row(raw: Row, settings: Settings) -> MessageContent:
     """Returns the content of a row of `bronze.messages`, decoded with the current configuration."""
-    rules = rules_of(settings.capture)
+    rules = build_payload_rules(settings.capture)
     ingested = None if raw["ingested_at"] is None else time_to_ms(raw["ingested_at"])
     row = raw | {"kafka_ts": time_to_ms(raw["timestamp"]), "ingested_at": ingested}
     chunk = decode(pa.Table.from_pylist([row], _RAW), rules)

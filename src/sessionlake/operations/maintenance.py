@@ -25,9 +25,9 @@ from sessionlake.operations.retention.removal import Retention
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
-from sessionlake.streaming.journal import building_version
-from sessionlake.streaming.pause_requests import pause_reason
+from sessionlake.streaming.checkpoint import read_delta_offset, read_last_committed_batch, read_last_planned_batch
+from sessionlake.streaming.journal import read_building_version
+from sessionlake.streaming.pause_requests import read_pause_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,11 +139,11 @@ class Maintenance:
         Args:
             table: The only table to maintain; None means all.
         """
-        while not stop.is_set() and pause_reason(self._settings) is None:
+        while not stop.is_set() and read_pause_reason(self._settings) is None:
             tables = self._list_tables() if table is None else [table]
             pause = self._settings.maintain.interval.total_seconds() / max(1, len(tables))
             for name in tables or [""]:
-                if stop.wait(pause) or pause_reason(self._settings) is not None:
+                if stop.wait(pause) or read_pause_reason(self._settings) is not None:
                     return
                 if name:
                     self._maintain_in_turn(name)
@@ -254,11 +254,11 @@ def _read_progress(settings: Settings, name: str, first: int | None = None) -> T
         first: The version at which the stream starts if it has no batch yet; None if it starts with a snapshot.
     """
     checkpoint = Path(settings.checkpoint(name))
-    batch = last_committed(checkpoint)
+    batch = read_last_committed_batch(checkpoint)
     if batch is None:
-        if first is None and (rebuilt := building_version(settings, name)) is not None:
+        if first is None and (rebuilt := read_building_version(settings, name)) is not None:
             first = rebuilt + 1
-        return TableReaderProgress(name, first is not None or last_planned(checkpoint) is not None, first)
+        return TableReaderProgress(name, first is not None or read_last_planned_batch(checkpoint) is not None, first)
     try:
         place = read_delta_offset(checkpoint, batch)
         # A first batch has no start in its checkpoint. Spark loads the table as it was one version before the end.

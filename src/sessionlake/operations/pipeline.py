@@ -26,9 +26,9 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import Settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.streaming.errors import explain
-from sessionlake.streaming.pause_requests import pause_reason, wait_while_paused
-from sessionlake.streaming.payloads import payload_of
+from sessionlake.streaming.errors import explain_layer_error
+from sessionlake.streaming.pause_requests import read_pause_reason, wait_while_paused
+from sessionlake.streaming.payloads import read_payload_settings
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def require_settings(settings: Settings, layer: Layer) -> None:
     """
     storage_of(settings).require_writable()
     if Layer.SILVER in layer.single_layers or layer is Layer.PROCESSOR:
-        payload_of(settings.capture)
+        read_payload_settings(settings.capture)
     for processor in settings.processors:
         if processor.layer in names_to_run(settings, layer):
             processors.require_usable(settings, processor.name)
@@ -209,7 +209,7 @@ class Pipeline:
         """
         while not stop.wait(_POLL_SECONDS):
             self.check_layers()
-            if (why := pause_reason(self._settings)) is not None:
+            if (why := read_pause_reason(self._settings)) is not None:
                 return why
         return None
 
@@ -226,10 +226,12 @@ class Pipeline:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
                 raise error
-            raise explain(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
+            raise explain_layer_error(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
         ended = None if self._maintenance is None else self._maintenance.error
         if ended is not None and _MAINTENANCE not in self.failed:
-            self._record_failure(_MAINTENANCE, explain(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE)))
+            self._record_failure(
+                _MAINTENANCE, explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE))
+            )
         for part, query in self.queries.items():
             if part in self.failed:
                 continue

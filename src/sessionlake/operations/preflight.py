@@ -25,11 +25,11 @@ from sessionlake.operations.rebuild.endings import gold_tables
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover, manifest
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.generations import Generations, require_intact_checkpoint
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +92,7 @@ def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
     yield PreflightCheck(Subject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
     yield PreflightCheck(Subject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer))
     yield PreflightCheck(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
-    yield PreflightCheck(Subject.CHECKPOINTS, lambda _: manifest.read(settings, layer))
+    yield PreflightCheck(Subject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
     yield PreflightCheck(Subject.STATES, lambda _: handover.require_states(settings, layer))
     if layer not in {
         BRONZE,
@@ -111,13 +111,13 @@ def require_newest_tables(spark: SparkSession | None, settings: Settings, layers
         LossError: A table was restored to an older version. The text names it.
     """
     tables = dict.fromkeys(table for layer in layers for table in _list_tables(settings, layer))
-    refuse_restored(spark, Lake(settings), tables)
+    refuse_restored_tables(spark, Lake(settings), tables)
 
 
 def _require_query(settings: Settings, layer: str) -> None:
     folder = Path(settings.checkpoint(layer))
-    if folder.is_dir() and Generations(str(folder), layer).current.app_id is None:
-        raise LakeError(f"{folder} has no metadata file", fix=recovery_hint(layer))
+    if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
+        raise LakeError(f"{folder} has no metadata file", fix=build_recovery_hint(layer))
 
 
 def _list_tables(settings: Settings, layer: str) -> tuple[str, ...]:

@@ -44,12 +44,12 @@ from sessionlake.silver.job import (
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.folded import Folded, collect
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.folded import FoldedBatch, collect_reports
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import discard_building, require_uninterrupted
-from sessionlake.streaming.manifest import committing, note_stop
-from sessionlake.streaming.operation import rebuild_of
+from sessionlake.streaming.manifest import record_commit, record_stop
+from sessionlake.streaming.operation import create_processor_rebuild
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import ShardFold, fold_shards
 
@@ -123,7 +123,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     lake = Lake(settings, {config.output_table: table_schema(config, processor.loaded_processor.output)})
     lake.ensure(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
-    discard_building(settings, rebuild_of(config))
+    discard_building(settings, create_processor_rebuild(config))
     _refuse_filled_table(spark, lake, config)
     checkpoint, begin = settings.checkpoint(config.layer), handover.read_active(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
@@ -146,7 +146,10 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
     Raises:
         LossError: The table has rows.
     """
-    begun = Generations(lake.settings.checkpoint(config.layer), config.layer).current.app_id is not None
+    begun = (
+        CheckpointGenerations(lake.settings.checkpoint(config.layer), config.layer).current_generation.app_id
+        is not None
+    )
     if (
         not begun
         and handover.read_active(lake.settings, config.layer) is None
@@ -215,17 +218,17 @@ class _ProcessorBatch:
         frame.persist()
         try:
             with without_code_generation(spark, enabled=self._few):
-                folded, written = collect(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
+                folded, written = collect_reports(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
             partitions = sum_partition_counts([*reports])
             if violation := build_stop_error([*reports]):
-                note_stop(self._settings, violation.violation, config.layer)
+                record_stop(self._settings, violation.violation, config.layer)
                 raise violation
             refuse_failures(config.name, reports)
             ranges = list_offset_ranges(partitions)
             self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
             require_continued_times(config.layer, partitions, self._log.last_offsets)
-            with committing(self._settings, config.layer, txn.version, self._hash, ranges):
+            with record_commit(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=config.layer,
                     txn=txn,
@@ -244,7 +247,7 @@ class _ProcessorBatch:
         self._log.record_committed_ranges(ranges)
         self._few = entry.messages <= self._lake.limits.few_messages
 
-    def _append(self, folded: Folded, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
+    def _append(self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
         """Appends the batch's records and failures to their tables. A table without new rows gets no commit.
 
         Returns:
@@ -262,7 +265,8 @@ class _ProcessorBatch:
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
                     raise LakeError(
-                        f"{table}: version {commit.version} holds {commit.rows} rows of a batch of {count}",
+                        f"{table}: version {commit.version} has {commit.rows} rows, but the processor yielded {count} "
+                        "in this batch",
                         fix=f"If rows were removed from {MESSAGES} by hand, restore it (RESTORE TABLE). If another "
                         f"program writes to {table}, name another table under processors.{self._config.name}",
                     )

@@ -38,15 +38,15 @@ from sessionlake.processors.output import BATCH, BATCH_COMMENT
 from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
-from sessionlake.streaming.checkpoint import last_planned
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import read_last_planned_batch
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.source_columns import (
     can_read_last_version,
-    changed_column,
+    find_changed_column,
     is_ahead_of_table,
-    last_planned_offset,
-    table_id,
+    read_last_planned_offset,
+    read_table_id,
 )
 from sessionlake.streaming.stores import archive_folders
 
@@ -136,7 +136,10 @@ class KeyedTable:
         if logic is None:
             self.require_same_key(spark)
         elif not self.is_current(spark):
-            begun = Generations(self._settings.checkpoint(config.layer), config.layer).current.app_id is not None
+            begun = (
+                CheckpointGenerations(self._settings.checkpoint(config.layer), config.layer).current_generation.app_id
+                is not None
+            )
             if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).has_rows(config.output_table)):
                 raise LakeError(
                     f"{config.output_table} was computed by another declaration than the present one (logic {logic}), "
@@ -156,13 +159,13 @@ class KeyedTable:
         table already has all rows.
         """
         config, checkpoint = self._config, self._settings.checkpoint(self._config.layer)
-        read, place = last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
-        of_another = read is not None and read.table != table_id(spark, self.lake, config.source)
+        read, place = read_last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
+        of_another = read is not None and read.table != read_table_id(spark, self.lake, config.source)
         if (
             of_another
             or is_ahead_of_table(*place)
             or not can_read_last_version(*place)
-            or changed_column(*place) is not None
+            or find_changed_column(*place) is not None
         ):
             archive_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
@@ -251,7 +254,7 @@ def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *,
     table = KeyedTable(spark, settings, config)
     table.prepare(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
-    other = changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
+    other = find_changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
     if other is not None:
         raise LakeError(
             f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
@@ -284,7 +287,10 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
         LossError: The ledger has later batches than the checkpoint.
     """
     checkpoint = settings.checkpoint(config.layer)
-    app_id, planned = Generations(checkpoint, config.layer).current.app_id, last_planned(checkpoint)
+    app_id, planned = (
+        CheckpointGenerations(checkpoint, config.layer).current_generation.app_id,
+        read_last_planned_batch(checkpoint),
+    )
     recorded = None if app_id is None else read_last_batch(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.state import ShardState, changed_column
+from sessionlake.integrity.state import ShardState, find_changed_column
 from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import split_session_key
@@ -65,7 +65,7 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
         LakeError: A session's state cannot be read.
     """
     judging, memory = split_state_parts(state)
-    if (other := changed_column(judging, processor.columns)) is not None:
+    if (other := find_changed_column(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(
             f"processor {name}: its states were written with a column {other}, which capture.columns no longer has "

@@ -26,9 +26,9 @@ from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_topic
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import map_batches
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.checkpoint import require_readable
+from sessionlake.streaming.checkpoint import require_readable_checkpoint
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import changed_column, is_ahead_of_table
+from sessionlake.streaming.source_columns import find_changed_column, is_ahead_of_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +102,7 @@ def start(
     require_broker(settings)
     checkpoint, lake = settings.checkpoint(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
-    require_readable(checkpoint, publication.layer, instead=query.restart_hint)
+    require_readable_checkpoint(checkpoint, publication.layer, other_fix=query.restart_hint)
     require_change_feed(spark, lake, publication.table)
     _refuse_speculation(spark)
     lake.ensure(spark, [LEDGER])
@@ -131,7 +131,7 @@ def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication
         LakeError: a column of the table has changed since the last run.
         LossError: the table was restored from a backup that is older than the last run.
     """
-    other = changed_column(spark, lake, publication.table, query.checkpoint)
+    other = find_changed_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
         raise LakeError(
             f"publish: {publication.table} had a column {other} when it was published last, and no longer has it",

@@ -29,7 +29,7 @@ from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming import manifest
-from sessionlake.streaming.manifest import Batch, unfinished_batch
+from sessionlake.streaming.manifest import ManifestBatch, read_unfinished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -153,7 +153,7 @@ def record_decision(
     passed = [layer for layer in layers if has_read_message(reader, layer, topic, partition, offset)]
     _require_not_passed(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
-        _require_not_in_unfinished_batch(unfinished_batch(settings, layer), layer, topic, partition, offset)
+        _require_not_in_unfinished_batch(read_unfinished_batch(settings, layer), layer, topic, partition, offset)
     decided = RecordedDecision(*place, decision, who, why, datetime.now(UTC))
     _write_decision(lake, spark, reader, decided)
     return decided
@@ -223,7 +223,7 @@ def _require_not_followed(settings: Settings, reader: TableReader, key: Decision
     """Refuses to withdraw a decision that a layer followed or may have followed: a rebuild would judge otherwise."""
     (topic, partition, _, offset), stopped = key, _read_stops(settings)
     for layer in _list_layers_with_stops(settings):
-        if unfinished_batch(settings, layer) is not None:
+        if read_unfinished_batch(settings, layer) is not None:
             raise UsageError(
                 f"{layer} was interrupted while it committed a batch",
                 fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
@@ -335,7 +335,9 @@ def _require_not_passed(
         )
 
 
-def _require_not_in_unfinished_batch(batch: Batch | None, layer: str, topic: str, partition: int, offset: int) -> None:
+def _require_not_in_unfinished_batch(
+    batch: ManifestBatch | None, layer: str, topic: str, partition: int, offset: int
+) -> None:
     """Refuses a decision about a message whose batch is unfinished, because some tables may already have its result."""
     spans = [] if batch is None else batch.offsets
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
@@ -380,7 +382,7 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
 
 def read_stop(settings: Settings, layer: str = SILVER) -> Violation | None:
     """Returns the violation at which silver or a processor stands now; None if it has passed it or never stopped."""
-    return manifest.stopped_at(settings, layer, Violation)
+    return manifest.read_stop(settings, layer, Violation)
 
 
 def list_ledger_decisions(

@@ -11,7 +11,7 @@ from sessionlake.errors import LakeError
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.sharded import PACKED_SCHEMA, read_states
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
     Raises:
         LakeError: The layer has no state yet.
     """
-    checkpoint, handed_over = settings.checkpoint(layer), handover.stored_shards(settings, layer)
-    batch = last_committed(checkpoint)
+    checkpoint, handed_over = settings.checkpoint(layer), handover.list_stored_shards(settings, layer)
+    batch = read_last_committed_batch(checkpoint)
     if batch is None:
         if not handed_over:
             raise LakeError(f"there is no state of {layer} in {checkpoint} yet", fix="Run `sessionlake run silver`")
@@ -69,7 +69,9 @@ def _read_handed_over_states(spark: SparkSession, settings: Settings, layer: str
 
 def has_state(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has stored states: after a committed batch, or in a handover."""
-    return last_committed(settings.checkpoint(layer)) is not None or bool(handover.stored_shards(settings, layer))
+    return read_last_committed_batch(settings.checkpoint(layer)) is not None or bool(
+        handover.list_stored_shards(settings, layer)
+    )
 
 
 def read_last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
@@ -78,14 +80,14 @@ def read_last_batches(spark: SparkSession, settings: Settings, layer: str = SILV
     They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
     """
     last = read_last_batch(Lake(settings).reader(spark), layer)
-    return handover.next_batch(settings, layer) - 1, -1 if last is None else last
+    return handover.read_next_batch(settings, layer) - 1, -1 if last is None else last
 
 
 def compute_shard(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
     """Returns the shard of a session, for the number of shards of silver's stored states (not the configured one)."""
     from pyspark.sql import functions as F
 
-    shards = handover.shard_count(settings) or settings.silver.shards
+    shards = handover.read_shard_count(settings) or settings.silver.shards
     number = F.pmod(F.xxhash64(F.lit(topic), F.lit(session.encode())), F.lit(shards))
     row = spark.range(1).select(number.cast("int").alias("shard")).first()
     assert row is not None  # noqa: S101 - one row is one row

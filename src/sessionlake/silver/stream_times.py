@@ -30,7 +30,7 @@ from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.streaming.checkpoint import last_planned, write_atomically
+from sessionlake.streaming.checkpoint import read_last_planned_batch, write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,7 +82,9 @@ class StreamTimesLog:
             name: last_offsets[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted
         }
         known |= _read_times_from_bronze(spark, Lake(settings), missing)
-        if missing or last_planned(settings.checkpoint(layer)) is None:  # then notes of silences may be missing too
+        if (
+            missing or read_last_planned_batch(settings.checkpoint(layer)) is None
+        ):  # then notes of silences may be missing too
             for silence in read_silences(Lake(settings).reader(spark)):
                 if silence.behind <= last_offsets.get(silence.place, BEGINNING):  # it is before the next batch
                     known[silence.place] = max(known[silence.place], silence.until)

@@ -32,7 +32,7 @@ from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import map_groups, map_rows, to_spark_frame
 from sessionlake.streaming.payload_files import encode_payloads
-from sessionlake.streaming.sharded import FOLDED_SCHEMA, payload_table
+from sessionlake.streaming.sharded import FOLDED_SCHEMA, build_payload_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,7 +177,7 @@ def recompute_on_cluster(
         points = join_stored_points(
             series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns)
         )
-        return payload_table(_recompute_payloads(points, series))
+        return build_payload_table(_recompute_payloads(points, series))
 
     return map_groups(both, series.keys, shards, call, FOLDED_SCHEMA)
 

@@ -47,7 +47,7 @@ from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches, map_rows, to_spark_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.checkpoint import read_last_committed_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -63,8 +63,8 @@ class FinalRowAppender:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: Expiry) -> None:
         self._lake, self._expiry = lake, expiry
-        self._first = handover.first_batch(lake.settings, GOLD)
-        following, reader = handover.next_batch(lake.settings, GOLD), lake.reader(spark)
+        self._first = handover.read_first_batch(lake.settings, GOLD)
+        following, reader = handover.read_next_batch(lake.settings, GOLD), lake.reader(spark)
         self._tables = {
             final.product.table: _read_append_progress(reader, final, following)
             for final in find_final_tables(products)
@@ -94,8 +94,8 @@ class FinalRowAppender:
             raise LakeError(
                 f"{progress.final.table}: {where}: silver changed the bucket of {one[START]:%Y-%m-%d %H:%M:%SZ} "
                 "after its rows had become final",
-                why=f"{progress.final.table} may have wrong rows. That can happen if a session moved to another "
-                "topic-partition while messages of it were held back, or if session_timeout was shortened",
+                why=f"{progress.final.table} may have wrong rows. Possible causes: a session moved to another "
+                "topic-partition while some of its messages were held back, or session_timeout was shortened",
                 fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds both tables",
             )
 
@@ -110,7 +110,7 @@ class FinalRowAppender:
         if not self._tables:
             return
         self._times = merge_latest(self._times, stream_times)
-        _, is_complete = handover.version_reached(self._lake.settings, GOLD, txn.version - self._first)
+        _, is_complete = handover.read_version_reached(self._lake.settings, GOLD, txn.version - self._first)
         if not is_complete:
             return
         for progress in self._tables.values():
@@ -218,10 +218,10 @@ def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPart
     """
     from pyspark.sql import functions as F
 
-    batch = last_committed(lake.settings.checkpoint(GOLD))
+    batch = read_last_committed_batch(lake.settings.checkpoint(GOLD))
     if batch is None:
         return {}
-    version, is_complete = handover.version_reached(lake.settings, GOLD, batch)
+    version, is_complete = handover.read_version_reached(lake.settings, GOLD, batch)
     if is_complete:
         return {}
     changes = lake.read(spark, CHANGES, version)

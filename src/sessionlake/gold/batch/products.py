@@ -163,7 +163,7 @@ def append_late_points(
     Yields what was written.
     """
     tables = [product.table for product in products if product.lateness_ms is not None]
-    if not tables or fold_result.folded.inline_payloads([KIND]) == []:
+    if not tables or fold_result.folded.find_inline_payloads([KIND]) == []:
         return
 
     def late(rows: pa.Table) -> pa.Table:

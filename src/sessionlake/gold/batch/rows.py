@@ -29,9 +29,9 @@ from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import Rows, UnappliedMap, to_spark_frame
-from sessionlake.streaming.folded import Folded, collect, split_reports
-from sessionlake.streaming.payload_files import read_payload, unpack
-from sessionlake.streaming.sharded import payload_table
+from sessionlake.streaming.folded import FoldedBatch, collect_reports, split_reports
+from sessionlake.streaming.payload_files import read_payload, unpack_payloads
+from sessionlake.streaming.sharded import build_payload_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,14 +59,14 @@ class BatchRows:
         """
         few, payloads = (
             self._rows_of_small_shards[product.name],
-            self.fold_result.folded.inline_payloads([product.name]),
+            self.fold_result.folded.find_inline_payloads([product.name]),
         )
         if payloads is not None:
             return _merge_payloads(product, few, payloads)
         frame = self._payloads_on_cluster(product.name)
         if few.num_rows:
             frame = frame.union(self.spark.createDataFrame([(encode_ipc(encode_keys(product, few)),)], frame.schema))
-        return UnappliedMap(frame, unpack, product.ddl)
+        return UnappliedMap(frame, unpack_payloads, product.ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:
         """Returns a product's rows in the driver's memory, one row per key, even if they are many."""
@@ -93,7 +93,7 @@ class BatchRows:
         return compute_product_rows(together, self.declared, self.products)
 
     def _collect_payloads(self, kind: str) -> list[bytes]:
-        in_memory = self.fold_result.folded.inline_payloads([kind])
+        in_memory = self.fold_result.folded.find_inline_payloads([kind])
         if in_memory is not None:
             return in_memory
         return [payload.as_buffer().to_pybytes() for payload in self._payloads_on_cluster(kind).toArrow()["payload"]]
@@ -123,19 +123,19 @@ def _merge_payloads(product: Product, rows: pa.Table, payloads: Sequence[bytes])
 class FoldResult:
     """The payloads that the fold emitted for one batch, and the sum of the shards' reports."""
 
-    folded: Folded
+    folded: FoldedBatch
     report: GoldReport
 
     @staticmethod
     def collect_payloads(frame: DataFrame, inline_bytes: int) -> FoldResult:
         """Runs the fold in one Spark job, reads its reports, and keeps payloads of up to `inline_bytes` in memory."""
-        folded, reports = collect(frame, AveragesOutput.REPORT, inline_bytes)
+        folded, reports = collect_reports(frame, AveragesOutput.REPORT, inline_bytes)
         return FoldResult(folded, sum_reports(reports))
 
     @staticmethod
     def from_payloads(spark: SparkSession, payloads: Payloads) -> FoldResult:
         """Returns the result of a fold that ran in the driver, given its payloads."""
-        frame = to_spark_frame(spark, payload_table(payloads))
+        frame = to_spark_frame(spark, build_payload_table(payloads))
         folded, reports = split_reports(frame, payloads, AveragesOutput.REPORT)
         return FoldResult(folded, sum_reports(reports))
 
@@ -152,12 +152,12 @@ def read_payload_rows(fold_results: Sequence[FoldResult], kinds: Sequence[str], 
     """
     from pyspark.sql import functions as F
 
-    found = [part.folded.inline_payloads(kinds) for part in fold_results]
+    found = [part.folded.find_inline_payloads(kinds) for part in fold_results]
     in_memory = [content for contents in found for content in contents or ()]
     if in_memory and None not in found:
         return decode_rows(in_memory)
     payloads = [part.folded.frame.where(F.col("kind").isin(*kinds)).select("payload") for part in fold_results]
-    return UnappliedMap(reduce(lambda a, b: a.union(b), payloads), unpack, ddl)
+    return UnappliedMap(reduce(lambda a, b: a.union(b), payloads), unpack_payloads, ddl)
 
 
 def decode_rows(payloads: Iterable[bytes], *, encode_keys: bool = False) -> pa.Table:

@@ -56,7 +56,7 @@ class ShardsByHash:
 
 @dataclass(frozen=True)
 class GoldResharder:
-    """Moves gold's states to another number of shards, as `streaming.resharded.Resharder` requires.
+    """Moves gold's states to another number of shards, as `streaming.resharded.StateResharder` requires.
 
     Attributes:
         metrics: The declared metrics.
@@ -70,7 +70,7 @@ class GoldResharder:
     marked: Mapping[str, ShardsByHash]
     shards: int
 
-    def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
+    def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
         """Returns the owners in a shard's state, as pairs of topic and session id, or topic and row id.
 
         The second item is None if the owner is a whole topic.
@@ -82,7 +82,7 @@ class GoldResharder:
                 found.append((topic, rest[0].encode() if rest else None))
         return found
 
-    def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
+    def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
         """Splits a shard's state, and returns one part for each new shard.
 
         Args:
@@ -101,7 +101,7 @@ class GoldResharder:
                 found.setdefault(target, {})[name] = part.encode()
         return {target: encode_states(states) for target, states in found.items()}
 
-    def join(self, parts: Sequence[bytes]) -> bytes:
+    def join_states(self, parts: Sequence[bytes]) -> bytes:
         """Merges the parts of one new shard into its state.
 
         The result has a state for every table of averages. So `TrackedAverages.begin` is not called for any of them.

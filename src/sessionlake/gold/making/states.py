@@ -72,7 +72,7 @@ def restart_states(
         series: The table of averages.
         rows: The table's new rows.
     """
-    rebuild_id = f"{handover.next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
+    rebuild_id = f"{handover.read_next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
     _store_owners(settings, series, rebuild_id, _owners_by_shard(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table, REBUILD_ID, rebuild_id)
 
@@ -89,7 +89,7 @@ def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage
 def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
     """Returns a table of averages together with its last rebuild's id, and the owners that the rebuilt table had."""
     rebuild_id = lake.storage.properties(spark, series.table).get(REBUILD_ID, "")
-    if rebuild_id and not handover.next_batch(settings, GOLD):
+    if rebuild_id and not handover.read_next_batch(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
         lake.set_property(spark, series.table, REBUILD_ID, "")
         return TrackedAverages(series)

@@ -35,8 +35,8 @@ from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import PerBatchFunction, map_groups
-from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.handover import next_batch
+from sessionlake.streaming.generations import CheckpointGenerations
+from sessionlake.streaming.handover import read_next_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,9 +60,9 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
-            f"{table} has rows of a later holder of gold's lease than this one",
-            why=f"That happens after {LEASES} was dropped",
-            fix="Drop the table; the next start rebuilds it",
+            f"Delta skipped the new rows of {table}, because a process with a higher lease number has written it",
+            why=f"Lease numbers only fall if {LEASES} was dropped",
+            fix=f"Drop {table}; the next start of gold creates and rebuilds it",
         )
     lake.cluster(spark, table)
 
@@ -133,7 +133,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         replace_table(spark, lake, table, rows)
         _skip_batches_read(spark, lake, settings, table)
         for final in find_final_tables([product]):
-            rebuild_final_rows(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)
+            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch(settings, GOLD) - 1)
             _skip_batches_read(spark, lake, settings, final.table)
         if isinstance(product, RollingAverage):
             restart_states(spark, lake, settings, product, rows)
@@ -163,9 +163,9 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
 
     A batch is repeated, for example, if Spark lost its record of the commit.
     """
-    app_id = Generations(settings.checkpoint(GOLD), GOLD).current.app_id
+    app_id = CheckpointGenerations(settings.checkpoint(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
-        last = Txn(app_id, next_batch(settings, GOLD) - 1)
+        last = Txn(app_id, read_next_batch(settings, GOLD) - 1)
         for txn in (last, last.second_write):
             fence_off(spark, lake, [table], txn)
 

@@ -21,7 +21,7 @@ from sessionlake.gold.references.step import EnrichStep
 from sessionlake.gold.tables.notes import find_complete_tables, mark_incomplete
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
-from sessionlake.streaming.errors import explain
+from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class QueryWithBackground(LayerQuery):
             except SessionlakeError:
                 raise
             except Exception as error:
-                raise explain(error, self.layer, self.checkpoint) from error
+                raise explain_layer_error(error, self.layer, self.checkpoint) from error
         return ended
 
     def check(self) -> None:
@@ -211,7 +211,7 @@ class QueryWithBackground(LayerQuery):
             if isinstance(one.error, SessionlakeError):
                 raise one.error
             if one.error is not None:
-                raise explain(one.error, self.layer, self.checkpoint) from one.error
+                raise explain_layer_error(one.error, self.layer, self.checkpoint) from one.error
 
     def drain(self) -> None:
         super().drain()

@@ -107,7 +107,7 @@ class Forgetting:
                 f"forget: there is no bronze in {self._settings.place}",
                 fix="Name the home that holds the session with SESSIONLAKE_HOME",
             )
-        journal = Journal.read(self._settings, FORGET, _Inputs)
+        journal = Journal.read_journal(self._settings, FORGET, _Inputs)
         if journal is None:
             journal = self._begin(session, topic)
         elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
@@ -146,11 +146,11 @@ class Forgetting:
                 fix="Run `sessionlake forget --resume`, which finishes the forgetting",
             )
         delete_receipt(self._spark, self._lake, inputs.receipt)
-        journal.end()
+        journal.remove_journal()
         return inputs.receipt
 
     def _require_interrupted(self, option: str, to_do: str) -> Journal[_Inputs]:
-        journal = Journal.read(self._settings, FORGET, _Inputs)
+        journal = Journal.read_journal(self._settings, FORGET, _Inputs)
         if journal is None:
             raise UsageError(
                 f"forget {option}: no forgetting was interrupted, so there is nothing to {to_do}",
@@ -167,7 +167,7 @@ class Forgetting:
             journal.run_step(name, work)
         erasure = self._with_proof(receipt, journal, journal.inputs.session)
         store_receipt(self._spark, self._lake, erasure)
-        journal.end()
+        journal.remove_journal()
         return erasure
 
     # -- preparation
@@ -194,7 +194,7 @@ class Forgetting:
         mine = (
             erasure.receipt for erasure in self._known() if erasure.done_at is None and erasure.is_for(topic, session)
         )
-        return Journal.begin(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
+        return Journal.start_journal(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
 
     def _receipt(self, inputs: _Inputs) -> Erasure:
         """Returns the receipt, and stores it if it is new.

@@ -17,7 +17,7 @@ from sessionlake.operations.maintenance import TableReaderProgress, list_readers
 from sessionlake.publish.job import require_change_feed
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
+from sessionlake.streaming.checkpoint import read_delta_offset, read_last_committed_batch, read_last_planned_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,8 +115,8 @@ def _place(settings: Settings, name: str) -> tuple[int, int, int]:
     A number that is not known is -1.
     """
     checkpoint = Path(settings.checkpoint(name))
-    batch = last_committed(checkpoint)
-    if batch is None or batch != last_planned(checkpoint):
+    batch = read_last_committed_batch(checkpoint)
+    if batch is None or batch != read_last_planned_batch(checkpoint):
         return -1, -1, -1
     place = read_delta_offset(checkpoint, batch)
     return (-1, -1, batch) if place.in_initial_snapshot else (place.version, place.index, batch)

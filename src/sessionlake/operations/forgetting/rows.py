@@ -34,7 +34,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import read_stop
-from sessionlake.streaming.manifest import clear_stop
+from sessionlake.streaming.manifest import remove_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -124,7 +124,7 @@ def clean_stop_notes(settings: Settings, layers: list[str], session: Session) ->
     for layer in layers:
         stop = read_stop(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
-            clear_stop(settings, layer)
+            remove_stop(settings, layer)
 
 
 def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:

@@ -18,7 +18,7 @@ from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 from sessionlake.silver.states import has_state, read_last_batches, read_state_frame
 from sessionlake.spark.failures import parse_failure
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.checkpoint import build_recovery_hint
 from sessionlake.streaming.handover import Handover
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
         raise LossError(
             f"{layer}: its states cannot be read ({parse_failure(error)})",
             why="So the session cannot be removed from them. Nothing was changed",
-            fix=recovery_hint(layer),
+            fix=build_recovery_hint(layer),
         ) from error
 
 
@@ -72,9 +72,9 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
     if not handover.is_active(settings, receipt, layer):
         if not handover.is_prepared(settings, receipt, layer):
-            handover.prepare(settings, begin, _states(spark, settings, layer, session), layer, same_query=True)
+            handover.prepare_handover(settings, begin, _states(spark, settings, layer, session), layer, same_query=True)
         fault_point(f"after:{layer}.prepared")
-    handover.activate(spark, settings, receipt, layer)
+    handover.activate_handover(spark, settings, receipt, layer)
 
 
 def _states(

@@ -11,12 +11,12 @@ import pandas as pd
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import first_difference
+from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import read_last_batches, read_state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_planned, recovery_hint
+from sessionlake.streaming.checkpoint import build_recovery_hint, read_last_planned_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,12 +68,14 @@ def _why_not(spark: SparkSession, settings: Settings) -> str | None:
 
     The stream's states may be those after another batch than the ledger's last, or have another number of shards.
     """
-    present, configured = handover.shard_count(settings), settings.silver.shards
+    present, configured = handover.read_shard_count(settings), settings.silver.shards
     if present not in (None, configured):
         return f"they have {present} shards, but silver.shards is {configured}"
     of_states, last = read_last_batches(spark, settings)
-    if of_states < 0 <= last != last_planned(settings.checkpoint(SILVER)):
-        raise LakeError("silver has processed batches, but its checkpoint holds no state", fix=recovery_hint(SILVER))
+    if of_states < 0 <= last != read_last_planned_batch(settings.checkpoint(SILVER)):
+        raise LakeError(
+            "silver has processed batches, but its checkpoint holds no state", fix=build_recovery_hint(SILVER)
+        )
     if of_states < 0:
         died = ", and silver has not finished its first batch: run `sessionlake run silver --once`"
         return f"there are none yet{'' if last < 0 else died}"
@@ -94,7 +96,7 @@ def _comparing(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.Dat
     def compared(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         rebuilt = state(rows.loc[rows["is_rebuilt"], "chunk"])
         try:
-            difference = first_difference(state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
+            difference = find_first_difference(state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
             text = None if difference is None else str(difference)
         except LakeError as error:  # a state that cannot be read counts as different
             text = str(error)

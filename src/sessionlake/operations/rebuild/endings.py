@@ -30,10 +30,10 @@ from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed, last_planned
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import EVIDENCE_TABLES
-from sessionlake.streaming.stores import archive_folders, archived_path
+from sessionlake.streaming.stores import archive_folders, build_archived_path
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -63,7 +63,7 @@ def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     If the checkpoint is lost, returns the ids of all queries that the ledger has of the layer.
     """
     try:
-        app_id = Generations(lake.settings.checkpoint(layer), layer).current.app_id
+        app_id = CheckpointGenerations(lake.settings.checkpoint(layer), layer).current_generation.app_id
     except LakeError:
         app_id = None
     if app_id is not None:
@@ -78,10 +78,10 @@ def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
     Gold finds unread changes by the numbers of silver's batches, which a rebuild of silver changes.
     """
     checkpoint = settings.checkpoint(GOLD)
-    if last_planned(Path(checkpoint)) is not None and last_committed(checkpoint) is None:
+    if read_last_planned_batch(Path(checkpoint)) is not None and read_last_committed_batch(checkpoint) is None:
         return True
     try:
-        version = handover.last_version_read(settings, GOLD)
+        version = handover.read_last_version(settings, GOLD)
         return version is not None and lake.read(spark, CHANGES, version).count() != lake.read(spark, CHANGES).count()
     except LakeError:
         return True
@@ -104,7 +104,7 @@ def reset_gold(
     known = sorted(gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
     handed = handover.active_folder(settings, GOLD)
-    begins = checkpoint.exists() and not archived_path(checkpoint, name).exists()
+    begins = checkpoint.exists() and not build_archived_path(checkpoint, name).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)
     archive_folders(spark, lake, [checkpoint, handed] if begins else [handed], name)

@@ -41,8 +41,8 @@ from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
-from sessionlake.streaming.operation import rebuild_of
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.operation import create_processor_rebuild
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -145,7 +145,7 @@ class _Rebuild:
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
         self.processor: ProcessorSettings = processor_settings(settings, name)
-        self._operation = rebuild_of(self.processor)
+        self._operation = create_processor_rebuild(self.processor)
         self._loaded = load_processor(settings, name)
         self._records, self._errors = staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
@@ -170,7 +170,7 @@ class _Rebuild:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, processor = self._settings, self.processor
         require_uninterrupted(settings, processor.layer, except_for=[self._operation], from_bronze=True)
-        journal = None if start_over else Journal.read(settings, self._operation, Plan)
+        journal = None if start_over else Journal.read_journal(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
             return ProcessorRebuild(processor.output_table, journal.inputs.version, journal.inputs.counts["messages"])
@@ -183,7 +183,7 @@ class _Rebuild:
             plan = self._plan(started)
             publishing.prepare(settings, processor.layer, plan, states_by_shard(self._states))
             self.lake.storage.require_claims()
-        self._publish(Journal.begin(settings, self._operation, plan))
+        self._publish(Journal.start_journal(settings, self._operation, plan))
         behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
@@ -196,7 +196,7 @@ class _Rebuild:
         """
         spark, processor = self._spark, self.processor
         require_complete_bronze(self.lake.reader(spark), processor.output_table)
-        refuse_restored(spark, self.lake, [MESSAGES, RETAINED])
+        refuse_restored_tables(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
         self._staging.ensure(spark, self._tables.values())
         self._version = version

@@ -22,7 +22,7 @@ from sessionlake.silver.job import list_offset_ranges, sum_ledger_counts
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.manifest import discard
+from sessionlake.streaming.manifest import remove_manifest
 from sessionlake.streaming.operation import Operation
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Plan(msgspec.Struct):
 def prepare(settings: Settings, layer: str, plan: Plan, states: Iterable[tuple[int, bytes]]) -> None:
     """Writes the states from which the layer's stream will resume once the rebuild is published."""
     begin = Handover(plan.version, plan.batch + 1, settings.silver.shards, plan.rebuild)
-    handover.prepare(settings, begin, states, layer)
+    handover.prepare_handover(settings, begin, states, layer)
 
 
 def states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
@@ -141,11 +141,11 @@ def finish(spark: SparkSession, lake: Lake, layer: str, journal: Journal[Plan], 
 
     def swap() -> None:
         lake.storage.require_claims()
-        handover.activate(spark, settings, plan.rebuild, layer)
-        discard(settings, layer)
+        handover.activate_handover(spark, settings, plan.rebuild, layer)
+        remove_manifest(settings, layer)
 
     journal.run_step("swap", swap)
-    journal.end()
+    journal.remove_journal()
     clear()
 
 
@@ -167,7 +167,7 @@ def cancel(
         UsageError: No rebuild was interrupted.
         LakeError: A table was replaced already, or the query that wrote it was ended.
     """
-    journal, command = Journal.read(lake.settings, operation, Plan), operation.finish
+    journal, command = Journal.read_journal(lake.settings, operation, Plan), operation.finish
     if journal is None:
         raise UsageError(
             f"{command} --cancel: no rebuild was interrupted, so there is nothing to cancel",
@@ -182,6 +182,6 @@ def cancel(
             fix=f"Run `sessionlake {command}`, which finishes it, or `sessionlake {command} --start-over`, which "
             "builds everything again",
         )
-    journal.end()  # first, because the publication cannot be finished once the prepared states are discarded
+    journal.remove_journal()  # first, because the publication cannot be finished once the prepared states are discarded
     handover.discard_prepared(lake.settings, layer)
     clear()

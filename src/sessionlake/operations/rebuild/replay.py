@@ -59,8 +59,8 @@ from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMap
 from sessionlake.silver.tables.splits import ID, build_split_events
 from sessionlake.silver.unread import read_unread_silences
 from sessionlake.spark.frames import map_batches, to_spark_frame
-from sessionlake.streaming.folded import Folded
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.folded import FoldedBatch
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -203,7 +203,7 @@ def replay(
     """
     lake = Lake(settings)
     require_complete_bronze(lake.reader(spark))
-    refuse_restored(spark, lake, [MESSAGES, RETAINED])
+    refuse_restored_tables(spark, lake, [MESSAGES, RETAINED])
     decided = read_binding_decisions(lake.reader(spark))
     _empty(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
@@ -241,7 +241,7 @@ def _append(
     spark: SparkSession,
     settings: Settings,
     source: DataFrame,
-    folded: Folded,
+    folded: FoldedBatch,
     reports: list[ShardReport],
     number: int,
 ) -> None:

@@ -122,7 +122,7 @@ def rebuild(
             plan = _plan(spark, lake, replayed, comparison, started, readable=readable)
             publishing.prepare(settings, LAYER, plan, _states(spark, settings, replayed, selection))
             lake.storage.require_claims()  # another process may have changed silver meanwhile
-        _publish(spark, settings, lake, Journal.begin(settings, REBUILD_SILVER, plan))
+        _publish(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
         return _outcome(plan, comparison, columns)
 
 
@@ -139,7 +139,7 @@ def interrupted(settings: Settings) -> Journal[Plan] | None:
     Raises:
         LossError: Its journal cannot be read.
     """
-    return Journal.read(settings, REBUILD_SILVER, Plan)
+    return Journal.read_journal(settings, REBUILD_SILVER, Plan)
 
 
 def cancel(spark: SparkSession, settings: Settings) -> None:

@@ -25,8 +25,8 @@ from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import build_stop_error, list_offset_ranges, sum_partition_counts
 from sessionlake.silver.stream_times import list_times_after_batch, require_continued_times
-from sessionlake.streaming.folded import Folded, collect
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.folded import FoldedBatch, collect_reports
+from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Slice(Generic[R]):
     """
 
     number: int
-    folded: Folded
+    folded: FoldedBatch
     reports: list[R]
     partitions: list[PartitionCounts]
     states: DataFrame
@@ -104,7 +104,7 @@ class Slices(Generic[R]):
             packed = self._packed(settings, source.where(offsets_condition(part)), times, in_slice)
             shards = fold_slice(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
-            folded, written = collect(emitted, self.report, lake.limits.inline_bytes)
+            folded, written = collect_reports(emitted, self.report, lake.limits.inline_bytes)
             reports = [self.read(report) for report in written]
             self._refuse_violations(settings, reports)
             partitions = sum_partition_counts([*reports])
@@ -149,7 +149,7 @@ class Slices(Generic[R]):
         shards = settings.silver.shards
         shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
         raw = messages.select(shard, *BRONZE_COLUMNS)
-        packer = Packer(rules_of(settings.capture), shards, self.topics, times, tuple(silences))
+        packer = Packer(build_payload_rules(settings.capture), shards, self.topics, times, tuple(silences))
         return raw.mapInArrow(packer, PACKED_SCHEMA)
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:

@@ -30,12 +30,12 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import Generation, Generations, require_intact_checkpoint
+from sessionlake.streaming.generations import CheckpointGenerations, Generation, require_intact_checkpoint
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.losses import first_loss, refuse_lost_files, refuse_lost_tables, require_logs
+from sessionlake.streaming.losses import find_first_loss, refuse_lost_files, refuse_lost_tables, require_readable_logs
 from sessionlake.streaming.operation import RECOVER_BRONZE
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,13 +89,13 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
         raise LakeError(
             f"recover bronze: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
         )
-    require_logs(spark, lake, [MESSAGES, LEDGER])
+    require_readable_logs(spark, lake, [MESSAGES, LEDGER])
     lake.ensure(spark, [MESSAGES, LEDGER])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
-    refuse_restored(spark, lake, [MESSAGES])
-    fault = first_loss(lambda: _require_sound(spark, lake, settings))
-    generations = Generations(settings.checkpoint(LAYER), LAYER)
+    refuse_restored_tables(spark, lake, [MESSAGES])
+    fault = find_first_loss(lambda: _require_sound(spark, lake, settings))
+    generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
     app_id, number, unrecorded = end_query(spark, lake, settings)
     silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
     generation = begin_generation(settings, generations, number + 1, app_id)
@@ -111,22 +111,26 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str,
     """
     app_id, known = _last_known(spark, lake, settings)
     _unrecorded(spark, lake, settings)  # raises its errors before anything changes
-    Journal.begin(settings, RECOVER_BRONZE, _Inputs(app_id))  # bronze cannot start until the new generation exists
+    Journal.start_journal(
+        settings, RECOVER_BRONZE, _Inputs(app_id)
+    )  # bronze cannot start until the new generation exists
     fault_point("after:bronze.held")
     number = _retire_batches(spark, lake, app_id, known)
     fault_point("after:bronze.retired")
     return app_id, number, _record(spark, lake, settings, Txn(app_id, number - 1))
 
 
-def begin_generation(settings: Settings, generations: Generations, first_batch: int, app_id: str) -> Generation:
+def begin_generation(
+    settings: Settings, generations: CheckpointGenerations, first_batch: int, app_id: str
+) -> Generation:
     """Starts the new generation of the checkpoint with which bronze resumes. Call `end_query` first.
 
     Args:
         first_batch: The number of its first batch.
         app_id: The query's id.
     """
-    generation = generations.start_new(first_batch, app_id)
-    RECOVER_BRONZE.file(settings).unlink()
+    generation = generations.start_generation(first_batch, app_id)
+    RECOVER_BRONZE.journal_file(settings).unlink()
     return generation
 
 
@@ -135,7 +139,7 @@ def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     checkpoint = settings.checkpoint(LAYER)
     require_intact_checkpoint(checkpoint, LAYER)
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    present = Generations(checkpoint, LAYER).current
+    present = CheckpointGenerations(checkpoint, LAYER).current_generation
     require_current_checkpoint(spark, lake, present)
     if present.last_planned_batch is not None:
         QueryOffsets(present.folder).read_start()
@@ -146,8 +150,8 @@ def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[st
     reader = lake.reader(spark)
     entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
-    of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).read_last_known()
-    interrupted = Journal.read(settings, RECOVER_BRONZE, _Inputs)
+    of_checkpoint, planned = CheckpointGenerations(settings.checkpoint(LAYER), LAYER).read_last_known()
+    interrupted = Journal.read_journal(settings, RECOVER_BRONZE, _Inputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
     recorded = -1 if app_id is None else read_last_batch(reader, LAYER, app_id)

@@ -18,14 +18,14 @@ from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
-    first_loss,
+    find_first_loss,
     has_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
-    refuse_unreadable,
-    require_logs,
+    refuse_unreadable_rows,
+    require_readable_logs,
 )
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,23 +45,23 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
             False.
     """
     lake, all_tables = Lake(settings), gold_tables(settings)
-    require_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
+    require_readable_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
     if not has_started(spark, lake, LAYER):
         raise LakeError(
             f"recover gold: there is no gold in {settings.place}", fix="Start it with `sessionlake run gold`"
         )
     require_uninterrupted(settings, LAYER)
     refuse_lost_ledger(spark, settings, LAYER)
-    refuse_unreadable(spark, lake, [LEDGER, CHANGES])
-    refuse_restored(spark, lake, [CHANGES])
-    checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
+    refuse_unreadable_rows(spark, lake, [LEDGER, CHANGES])
+    refuse_restored_tables(spark, lake, [CHANGES])
+    checkpoint = find_first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
     # The tables of rules exist all together, or not at all before the first rule.
     has_rules = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Earlier versions had no table of late points, and without lookups there is no table of their failures.
     optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_not_created_yet(spark, lake)}
     present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
-    unread = first_loss(lambda: refuse_unreadable(spark, lake, present))
-    tables = unread or first_loss(lambda: refuse_restored(spark, lake, present))
+    unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, present))
+    tables = unread or find_first_loss(lambda: refuse_restored_tables(spark, lake, present))
     losses = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if losses:
         try:

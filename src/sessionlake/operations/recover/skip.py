@@ -36,8 +36,8 @@ from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
 from sessionlake.operations.recover.bronze import begin_generation, end_query
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.manifest import clear_stop
+from sessionlake.streaming.generations import CheckpointGenerations
+from sessionlake.streaming.manifest import remove_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,7 +99,7 @@ def skip(spark: SparkSession, settings: Settings, decided: SkipDecision) -> int:
             f"bronze skip: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
         )
     lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
-    generations = Generations(settings.checkpoint(LAYER), LAYER)
+    generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
         book.check_topics()
         _require_ahead(book, decided)  # raises its errors before anything changes
@@ -110,7 +110,7 @@ def skip(spark: SparkSession, settings: Settings, decided: SkipDecision) -> int:
         messages = _commit(spark, lake, book, (start, decided.first), decided, txn)
         fault_point("after:bronze.skipped")
         begin_generation(settings, generations, number + 2, app_id)
-    clear_stop(settings, LAYER)
+    remove_stop(settings, LAYER)
     return messages
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sessionlake.integrity.resharding import group_by_shard, join_states, select_sessions, session_keys_of
+from sessionlake.integrity.resharding import group_by_shard, join_states, list_session_keys, select_sessions
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import ProcessorMemory, SessionState, find_next_due_times, stored_processor_name
@@ -15,7 +15,7 @@ from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 
 @dataclass(frozen=True)
 class JudgingResharder:
-    """Implements `streaming.resharded.Resharder` for the states of judging and of processors.
+    """Implements `streaming.resharded.StateResharder` for the states of judging and of processors.
 
     Attributes:
         rules: The integrity rules of the topics.
@@ -25,13 +25,13 @@ class JudgingResharder:
     rules: RuleLookup
     shards: int
 
-    def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
+    def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
         """Returns topic and key of each session in a state."""
         del shard
         parts = (split_session_key(key) for key in self._keys(*self._decoded(state)))
         return [(topic, session.encode()) for topic, _, session in parts]
 
-    def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
+    def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
         """Splits a shard's state by session. Returns the part of each target shard."""
         del shard
         judging, memory = self._decoded(state)
@@ -46,7 +46,7 @@ class JudgingResharder:
             parts[target] = join_state_parts(part, own_memory)
         return parts
 
-    def join(self, parts: Sequence[bytes]) -> bytes:
+    def join_states(self, parts: Sequence[bytes]) -> bytes:
         """Joins the parts of a new shard into one state."""
         states = [split_state_parts(part) for part in parts]
         state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
@@ -63,7 +63,7 @@ class JudgingResharder:
         return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode(memory)
 
     def _keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
-        return list(dict.fromkeys([*session_keys_of(judging), *memory.sessions]))
+        return list(dict.fromkeys([*list_session_keys(judging), *memory.sessions]))
 
     def _timeout_of(self, topic: str) -> int:
         return self.rules.find_rules(topic).session_timeout

@@ -45,7 +45,7 @@ def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int
     if layer == GOLD:
         return read_stored_shards(spark, Lake(settings))
     if layer == SILVER:
-        return handover.shard_count(settings)
+        return handover.read_shard_count(settings)
     if has_state(settings, layer):
         for row in read_state_frame(spark, settings, layer).toLocalIterator():
             memory = split_state_parts(bytes(row["chunk"]))[1]

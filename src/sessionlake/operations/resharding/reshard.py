@@ -33,11 +33,11 @@ from sessionlake.operations.resharding.layers import (
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_planned
-from sessionlake.streaming.errors import explain
+from sessionlake.streaming.checkpoint import read_last_planned_batch
+from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import Journal, require_uninterrupted
-from sessionlake.streaming.manifest import note_shards
+from sessionlake.streaming.manifest import record_shard_count
 from sessionlake.streaming.operation import RESHARD
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
         UsageError: No layer is configured with this number, or a resharding to another number was interrupted.
         LakeError: A layer cannot finish its batch, or another operation was interrupted.
     """
-    journal = Journal.read(settings, RESHARD, _Plan)
+    journal = Journal.read_journal(settings, RESHARD, _Plan)
     if journal is None:
         plan = _prepare_all(spark, settings, shards, say)
         if plan is None:
             return []
-        journal = Journal.begin(settings, RESHARD, plan)
+        journal = Journal.start_journal(settings, RESHARD, plan)
     plan = journal.inputs
     if plan.shards != shards:
         raise UsageError(
@@ -89,7 +89,7 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
     for layer in plan.layers:
         journal.run_step(layer, partial(_move, spark, settings, plan, layer, say))
         say(f"{layer} now has {shards} shards")
-    journal.end()
+    journal.remove_journal()
     return plan.layers
 
 
@@ -104,7 +104,7 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     Raises:
         UsageError: No resharding was interrupted.
     """
-    journal = Journal.read(settings, RESHARD, _Plan)
+    journal = Journal.read_journal(settings, RESHARD, _Plan)
     if journal is None:
         raise UsageError(
             "reshard --cancel: no resharding was interrupted, so there is nothing to cancel",
@@ -114,7 +114,7 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     moved = [layer for layer in plan.layers if handover.is_active(settings, plan.name, layer)]
     for layer in moved:
         _put_into_effect(spark, settings, plan, layer)
-    journal.end()
+    journal.remove_journal()
     for layer in plan.layers:
         handover.discard_prepared(settings, layer)
     return moved
@@ -157,30 +157,30 @@ def _former_shards(spark: SparkSession, settings: Settings, layer: str) -> int |
             f"the number of shards of {layer}'s states is unknown: an older version of sessionlake made them",
             fix=f"Run `sessionlake run {layer} --once` first, with {layer}.shards set to their number",
         )
-    return handover.shard_count(settings)  # a processor that has read nothing yet
+    return handover.read_shard_count(settings)  # a processor that has read nothing yet
 
 
 def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, after: int, name: str, say: Say) -> None:
     """Prepares a layer's states in the new number of shards, if it has any. First lets the layer finish its batches."""
     try:
-        version = handover.last_version_read(settings, layer)
-        ended = version is not None or last_planned(settings.checkpoint(layer)) is None
+        version = handover.read_last_version(settings, layer)
+        ended = version is not None or read_last_planned_batch(settings.checkpoint(layer)) is None
     except LakeError:
         ended = False
     if not ended:
         say(f"{layer}: processes what is available, with {before} shards")
         run_layer_to_end(spark, with_shards(settings, layer, before), layer, threading.Event())
-        version = handover.last_version_read(settings, layer)
+        version = handover.read_last_version(settings, layer)
     if version is None:
         return
     say(f"{layer}: moving its states from {before} shards into {after}")
     states = reshard_layer_states(spark, settings, layer, before, after)
-    begin = Handover(version, handover.next_batch(settings, layer), after, name)
+    begin = Handover(version, handover.read_next_batch(settings, layer), after, name)
     rows = ((row["shard"], bytes(row["chunk"])) for row in states.toLocalIterator())
     try:
-        handover.prepare(settings, begin, rows, layer, same_query=True)
+        handover.prepare_handover(settings, begin, rows, layer, same_query=True)
     except Exception as error:  # Spark passes on the error of the code that reads the states
-        raise explain(error, layer, settings.checkpoint(layer)) from error
+        raise explain_layer_error(error, layer, settings.checkpoint(layer)) from error
     fault_point(f"after:{layer}.prepared")
 
 
@@ -198,18 +198,21 @@ def _put_into_effect(spark: SparkSession, settings: Settings, plan: _Plan, layer
     Safe to repeat after a crash.
     """
     lake = Lake(settings, declared_gold_schemas(settings))
-    handovers = (handover.read(handover.prepared_folder(settings, layer), layer), handover.read_active(settings, layer))
+    handovers = (
+        handover.read_handover(handover.prepared_folder(settings, layer), layer),
+        handover.read_active(settings, layer),
+    )
     begin = next(
         (candidate for candidate in handovers if candidate is not None and candidate.rebuild == plan.name), None
     )
     if begin is not None:
         lake.ensure_version_after(spark, CHANGES if layer == GOLD else MESSAGES, begin.bronze_version)
         lake.storage.require_claims()
-        handover.activate(spark, settings, plan.name, layer)
+        handover.activate_handover(spark, settings, plan.name, layer)
     if layer == GOLD:
         remove_forgotten_owners(settings)
         fault_point("after:gold.held")
         note_gold_shards(spark, lake, plan.shards)
     if layer == SILVER:
-        note_shards(with_shards(settings, SILVER, plan.shards))
+        record_shard_count(with_shards(settings, SILVER, plan.shards))
     fault_point(f"after:{layer}.resharded")

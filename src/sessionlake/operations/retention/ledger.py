@@ -20,7 +20,7 @@ from sessionlake.ledger.positions import write_carried_sums
 from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch
 from sessionlake.ledger.retained import RemovedRows, read_removed_rows_of_table, record_removed_rows
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     cut = due(reader, lake.settings, bound)
     if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _older(cut))):
         return 0
-    refuse_restored(spark, lake, [RETAINED])
+    refuse_restored_tables(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
     record_removed_rows(spark, lake, now)
     write_carried_sums(spark, lake, cut)

@@ -66,7 +66,7 @@ from sessionlake.silver.stream_times import open_stored_times
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.streaming.checkpoint import reads_initial_snapshot
 from sessionlake.streaming.journal import require_uninterrupted
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -191,7 +191,7 @@ class Retention:
             return RemovalResult(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
         now = RemovedRows(table, max(before.before, bound), batch, before.removed, count, noted)
-        refuse_restored(self._spark, self._lake, [RETAINED])
+        refuse_restored_tables(self._spark, self._lake, [RETAINED])
         record_removed_rows(self._spark, self._lake, now)
         self._remove_rows(now, limits)
         return RemovalResult(finished + count)
@@ -199,7 +199,7 @@ class Retention:
     def _finish(self, entry: RemovedRows) -> int:
         """Finishes the removal of a process that died. Returns the number of rows that it had not removed."""
         count = self._count(entry.table, entry.batch, entry.limits)
-        refuse_restored(self._spark, self._lake, [RETAINED])
+        refuse_restored_tables(self._spark, self._lake, [RETAINED])
         self._remove_rows(entry, entry.limits)
         return count
 

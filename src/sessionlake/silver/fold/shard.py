@@ -62,7 +62,7 @@ class SilverFold:
         stretch_times = after.clock.advance_clock(segments, _list_topic_partitions(batch))
         # Every shard gets every silence, even of topic-partitions without a session. Only shard 0 reports them.
         silences = [] if shard else [silence for part in segments for silence in part.silences]
-        first_timed = after.fill_first_times()
+        first_timed = after.set_first_times()
         judge = ShardJudge(after, self._rules, self.decisions, stretch_times, silences, first_timed)
         processor = self.processor or SilverTableProcessor(self.columns, self._rules)
         payloads: Payloads = []
