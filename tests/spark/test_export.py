@@ -94,7 +94,7 @@ def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, s
 
 def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path):
     rows = select_rows(spark, settings, TABLE, "offset < 3", {})
-    with pytest.raises(UsageError, match=r"a file of one row has \d+ bytes, and may have 50"):
+    with pytest.raises(UsageError, match=r"a file with a single row has \d+ bytes, but --max-file-size allows 50"):
         export(rows, str(tmp_path / "o"), FileFormat.CSV, 50, overwrite=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -122,7 +122,7 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
     write("offset < 3", overwrite=True)
     assert len(files(tmp_path / "out")[0].read_text().splitlines()) == 3
     (tmp_path / "out" / "mine.txt").touch()
-    with pytest.raises(UsageError, match="holds files that no export wrote"):
+    with pytest.raises(UsageError, match="has files that no export wrote"):
         write("offset < 4", overwrite=True)
     assert (tmp_path / "out" / "mine.txt").exists()
 
@@ -130,7 +130,7 @@ def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings
 def test_the_output_of_another_writer_is_no_earlier_export(spark, settings, tmp_path):
     rows = select_rows(spark, settings, TABLE, "offset < 2", {})
     rows.write.json(str(tmp_path / "out"))
-    with pytest.raises(UsageError, match="holds files that no export wrote"):
+    with pytest.raises(UsageError, match="has files that no export wrote"):
         export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=True)
 
 

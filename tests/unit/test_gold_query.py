@@ -146,7 +146,7 @@ def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: py
     ("changed", "said"),
     [
         ({"since": moment(30_000)}, "since 1970-01-01 00:00:30.* is not a whole minute"),
-        ({"until": moment(0)}, "the range is empty"),
+        ({"until": moment(0)}, "the range of time is empty"),
         ({"until": datetime(2026, 1, 1)}, "until 2026-01-01 00:00:00 has no time zone"),  # noqa: DTZ001 - that is it
         ({"by": ["topic", "colour"]}, "metrics have no key colour. Choose from topic, session_id, row_id, metric"),
         ({"by": ["topic", "topic"]}, "a key is named twice"),

@@ -162,7 +162,7 @@ def test_a_vector_that_is_not_what_the_log_says_stops_the_merge(tmp_path: Path) 
     assert merge_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 1)
     newest = max((tmp_path / "_delta_log").glob("*.json"))
     newest.write_text(newest.read_text(encoding="utf-8").replace('"cardinality":1', '"cardinality":2'), "utf-8")
-    with pytest.raises(LakeError, match=r"/part-.*: 1 rows are marked, and the log says otherwise"):
+    with pytest.raises(LakeError, match=r"/part-.*: its deletion vector marks 1 rows as deleted, but Delta's log says"):
         merge_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 2)
 
 

@@ -396,7 +396,7 @@ def test_an_old_state_is_migrated_on_read():
     [
         ({"messages": 1}, 2, r"processor p: the state of session 's' is of version 2, .* version 3 .*no idea of 2"),
         ({}, 1, r"cannot migrate it \(KeyError: 'messages'\)\. Correct migrate\(\)"),
-        ({"count": 1}, 4, r"is of version 4, the class is of version 3\. Run the newer class again"),
+        ({"count": 1}, 4, r"is of version 4, the class is of version 3\. Use version 4 of the class, or a newer one"),
         ({"count": "1"}, 3, r"its fields are not those of Newer \(.*\)\. Raise `version` to 4 and write migrate\(\)"),
     ],
 )

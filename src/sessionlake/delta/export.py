@@ -93,8 +93,8 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
                 break
             if at_most == 1:
                 raise UsageError(
-                    f"export: a file of one row has {max(sizes)} bytes, and may have {max_bytes}",
-                    fix="Allow larger files",
+                    f"export: a file with a single row has {max(sizes)} bytes, but --max-file-size allows {max_bytes}",
+                    fix="Raise --max-file-size",
                 )
             at_most = min(at_most - 1, _count_fitting_rows(at_most, beside, max_bytes))
         beside.move_to(folder)
@@ -160,7 +160,7 @@ class _ExportFolder:
             UsageError: the path is not a folder, or the folder has files that may not be overwritten.
         """
         if self._here.getParent() is None:
-            raise UsageError(f"export: {self.path} is no folder that can be created", fix="Name another folder")
+            raise UsageError(f"export: {self.path} is the root of a file system", fix="Name a folder below it")
         if not self._files.exists(self._here):
             return
         if self._files.getFileStatus(self._here).isFile():
@@ -169,9 +169,13 @@ class _ExportFolder:
         if not names or (overwrite and _MARKER in names and all(map(_is_exported_file, names))):
             return
         if overwrite:
-            raise UsageError(f"export: {self.path} holds files that no export wrote", fix="Name another folder")
+            raise UsageError(
+                f"export: {self.path} has files that no export wrote",
+                why="--overwrite would delete them",
+                fix="Name another folder",
+            )
         raise UsageError(
-            f"export: {self.path} is not empty",
+            f"export: the folder {self.path} is not empty",
             fix="Name another folder, or replace an earlier export with --overwrite",
         )
 
@@ -185,14 +189,20 @@ class _ExportFolder:
         replaces = self._files.exists(other._here)
         self._files.mkdirs(other._here.getParent())
         if replaces and not self._files.rename(other._here, former):
-            raise UsageError(f"export: {other.path} cannot be replaced", fix="Remove the folder")
+            raise UsageError(
+                f"export: the folder {other.path} cannot be moved away to replace it",
+                fix="Delete the folder, or name another one",
+            )
         for name in [name for name, _ in self._list() if not name.startswith(_ROWS)]:
             self._remove(self._new(self._here, name))  # files of Spark's commit protocol; Databricks has more
         self._files.create(self._new(self._here, _MARKER)).close()
         if not self._files.rename(self._here, other._here):
             if replaces:
                 self._files.rename(former, other._here)
-            raise UsageError(f"export: {other.path} cannot be created", fix="Name another folder")
+            raise UsageError(
+                f"export: the folder {other.path} cannot be created",
+                fix="Check that you may write there, or name another folder",
+            )
         self._files.create(self._new(other._here, _SUCCESS)).close()
         self._remove(former)
 

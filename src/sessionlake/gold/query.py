@@ -128,8 +128,8 @@ def _refuse_expired(reader: TableReader, wanted: Sequence[MetricsRange], topics:
         if floors:
             raise LakeError(
                 f"{describe_expiry(span.table.table, floors)}",
-                fix="Choose a later start, only topics that go back further, or, where hours or days are kept longer, "
-                "a range of whole hours or days",
+                fix="Choose a later start, or only topics that still have these buckets. If metrics per hour or day "
+                "are kept longer, choose a range of whole hours or days",
             )
 
 
@@ -177,7 +177,11 @@ def _check_arguments(
     begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None
 ) -> None:
     if begin >= end:
-        raise UsageError("the range is empty", why="It does not begin before it ends", fix="Correct its bounds")
+        raise UsageError(
+            "the range of time is empty",
+            why="Its start is not before its end",
+            fix="Choose an earlier start or a later end",
+        )
     if strange := [name for name in (*by, *of) if name not in KEYS]:
         raise UsageError(f"metrics have no key {', '.join(strange)}", fix=f"Choose from {', '.join(KEYS)}")
     if len({*by}) < len(by):

@@ -51,6 +51,7 @@ class KeyedComputation(Computation):
         if config.on_error not in (None, OnViolation.FAIL):
             raise ConfigError(
                 f"{config.config_key}.on_error: a processor with a key allows only `fail`",
+                why="It computes a key from all its rows, so it cannot leave out a failed one",
                 fix="Set it to `fail` or remove it",
             )
         require_columns(config, (*config.key, *config.order), present)

@@ -265,7 +265,8 @@ class _ProcessorBatch:
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
                     raise LakeError(
-                        f"{table}: version {commit.version} holds {commit.rows} rows of a batch of {count}",
+                        f"{table}: version {commit.version} has {commit.rows} rows, but the processor yielded {count} "
+                        "in this batch",
                         fix=f"If rows were removed from {MESSAGES} by hand, restore it (RESTORE TABLE). If another "
                         f"program writes to {table}, name another table under processors.{self._config.name}",
                     )

@@ -235,7 +235,9 @@ class StateCodec:
         wanted = self._processor.version
         whose = f"processor {self._name}: the state of session {session!r} is of version {version}"
         if version > wanted:
-            raise LakeError(f"{whose}, the class is of version {wanted}", fix="Run the newer class again")
+            raise LakeError(
+                f"{whose}, the class is of version {wanted}", fix=f"Use version {version} of the class, or a newer one"
+            )
         try:
             if version == wanted:
                 return self._decoder.decode(state)

@@ -247,8 +247,9 @@ class Claim:
                     _warn_taken_over(before)
                 return begun, found
         raise ClaimedError(
-            f"{self.name}: several processes try to claim it in {self._settings.place}",
-            fix="Run the command again",
+            f"{self.name}: several processes try to get its lease in {self._settings.place} at the same time",
+            why="Only one process may write at a time",
+            fix="Run the command again when no other process runs",
         )
 
     def _write(self, before: Lease, **changed: object) -> Lease | None:
@@ -272,6 +273,7 @@ class Claim:
         return ClaimedError(
             f"{self.name}: this process did not renew its lease before {_utc_text(self._lease.expires_at)}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
+            fix="Leave the other process running, or stop it and run the command again",
         )
 
 

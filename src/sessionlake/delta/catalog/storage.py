@@ -339,7 +339,8 @@ class CatalogStorage(Storage):
 
     def purge_vectors(self, table: str) -> int:
         raise UsageError(
-            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}, whose platform does this",
+            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}",
+            why="In a catalog, the platform removes deletion vectors",
             fix=f"Run `ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL",
         )
 
@@ -385,6 +386,6 @@ class CatalogStorage(Storage):
 def _require_session(spark: SparkSession | None, settings: Settings) -> SparkSession:
     if spark is None:
         raise LakeError(
-            f"The tables of catalog {settings.catalog} can only be read by Spark", fix="Pass the Spark session"
+            f"The tables of catalog {settings.catalog} can only be read by Spark", fix="Pass a Spark session as `spark`"
         )
     return spark

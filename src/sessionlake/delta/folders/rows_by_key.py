@@ -269,7 +269,11 @@ class RowLookup:
             SearchKeys.from_rows(source, names, schema)
         )
         if not len(at) == rows.num_rows == source.num_rows:
-            raise LakeError(f"{source.num_rows} rows were combined into {rows.num_rows}, and not into one for each key")
+            raise LakeError(
+                f"{source.num_rows} rows were combined into {rows.num_rows} rows",
+                why="A MERGE needs exactly one row for each key",
+                fix="Report this as a bug",
+            )
         return rows.take(pa.array(at[np.argsort(asked)]))
 
 

@@ -160,7 +160,12 @@ def list_live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[Tab
         stats = parse_statistics(add.get("stats"))
         file = TableFile(folder, add, stats, gone.get(find_logged_file(folder, add["path"]), none))
         if read_vectors and len(file.deleted_rows) != (add.get("deletionVector") or {}).get("cardinality", 0):
-            raise LakeError(f"{file.path}: {len(file.deleted_rows)} rows are marked, and the log says otherwise")
+            raise LakeError(
+                f"{file.path}: its deletion vector marks {len(file.deleted_rows)} rows as deleted, but Delta's log "
+                f"says {(add.get('deletionVector') or {}).get('cardinality', 0)}",
+                why="The deletion vector or the log is damaged",
+                fix="Restore the table from a backup, or rebuild it",
+            )
         if read_vectors and not isinstance(stats.get("numRecords"), int):
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)

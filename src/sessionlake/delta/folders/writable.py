@@ -114,7 +114,7 @@ def open_writable(delta: DeltaTable) -> WritableTable:
     """
     if why := spark_only_reason(delta):
         raise LakeError(
-            f"{folder_of(delta)} has {why}",
+            f"the table in {folder_of(delta)} has {why}",
             why="A commit that ignores this would damage the table, so only Spark may write to it",
             fix="Undo the change to the table's properties, or copy its rows to a new table",
         )

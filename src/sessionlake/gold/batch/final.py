@@ -94,8 +94,8 @@ class FinalRowAppender:
             raise LakeError(
                 f"{progress.final.table}: {where}: silver changed the bucket of {one[START]:%Y-%m-%d %H:%M:%SZ} "
                 "after its rows had become final",
-                why=f"{progress.final.table} may have wrong rows. That can happen if a session moved to another "
-                "topic-partition while messages of it were held back, or if session_timeout was shortened",
+                why=f"{progress.final.table} may have wrong rows. Possible causes: a session moved to another "
+                "topic-partition while some of its messages were held back, or session_timeout was shortened",
                 fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds both tables",
             )
 

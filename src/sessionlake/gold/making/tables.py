@@ -60,9 +60,9 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
-            f"{table} has rows of a later holder of gold's lease than this one",
-            why=f"That happens after {LEASES} was dropped",
-            fix="Drop the table; the next start rebuilds it",
+            f"Delta skipped the new rows of {table}, because a process with a higher lease number has written it",
+            why=f"Lease numbers only fall if {LEASES} was dropped",
+            fix=f"Drop {table}; the next start of gold creates and rebuilds it",
         )
     lake.cluster(spark, table)
 

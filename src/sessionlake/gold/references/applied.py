@@ -49,7 +49,11 @@ def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.
             reader, reference.table, reference.arrow_schema(), max_bytes=lake.limits.driver_bytes // MEMORY_FACTOR
         )
     except TooLargeError as error:
-        raise LakeError(f"{error}", why="Gold holds the rows of a reference table in memory") from error
+        raise LakeError(
+            f"{error}",
+            why="Gold holds the rows of a reference table in memory",
+            fix=f"Remove rows from {reference.table} that no change needs any more",
+        ) from error
 
 
 def read_applied_rows(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:

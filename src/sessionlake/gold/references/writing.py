@@ -89,7 +89,9 @@ def read_rows_file(reference: Reference, file: Path) -> pa.Table:
     try:
         rows = _read_file(reference, file)
     except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
+        raise UsageError(
+            f"{file} cannot be read: {error}", fix="Check that the file exists and has the format that its name says"
+        ) from None
     return _with_table_columns(reference, rows, str(file))
 
 

@@ -43,8 +43,9 @@ def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
         store_shards(spark, lake, shards)
     elif found != shards:
         raise LakeError(
-            f"gold.shards is {shards}, but gold was built with {found}",
-            fix=f"Set it back, or move gold's states with `sessionlake reshard {shards}`",
+            f"gold.shards is {shards}, but gold's states were written for {found} shards",
+            why="With another number, gold would not find the states of its averages",
+            fix=f"Set gold.shards back to {found}, or move the states with `sessionlake reshard {shards}`",
         )
 
 
@@ -105,9 +106,10 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
     except LakeError as error:
         raise LakeError(
             f"{error}",
-            why=f"The configuration left {product.table} out for a while. Rebuilt with what it missed, it would begin "
-            "later than now",
-            fix=f"Leave it out, or accept that: run `sessionlake rebuild {product.table} --shorten-gold`",
+            why=f"The configuration did not declare {product.table} for a while, so the table lacks changes. "
+            "Rebuilt, it would have all changes that are left, but start later than now",
+            fix=f"Remove it from the configuration. Or accept the later start, and run `sessionlake rebuild "
+            f"{product.table} --shorten-gold`",
         ) from error
 
 
@@ -148,9 +150,10 @@ def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldT
     lacking = sorted({*(read_maintained_names(spark, lake) or ())} - names)
     if lacking:
         raise LakeError(
-            f"gold maintains {', '.join(lacking)}, which the configuration lacks or declares differently",
-            fix="Restore its declaration. Or set gold.shards back, run `sessionlake run gold --once` without the "
-            "table, then reshard",
+            f"the configuration does not declare {', '.join(lacking)}, or not as it was when gold last ran",
+            why="Gold still maintains the table, and its states cannot be moved without the same declaration",
+            fix="Restore the declaration. Or set gold.shards back, run `sessionlake run gold --once` without the "
+            "table, and reshard again",
         )
 
 
