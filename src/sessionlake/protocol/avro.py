@@ -29,8 +29,10 @@ from sessionlake.protocol.schema_decoder import (
 from sessionlake.protocol.types import Bools
 
 Schema = dict[str, Any]
-# Errors that fastavro raises for bytes that are not a datum of the schema.
-_DECODE_ERRORS = (ArithmeticError, EOFError, LookupError, ValueError)
+DECODE_ERRORS = (ArithmeticError, EOFError, LookupError, ValueError)
+"""Errors that fastavro raises for bytes that are not a datum of the schema."""
+_ALL_DIGITS = 2000
+"""Precision with which decimals are read, so that none is rounded. The schema's own could be too small."""
 _VALUE_KINDS = {
     "boolean": ValueKind.BOOLEAN,
     "int": ValueKind.INTEGER,
@@ -71,7 +73,7 @@ class AvroDecoder:
         while len(found) < len(streams):
             try:
                 found.extend(map(fastavro.schemaless_reader, rest, repeat(self._schema)))
-            except _DECODE_ERRORS:
+            except DECODE_ERRORS:
                 found.append(None)  # `extend` kept the data before it, and `rest` continues after it
         ends = np.fromiter(map(BytesIO.tell, streams), np.int64, len(streams))
         sizes = np.fromiter(map(len, bodies), np.int64, len(streams))
@@ -140,6 +142,16 @@ class AvroDecoder:
         if isinstance(rows, list):
             to_json_object["rows"] = [self.row_to_json(row) if isinstance(row, dict) else row for row in rows]
         return to_json_object
+
+
+def prepare_tree_schema(definition: Definition) -> Schema:
+    """Returns a schema with which fastavro reads data as trees: with exact decimals, without other logical types.
+
+    Raises:
+        UnusableSchemaError: The definition is not a usable Avro schema of a record, or a few bytes of data could
+            exhaust the reader.
+    """
+    return _PreparedSchema(definition, is_message=False).schema
 
 
 def _find_layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Column, ...]) -> ColumnLayout | None:
@@ -212,12 +224,15 @@ def _list_fields(record: Schema) -> dict[str, Any]:
 class _PreparedSchema:
     """A writer's schema prepared for the reader: names resolved, no logical types, message types in lower case.
 
+    With `is_message=False`, decimals stay decimals and all symbols are as they are.
+
     Symbols and unions become dicts by number, because Python reads a negative index of a list from its end. Two kinds
     of schemas are refused. In a recursive record, data could nest to any depth. In an array whose items take no bytes,
     a few bytes could declare any number of items.
     """
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Definition, *, is_message: bool = True) -> None:
+        self._is_message = is_message
         named: dict[str, Any] = {}
         try:
             parsed = [fastavro.parse_schema(json.loads(text), named, _write_hint=False) for text in definition]
@@ -235,7 +250,7 @@ class _PreparedSchema:
         if _find_kind(message) != "record":
             raise UnusableSchemaError(f"the schema is of type {_find_kind(message)}, but a message must be a record")
         for field in message["fields"]:
-            if field["name"] == "type":
+            if is_message and field["name"] == "type":
                 field["type"] = _canonicalize_symbols(field["type"])
         self.schema = message | {"__fastavro_parsed": True, "__named_schemas": {}}
 
@@ -257,7 +272,14 @@ class _PreparedSchema:
             return {"type": "array", "items": items}
         if kind == "map":
             return {"type": "map", "values": self._prepare(schema["values"], level + 1)}
-        return self._prepare(kind, level)
+        decimal = self._decimal(schema) if kind == "bytes" else {}
+        return {"type": "bytes", **decimal} if decimal else self._prepare(kind, level)
+
+    def _decimal(self, schema: Schema) -> Schema:
+        """Returns the logical type of a decimal; empty for other types."""
+        if self._is_message or schema.get("logicalType") != "decimal":
+            return {}
+        return {"logicalType": "decimal", "precision": _ALL_DIGITS, "scale": schema.get("scale", 0)}
 
     def _prepare_named(self, name: str, level: int) -> Schema:
         if name in self._in_progress:
@@ -280,7 +302,7 @@ class _PreparedSchema:
         if schema["type"] == "enum":
             return {"type": "enum", "name": name, "symbols": dict(enumerate(schema["symbols"]))}
         if schema["type"] == "fixed":
-            return {"type": "fixed", "name": name, "size": schema["size"]}
+            return {"type": "fixed", "name": name, "size": schema["size"], **self._decimal(schema)}
         fields = [
             {"name": field["name"], "type": self._prepare(field["type"], level + 1)} for field in schema["fields"]
         ]

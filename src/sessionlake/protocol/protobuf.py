@@ -73,12 +73,7 @@ class ProtobufDecoder:
 
     def __init__(self, definition: Definition, message: str, columns: tuple[Column, ...]) -> None:
         self._plain_names = {"id", *(column.name for column in columns)}
-        try:
-            self._type = _create_pool(definition).FindMessageTypeByName(message)
-        except KeyError:
-            raise UnusableSchemaError(
-                f"there is no message type {message!r}; there are {', '.join(list_type_names(definition))}"
-            ) from None
+        self._type = find_message_type(definition, message)
         self._parse: Callable[[bytes], ProtobufMessage] = GetMessageClass(self._type).FromString
         self._fields = _MessageFields(self._type)
         rows = self._type.fields_by_name.get("rows")
@@ -181,6 +176,20 @@ class ProtobufDecoder:
         if _is_repeated(field) and field.message_type is not None and not _is_map(field):
             return [self.row_to_json(row) for row in message.rows]
         return _read_value(message, field)
+
+
+def find_message_type(definition: Definition, message: str) -> Descriptor:
+    """Returns the descriptor of a message type.
+
+    Raises:
+        UnusableSchemaError: The definition is not a Protobuf descriptor, or does not have the type.
+    """
+    try:
+        return _pool(definition).FindMessageTypeByName(message)
+    except KeyError:
+        raise UnusableSchemaError(
+            f"there is no message type {message!r}; there are {', '.join(list_type_names(definition))}"
+        ) from None
 
 
 def list_type_names(definition: Definition) -> list[str]:

@@ -61,6 +61,20 @@ def split_headers(values: pa.Array, *, with_path: bool) -> WireHeaders:
     return WireHeaders(which, list(found), _cut_bodies(values, np.where(which < 0, 0, sizes), which < 0))
 
 
+def read_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | None:
+    """Returns the header of one payload and its size in bytes; None if it has no valid header.
+
+    Args:
+        value: The payload.
+        with_path: True if headers have the path of a Protobuf message type.
+    """
+    for width in range(_FIXED, _MAX_HEADER_BYTES + 1):
+        found = _parse_header(value[:width], width, with_path=with_path)
+        if found is not None:
+            return None if found == _NO_HEADER else (found, width)
+    return None
+
+
 def _parse_header(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
     """Parses the first `width` bytes of a payload as a header.
 
