@@ -31,7 +31,7 @@ from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import RuleBatch, log_changes
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, events_to_find
-from sessionlake.gold.tables.expiry import read_first_slice_times
+from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.settings.file import read_text
 from sessionlake.settings.model import Settings
 
@@ -129,7 +129,7 @@ def try_rules(
     since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
     matches = find_events(reader, list(events), declared, once, since) if events else MATCH.empty_table()
-    batch = RuleBatch(times, times, pa.table({}), matches, read_first_slice_times(reader))
+    batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
     rows = log_changes([], tried, batch, _WithEvents(reader, matches))
     show(
         _TESTED,

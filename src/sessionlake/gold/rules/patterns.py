@@ -19,8 +19,8 @@ from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
 from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, text_field, value_field
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, Evidence, key_of_row
+from sessionlake.gold.rules.buckets import map_distinct
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
-from sessionlake.gold.rules.slices import map_distinct
 from sessionlake.gold.rules.tree import (
     OPERATORS,
     AllOf,

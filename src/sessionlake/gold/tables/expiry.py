@@ -61,7 +61,7 @@ def read_expiry_times(reader: TableReader, tables: Collection[str]) -> dict[str,
     return {table: _read_limits(known[table]) for table in tables if table in known}
 
 
-def read_first_slice_times(reader: TableReader) -> ExpiryTimes:
+def read_first_bucket_times(reader: TableReader) -> ExpiryTimes:
     """Returns, by topic, the time in ms from which the tables of metrics that rules read are complete.
 
     It is the latest floor of the tables of metrics per minute, hour and day.
@@ -175,7 +175,7 @@ class Expiry:
         return self._floors.get(table, {})
 
     @property
-    def first_slice_times(self) -> ExpiryTimes:
+    def first_bucket_times(self) -> ExpiryTimes:
         """By topic, the time in ms from which the tables of metrics that rules read are complete."""
         return _latest_expiry_times(self.expiry_times(tier.table) for tier in TIERS)
 
