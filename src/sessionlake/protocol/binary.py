@@ -232,6 +232,6 @@ def _create_protobuf_decoder(definition: Definition, message: str, columns: tupl
 
 
 def _find_message_type(definition: Definition, path: Path) -> str | None:
-    from sessionlake.protocol.protobuf import find_type
+    from sessionlake.protocol.protobuf import find_type_name
 
-    return find_type(definition, path)
+    return find_type_name(definition, path)

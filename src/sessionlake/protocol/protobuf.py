@@ -185,7 +185,7 @@ def find_message_type(definition: Definition, message: str) -> Descriptor:
         UnusableSchemaError: The definition is not a Protobuf descriptor, or does not have the type.
     """
     try:
-        return _pool(definition).FindMessageTypeByName(message)
+        return _create_pool(definition).FindMessageTypeByName(message)
     except KeyError:
         raise UnusableSchemaError(
             f"there is no message type {message!r}; there are {', '.join(list_type_names(definition))}"
@@ -198,7 +198,7 @@ def list_type_names(definition: Definition) -> list[str]:
     return [f"{file.package}.{message.name}" if file.package else message.name for message in file.message_type]
 
 
-def find_type(definition: Definition, path: Path) -> str | None:
+def find_type_name(definition: Definition, path: Path) -> str | None:
     """Returns the full name of the message type at a path of indices in the schema's file; None if there is none."""
     file = _parse_file(definition)
     names, inside = [file.package] if file.package else [], file.message_type
