@@ -56,7 +56,7 @@ def rebuild_processor(spark: Any, settings: Settings) -> None:
 
 
 def cancel_processor(spark: Any, settings: Settings) -> None:
-    processor_commands.cancel(spark, settings, "top", print)
+    processor_commands.cancel_processor_rebuild(spark, settings, "top", print)
 
 
 @pytest.mark.parametrize(

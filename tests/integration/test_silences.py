@@ -13,7 +13,7 @@ from integration.test_topics import World
 from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Level
+from sessionlake.cli.doctor import Severity
 from sessionlake.delta.catalog.leases import Moment
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
@@ -26,7 +26,7 @@ from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.silver.states import read_shard_states
-from sessionlake_lab.compare import verify
+from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import truth_from_broker
 from support.crash_worker import run_layer
 from support.lakes import rows_of
@@ -65,7 +65,7 @@ def told(world: World) -> list[Silence]:
 
 def assert_exact(world: World) -> None:
     truth = truth_from_broker(world.settings, silences=told(world))
-    compared = verify(world.spark, Lake(world.settings), truth)
+    compared = verify_session_rows(world.spark, Lake(world.settings), truth)
     assert (compared.exact, compared.differences) == (compared.sessions, {})
     assert verify_silver_tables(world.spark, world.settings).is_exact
 
@@ -114,7 +114,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     world.send("t", 3, 2)  # of a session that is forgotten: it begins anew, and is held to that
     take_in(world)
     assert_exact(world)
-    assert [found for found in doctor._check_tables(world.settings) if found.level is Level.FAIL] == []
+    assert [found for found in doctor._check_tables(world.settings) if found.level is Severity.FAIL] == []
 
 
 def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_new(

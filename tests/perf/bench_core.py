@@ -27,7 +27,7 @@ from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.pack import Packer, convert_times_to_milliseconds
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.net_changes import compute_net_changes
-from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Scenario
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
@@ -85,7 +85,7 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
 
 
 def messages(sessions: int, rows: int, count: int, capture: CaptureSettings) -> pa.Table:
-    made = list(generate(Scenario.bench(sessions=sessions, rows=rows, messages=count), capture.declared))
+    made = list(generate_messages(Scenario.bench(sessions=sessions, rows=rows, messages=count), capture.declared))
     keys = pa.array([m.key for m in made], pa.binary())
     shards = pa.array(np.array([hash(m.key) % SHARDS for m in made], np.int32))
     return pa.table(

@@ -18,7 +18,7 @@ import pytest
 from sessionlake.bronze import sources
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.bronze.streamed import _StreamedBatchWriter
-from sessionlake.cli.archive import archived_messages
+from sessionlake.cli.archive import iterate_bronze_messages
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES
 from sessionlake.delta.storage.txn import Txn
@@ -162,7 +162,7 @@ def test_bronze_archived_and_replayed_elsewhere_gives_the_same_silver(spark, arc
     write_archive(folder / "1.gz", capture())
     run(spark, archived)
     run(spark, archived, Layer.SILVER)
-    write_archives(tmp_path / "again", archived_messages(spark, archived), ".zip", 1)
+    write_archives(tmp_path / "again", iterate_bronze_messages(spark, archived), ".zip", 1)
     there = archived.model_copy(update={"home": tmp_path / "there", "bronze": archive(tmp_path / "again")})
     run(spark, there)
     run(spark, there, Layer.SILVER)

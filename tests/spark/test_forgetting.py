@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.forget import _claimed
-from sessionlake.cli.gold import verify as verify_gold
-from sessionlake.cli.maintain import maintain, maintain_once
+from sessionlake.cli.forget import _claim_all
+from sessionlake.cli.gold import verify_gold_tables as verify_gold
+from sessionlake.cli.maintain import maintain_once, maintain_until_stopped
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
@@ -300,9 +300,9 @@ def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings:
             stop.set()
 
     with request_pause(settings, "a session is being forgotten"):
-        merging = threading.Thread(target=maintain, args=(spark, settings, None, stop, say))
+        merging = threading.Thread(target=maintain_until_stopped, args=(spark, settings, None, stop, say))
         merging.start()
-        with _claimed(spark, settings, 60), pytest.raises(ClaimedError, match="forgets a session"):
+        with _claim_all(spark, settings, 60), pytest.raises(ClaimedError, match="forgets a session"):
             maintain_once(spark, settings, None, OutputFormat.JSON)
     merging.join(60)
     assert said[1:] == ["pausing: a session is being forgotten", "resuming", "stopped"]

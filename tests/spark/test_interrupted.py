@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sessionlake.cli import gold as gold_commands
-from sessionlake.cli.options import Recoverable
+from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
@@ -127,15 +127,15 @@ def commands(spark: Any, settings: Settings) -> Mapping[str, Callable[[], Any]]:
         "run silver": lambda: job.start(spark, settings, once=True).wait(),
         "run gold": lambda: gold.start(spark, settings, once=True).wait(),
         "run processor": lambda: processors.start(spark, settings, "top", once=True).wait(),
-        "rebuild silver": lambda: silver_rebuild.rebuild_silver_tables(spark, settings),
-        "rebuild processor": lambda: processor_rebuild.rebuild_processor(spark, settings, "top"),
-        "reshard": lambda: resharding.reshard_layers(spark, settings, settings.silver.shards),
+        "rebuild_silver_tables silver": lambda: silver_rebuild.rebuild_silver_tables(spark, settings),
+        "rebuild_silver_tables processor": lambda: processor_rebuild.rebuild_silver_tables(spark, settings, "top"),
+        "reshard_layers": lambda: resharding.reshard_layers(spark, settings, settings.silver.shards),
         "forget": lambda: Forgetting(spark, settings).forget_session(OTHERS[1]),
-        "verify silver": lambda: verify_silver_tables(spark, settings),
-        "verify gold": lambda: gold_commands.verify(spark, settings, lambda _: None),
-        "recover bronze": lambda: recover(spark, settings, Recoverable.BRONZE, lambda _: None),
-        "recover gold": lambda: recover(spark, settings, Recoverable.GOLD, lambda _: None),
-        "recover ledger": lambda: recover(spark, settings, Recoverable.LEDGER, lambda _: None),
+        "verify_silver_tables silver": lambda: verify_silver_tables(spark, settings),
+        "verify_silver_tables gold": lambda: gold_commands.verify_gold_tables(spark, settings, lambda _: None),
+        "recover bronze": lambda: recover(spark, settings, RecoverableLayer.BRONZE, lambda _: None),
+        "recover gold": lambda: recover(spark, settings, RecoverableLayer.GOLD, lambda _: None),
+        "recover ledger": lambda: recover(spark, settings, RecoverableLayer.LEDGER, lambda _: None),
     }
 
 
@@ -211,7 +211,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     journal.write_journal()
     shutil.rmtree(settings.checkpoint("silver"))
     shutil.rmtree(handover.active_folder(settings))
-    recover(spark, settings, Recoverable.SILVER, lambda _: None)
+    recover(spark, settings, RecoverableLayer.SILVER, lambda _: None)
     found = Forgetting(spark, settings).resume_forgetting()
     assert found.report["search"]["found"] == []
     run(spark, settings)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CUTS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.schemas.tables import TABLES
@@ -96,7 +96,7 @@ class Home:
 
     def _assert_sql_tells_the_same(self, topic: str, partition: int, session: str, ts: int) -> None:
         sql = "SELECT * FROM session_as_of('{}', timestamp_millis({})) WHERE topic = '{}' AND partition = {}"
-        names, rows = fetch(self.spark, self.settings, sql.format(session, ts, topic, partition))
+        names, rows = fetch_query_result(self.spark, self.settings, sql.format(session, ts, topic, partition))
         told = plain(session_as_of(self.settings, session, topic, partition=partition, ts=ts))
         assert repr(by_id([dict(zip(names, row, strict=True)) for row in rows])) == repr(by_id(told))
 

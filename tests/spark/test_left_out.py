@@ -89,15 +89,15 @@ def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(fe
         match=rf"{shorter}.* left gold\.by_metric out .* Leave it out, or .*rebuild gold.by_metric --shorten-gold`",
     ):
         named(feed).run()
-    commands.rebuild(feed.spark, feed.settings, "gold.by_metric", said.append, shorten=True)
-    commands.rebuild(feed.spark, feed.settings, "gold.own", said.append, shorten=True)
+    commands.rebuild_gold_tables(feed.spark, feed.settings, "gold.by_metric", said.append, shorten=True)
+    commands.rebuild_gold_tables(feed.spark, feed.settings, "gold.own", said.append, shorten=True)
     feed.run()
     with pytest.raises(LakeError, match=rf"{shorter}.*--shorten-gold"):
-        commands.rebuild(feed.spark, feed.settings, METRICS_1H, said.append)
+        commands.rebuild_gold_tables(feed.spark, feed.settings, METRICS_1H, said.append)
     with pytest.raises(LakeError, match=rf"{shorter}.*--shorten-gold"):
         recover.empty_gold(feed.spark, feed.settings)
     feed.run()  # nothing was changed
-    commands.rebuild(feed.spark, feed.settings, METRICS_1H, said.append, shorten=True)
+    commands.rebuild_gold_tables(feed.spark, feed.settings, METRICS_1H, said.append, shorten=True)
     assert any(line.startswith(f"{METRICS_1H} is rebuilt: ") for line in said)
     recover.empty_gold(feed.spark, feed.settings, shorten=True)
     feed.run()

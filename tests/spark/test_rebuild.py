@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, LEDGER, RULE_EVENTS
 from sessionlake.delta.schemas.names import RULES as RULES_TABLE
@@ -152,7 +152,7 @@ def test_gold_stays_as_it_was_and_is_told_of_as_before_where_a_rebuild_changes_n
         rows = rows_of(spark, Lake(looking_up), CHANGES)
         place = min((row["topic"], row["partition"], row["_offset"]) for row in rows if row["qty"])
         asked = "SELECT * FROM figures_with({!r}, {}, {})".format(*place)  # noqa: S608 - quoted values of a row made here
-        return sorted(fetch(spark, looking_up, asked)[1], key=repr)
+        return sorted(fetch_query_result(spark, looking_up, asked)[1], key=repr)
 
     run(spark, looking_up, batches[0])
     taken_in(spark, looking_up)

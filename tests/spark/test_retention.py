@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Level, _check_offsets, _check_row_counts
-from sessionlake.cli.maintain import describe, maintain_once
-from sessionlake.cli.options import Recoverable
-from sessionlake.cli.query import answer_as_of, fetch
+from sessionlake.cli.doctor import Severity, _check_offsets, _check_row_counts
+from sessionlake.cli.maintain import describe_maintenance, maintain_once
+from sessionlake.cli.options import RecoverableLayer
+from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.cli.recover import recover
 from sessionlake.cli.show import OutputFormat
@@ -173,16 +173,16 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
 def test_sql_tells_the_same_and_refuses_the_same(cut: Aging) -> None:
     create_session_as_of(cut.spark, Lake(cut.settings))
     asked = "SELECT count(*) FROM session_as_of('long', timestamp_millis({}))"
-    assert fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
+    assert fetch_query_result(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
     with pytest.raises(UsageError, match="session_changes does not reach back that far"):
-        fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 2) * MINUTE))
+        fetch_query_result(cut.spark, cut.settings, asked.format(START + (4 + 30 * 2) * MINUTE))
 
 
 def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Aging) -> None:
     counting = "SELECT count(*) FROM silver.session_changes"
-    assert answer_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
+    assert write_query_result_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
     with pytest.raises(LakeError, match=r"session_changes that were .* up to 1, so it cannot be read as of batch 0"):
-        answer_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
+        write_query_result_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
 
 
 def test_a_trace_tells_what_is_gone(cut: Aging) -> None:
@@ -310,13 +310,13 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
     said: list[str] = []
     if bronze:
         with pytest.raises(LakeError, match=r"ops\.ledger cannot be made again\. Restore it from a backup"):
-            recover(spark, aging.settings, Recoverable.LEDGER, said.append)
+            recover(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
         return
-    recover(spark, aging.settings, Recoverable.LEDGER, said.append)
+    recover(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
     assert read_last_offsets(aging.reader, "bronze") == read_last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
-    assert [found for found in doctor._check_tables(aging.settings) if found.level is Level.FAIL] == []
+    assert [found for found in doctor._check_tables(aging.settings) if found.level is Severity.FAIL] == []
 
 
 class Events:
@@ -593,7 +593,7 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
     soon = max(events.moments[3] + SPAN, now)
     assert late(beside, EVENTS, soon, only_if_due=True) == RemovalResult(0)  # looked at just now
     assert late(beside, EVENTS, soon + SPAN / 24, only_if_due=True) == RemovalResult(2)
-    assert describe(TableMaintenance(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
+    assert describe_maintenance(TableMaintenance(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
 
 
 def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location: dict[str, Any]) -> None:

@@ -337,9 +337,9 @@ def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int =
     truth = Truth(truth_rules(capture, interval))
     for message in messages:
         if isinstance(message, Silence):
-            truth.silence(message.topic, message.partition, message.until)
+            truth.apply_silence(message.topic, message.partition, message.until)
         else:
-            truth.feed(message)
+            truth.judge_message(message)
     return truth.finish()
 
 

@@ -337,7 +337,7 @@ def first_violation(messages: list[KafkaMessage], rules: CaptureSettings) -> Vio
             for message in messages:
                 if (message.topic, message.partition) == session[:2]:
                     # The others' messages only let time pass.
-                    truth.feed(message if message.key == session[2] else message._replace(key=None))
+                    truth.judge_message(message if message.key == session[2] else message._replace(key=None))
             truth.finish()
         except Violation as violation:
             found.append(violation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
-from sessionlake.cli.processors import rebuild_advice
+from sessionlake.cli.processors import advise_rebuild
 from sessionlake.gold.declared.references import declared_enriched_tables
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -87,7 +87,7 @@ def report_rebuild(
     _report_result(result, say, selection)
     for processor in settings.processors:
         if processor.key and processor.source.startswith("silver."):
-            say(rebuild_advice(processor))
+            say(advise_rebuild(processor))
 
 
 def _report_result(result: RebuildResult, say: Say, selection: SessionSelection) -> None:
