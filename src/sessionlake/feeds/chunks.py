@@ -18,12 +18,12 @@ from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
 from sessionlake.feeds.reader import KafkaRecord, feed_of
-from sessionlake.protocol.arrow import concatenate_ranges, contiguous, dictionary_codes
+from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes, to_contiguous
 from sessionlake.protocol.chunk import IGNORED, ChangeKind, build_change_fields, chunk_schema
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.erased import is_erased
-from sessionlake.protocol.kafka_time import in_future, latest_event_times
+from sessionlake.protocol.kafka_time import compute_latest_event_times, is_in_future
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
@@ -112,20 +112,22 @@ class FeedDecoder:
 
     def _classify(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
         """Returns for each message a reason code that is known without its value, or 0; and the number of its feed."""
-        code, names = dictionary_codes(raw["topic"])
+        code, names = encode_as_codes(raw["topic"])
         found = [feed_of(self.feeds, name) for name in names.to_pylist()]
         numbers = np.array([-1 if feed is None else self.feeds.index(feed) for feed in found], np.int64)
         of_feed = numbers[code] if len(numbers) else code
         reasons = np.where(of_feed < 0, CODE_OF[Reason.NO_RULE], 0).astype(np.int8)
         ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
-        reasons[in_future(raw["kafka_ts"].to_numpy(), ingested, self.max_future_skew)] = CODE_OF[Reason.FUTURE_KAFKA_TS]
+        reasons[is_in_future(raw["kafka_ts"].to_numpy(), ingested, self.max_future_skew)] = CODE_OF[
+            Reason.FUTURE_KAFKA_TS
+        ]
         reasons[is_erased(raw["key"], raw["value"]).to_numpy()] = ERASED
         return reasons, of_feed
 
     def _drop_future_events(self, lists: EventLists, raw: pa.Table, mine: Int64s, reasons: Int8s) -> None:
         """Removes the events of messages of which an event time is too far ahead, and sets the messages' reasons."""
         own = mine[np.array(lists.message, np.int64)]
-        latest = latest_event_times(raw["kafka_ts"].to_numpy(), self.max_future_skew)
+        latest = compute_latest_event_times(raw["kafka_ts"].to_numpy(), self.max_future_skew)
         wrong = np.array(lists.ts, np.int64) > latest[own]
         if wrong.any():
             bad = np.unique(own[wrong])
@@ -134,8 +136,8 @@ class FeedDecoder:
 
     def _shards_of(self, chunk: pa.Table) -> Int64s:
         """Returns the shard of each part. It depends on topic and session, or on the offset if there is no session."""
-        topic, topics = dictionary_codes(chunk["topic"])
-        session, sessions = dictionary_codes(chunk["session_id"])
+        topic, topics = encode_as_codes(chunk["topic"])
+        session, sessions = encode_as_codes(chunk["session_id"])
         shard = chunk["offset"].to_numpy() % self.shards
         known = session >= 0
         pairs, number = np.unique(topic[known] * (len(sessions) + 1) + session[known], return_inverse=True)
@@ -162,13 +164,13 @@ def _heads(raw: pa.Table, message: Int64s) -> list[pa.Array]:
     """Returns topic, partition, offset and Kafka timestamp (ms) of the messages at some indices."""
     place = pa.array(message)
     return [
-        contiguous(raw["topic"]).cast(pa.string()).take(place),
-        *(contiguous(raw[name]).take(place) for name in ("partition", "offset", "kafka_ts")),
+        to_contiguous(raw["topic"]).cast(pa.string()).take(place),
+        *(to_contiguous(raw[name]).take(place) for name in ("partition", "offset", "kafka_ts")),
     ]
 
 
 def _sizes(raw: pa.Table, message: Int64s) -> pa.Array:
-    return pc.fill_null(pc.binary_length(contiguous(raw["value"])).take(pa.array(message)), 0).cast(pa.int32())
+    return pc.fill_null(pc.binary_length(to_contiguous(raw["value"])).take(pa.array(message)), 0).cast(pa.int32())
 
 
 def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]) -> pa.Table:

@@ -9,7 +9,7 @@ from sessionlake.errors import ConfigError
 from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.kafka.registry import RegistrySchemas
-from sessionlake.protocol.binary import decoder_of
+from sessionlake.protocol.binary import create_decoder
 from sessionlake.protocol.decode import DecodeRules
 from sessionlake.protocol.payload import (
     ConfiguredSchemas,
@@ -59,7 +59,7 @@ def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     for schema, file in _list_schema_files(found).items():
         definition = payload.schemas.definitions([schema])[schema]
         try:
-            decoder_of(payload, definition, (0,), capture.declared)
+            create_decoder(payload, definition, (0,), capture.declared)
         except UnusableSchemaError as error:
             raise ConfigError(
                 f"capture.payload: the schema file {file} cannot be used: {error}",
