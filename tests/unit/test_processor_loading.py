@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,6 +20,7 @@ from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import types_module
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
+from support import typed_feed
 
 LOGINS = "sessionlake.examples.logins:Logins"
 GOOD = """
@@ -199,3 +202,14 @@ def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tm
     assert (change["_ts"], change["row_id"], change["_set"]) == (int, str | None, list[str] | None)
     assert {*change} == {name for name, _ in TABLES["silver.session_changes"].columns_for(settings)}
     assert made["values_of"](Row("r", {"price": 1.5})) == {"price": 1.5}
+
+
+def test_types_of_rows_of_a_feed_are_those_of_python(tmp_path: Path):
+    made: dict[str, Any] = {}
+    exec(types_module(Settings(home=tmp_path, capture=typed_feed.capture())), made)  # noqa: S102 - the text is our own
+    hints = get_type_hints(made["Values"])
+    found = {name: hints[name] for name in ("total", "day", "local", "raw", "doc", "shares", "grid")}
+    assert found == {
+        "total": Decimal | None, "day": date | None, "local": datetime | None, "raw": bytes | None, "doc": str | None,
+        "shares": list[Decimal | None] | None, "grid": list[list[int | None] | None] | None,
+    }  # fmt: skip
