@@ -89,8 +89,12 @@ from decimal import Decimal
 from sessionlake.processors import KeyedProcessor, Processor
 
 
+def spelled(value):
+    return [spelled(one) for one in value] if isinstance(value, list) else f"{type(value).__name__} {value}"
+
+
 def text(values):
-    return repr(sorted((name, type(value).__name__, str(value)) for name, value in values.items()))
+    return repr(sorted((name, spelled(value)) for name, value in values.items()))
 
 
 @dataclass
@@ -100,22 +104,25 @@ class Total:
 
 class Seen(Processor[Total]):
     state = Total
-    output = {"row": "string", "content": "string", "amount": "string"}
+    output = {"row": "string", "content": "string", "amount": "decimal(38,4)"}
 
     def on_message(self, state, message):
         for row in message.rows:
             state.amount += row.values.get("total") or 0
-            yield {"row": row.id, "content": text(row.values), "amount": str(state.amount)}
+            yield {"row": row.id, "content": text(row.values), "amount": state.amount}
 
 
 class Kept(KeyedProcessor[Total]):
     state = Total
-    output = {"row": "string", "amount": "string"}
+    output = {"row": "string", "day": "date", "raw": "binary"}
 
     def on_row(self, state, row):
-        state.amount += row["total"] or 0
-        yield {"row": row["session_id"] + row["row_id"], "amount": str(state.amount)}
+        yield {"row": row["session_id"] + row["row_id"], "day": row["day"], "raw": row["raw"]}
 """
+
+
+EXECUTED: dict[str, Any] = {}
+exec(MODULE, EXECUTED)  # noqa: S102 - the text is our own
 
 
 class TypedLake:

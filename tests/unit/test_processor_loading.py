@@ -191,6 +191,24 @@ def test_every_declared_type_has_a_column():
         output.check_record({"c1": -129})
 
 
+def test_records_have_exact_decimals_dates_and_bytes():
+    types = {"total": "decimal(5, 2)", "day": "date", "raw": "binary"}
+    output = OutputColumns(types)
+    record = {"total": Decimal("1.5"), "day": date(2026, 1, 2), "raw": b"\xff"}
+    columns = output.to_declared_arrays([output.check_record(one) for one in (record, {"total": -3}, {})])
+    assert {name: column.to_pylist() for name, column in columns.items()} == {
+        "total": [Decimal("1.50"), Decimal("-3.00"), None],
+        "day": [date(2026, 1, 2), None, None],
+        "raw": [b"\xff", None, None],
+    }
+    assert [str(column.type) for column in columns.values()] == ["decimal128(5, 2)", "date32[day]", "binary"]
+    for wrong, why in (({"total": Decimal("0.001")}, "more than 2 decimals"), ({"total": 1000}, "more than 5 digits")):
+        with pytest.raises(ValueError, match=why):
+            output.check_record(wrong)
+    with pytest.raises(ValueError, match=r"column 'many': type 'array<int>' is not one of .*date, binary, decimal"):
+        OutputColumns({"many": "array<int>"})
+
+
 def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tmp_path: Path):
     columns = {"price": "double", "qty": "bigint", "class": "string", "on": "boolean"}
     settings = Settings(home=tmp_path, capture=CaptureSettings(columns=columns))

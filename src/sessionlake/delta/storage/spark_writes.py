@@ -20,10 +20,8 @@ from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import Storage, delta_writer
 from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
-from sessionlake.delta.storage.spark_reader import to_spark_literal
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.delta.storage.values import to_value, to_values
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
 from sessionlake.spark.frames import Rows, store_on_disk, to_spark_frame
 from sessionlake.spark.interpreted import temporary_spark_conf
@@ -196,12 +194,28 @@ def _pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     if pa.types.is_binary(distinct.type) or distinct.type == _LOCAL_TIME:
         return F.lit(col=True)
     if len(distinct) <= _NAMED:
-        return column.isin(*to_spark_literal(to_values(distinct)))
+        return column.isin(*_create_literals(distinct))
     if isinstance(source, pa.Table):
         ends = pc.min_max(distinct)
-        return column.between(*(to_spark_literal(to_value(ends[end])) for end in ("min", "max")))
-    ends = source.agg(F.min(quote(name)), F.max(quote(name))).toArrow()
-    return column.between(*(to_spark_literal(to_values(ends[i])[0]) for i in range(2)))
+        return column.between(*_create_literals(pa.array([ends["min"], ends["max"]], distinct.type)))
+    found = source.agg(F.min(quote(name)), F.max(quote(name))).toArrow()
+    return column.between(*_create_literals(pa.chunked_array([*found[0].chunks, *found[1].chunks])))
+
+
+def _create_literals(values: pa.Array | pa.ChunkedArray) -> list[Column]:
+    """Returns Spark literals with exactly these values.
+
+    Spark converts a Python time by the process's time zone and, before 1582, by the Julian calendar. So times are
+    passed as microseconds, and dates as days.
+    """
+    from pyspark.sql import functions as F
+
+    if pa.types.is_timestamp(values.type):
+        micros = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+        return [F.timestamp_micros(F.lit(value)) for value in micros.to_pylist()]
+    if pa.types.is_date32(values.type):
+        return [F.date_from_unix_date(F.lit(value)) for value in values.cast(pa.int32()).to_pylist()]
+    return [F.lit(value) for value in values.to_pylist()]
 
 
 def _distinct_values(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
