@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from operator import eq, ge
@@ -17,6 +18,7 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
+from sessionlake.protocol.arrow import to_doubles
 from sessionlake.protocol.columns import column_of_feed, python_type
 from sessionlake.settings.model import Settings
 from support.lakes import limit
@@ -93,6 +95,15 @@ def test_conditions_on_columns_of_every_type_skip_no_row(tmp_path: Path, sql: st
             assert [row["key"] for row in read(TABLE, ("value", eq, value))] == [number]
             expected = [other for other, one in enumerate(values) if one >= value]
             assert sorted(row["key"] for row in read(TABLE, ("value", ge, value))) == expected
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(5, 2), (20, 4), (38, 10), (18, 18), (38, 0)])
+def test_decimals_become_the_nearest_doubles(precision: int, scale: int) -> None:
+    rnd, most = random.Random(precision), 10**precision - 1
+    numbers = [*range(1000), most, *(rnd.randint(-most, most) for _ in range(1000))]
+    values = [None, *(Decimal(f"{min(number, most)}e-{scale}") for number in numbers)]
+    column = pa.chunked_array([pa.array(values, pa.decimal128(precision, scale))])
+    assert to_doubles(column).to_pylist() == [None if value is None else float(value) for value in values]
 
 
 @pytest.mark.parametrize("sql", VALUES)
