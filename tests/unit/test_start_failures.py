@@ -64,6 +64,7 @@ WITHOUT_SPARK = {
     "reference list": ["reference", "list"],
     "session show": ["session", "show", "s"],
     "session as-of": ["session", "as-of", "s"],
+    "feed try": ["feed", "try", "messages.jsonl"],
 }
 # Commands that start the broker's JVM, look for one, or ask a workspace: other tests have them.
 OTHERS = {"broker", "doctor", "remote"}
