@@ -18,7 +18,7 @@ from datetime import datetime
 
 from pyspark.sql import functions as F
 
-from sessionlake.errors import NotThereError
+from sessionlake.errors import NotFoundError
 from sessionlake.history.asof import session_as_of
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
@@ -44,7 +44,7 @@ book.show(
 wanted = book.parameter("session")
 chosen = sessions.where(F.col("session_id") == wanted).first() if wanted else sessions.first()
 if chosen is None:
-    raise NotThereError(
+    raise NotFoundError(
         f"there is no session {wanted!r} in silver.sessions. Choose one of the list above"
         if wanted
         else "silver.sessions is empty. Run `make demo` on a laptop, or the bronze and silver jobs on Databricks"

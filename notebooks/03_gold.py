@@ -15,7 +15,7 @@ from operator import and_
 
 from pyspark.sql import functions as F
 
-from sessionlake.errors import NotThereError
+from sessionlake.errors import NotFoundError
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
 
@@ -48,7 +48,7 @@ busiest = per_series.orderBy(F.desc("points"), *SERIES)
 book.show(busiest, 10)
 series = busiest.first()
 if series is None:
-    raise NotThereError("gold.metrics_1m has no such series. Run the gold job, or choose a topic and a metric it has")
+    raise NotFoundError("gold.metrics_1m has no such series. Run the gold job, or choose a topic and a metric it has")
 of_series = reduce(and_, (F.col(column) == series[column] for column in SERIES))
 title = f"{series['metric']} of {series['row_id']} in {series['session_id']}"
 

@@ -20,7 +20,7 @@ import pandas as pd
 import yaml
 from pyspark.sql import functions as F
 
-from sessionlake.errors import NotThereError
+from sessionlake.errors import NotFoundError
 from sessionlake.gold.changes import declared_in, select_changes
 from sessionlake.gold.declared.tables import products_of
 from sessionlake.gold.making.tables import recompute_rows
@@ -98,7 +98,7 @@ if wanted := book.parameter("topic"):
     messages = messages.where(F.col("topic") == wanted)
 largest = messages.groupBy("topic", "partition").count().orderBy(F.desc("count"), "topic", "partition").first()
 if largest is None:
-    raise NotThereError("bronze.messages has no such messages. Run the bronze job, or choose a topic that it has")
+    raise NotFoundError("bronze.messages has no such messages. Run the bronze job, or choose a topic that it has")
 topic = largest["topic"]
 taken = (
     messages.where((F.col("topic") == topic) & (F.col("partition") == largest["partition"]))

@@ -32,7 +32,7 @@ class SessionlakeError(Exception):
         self.what, self.why, self.fix = what, why, fix
 
 
-def note_place(error: BaseException, place: str) -> None:
+def add_place_note(error: BaseException, place: str) -> None:
     """Adds a note to an exception that says where it was raised. Spark passes on only an exception's text."""
     error.add_note(f"{PLACE}{place}")
 
@@ -89,7 +89,7 @@ class LossError(LakeError):
     """Stored data is missing or damaged: follow the remedy at the end of the text. No table was changed."""
 
 
-class NotThereError(SessionlakeError):
+class NotFoundError(SessionlakeError):
     """The lake does not contain what you asked for, or not yet: the text says what it does contain."""
 
 

@@ -18,24 +18,26 @@ _SHORT = {"\t": "\\t", "\r": "\\r", "\n": "\\n"}
 _BMP, _BYTE = 0xFFFF, 0xFF
 
 
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     r"""Returns the text with each invisible or control character replaced by an escape such as `\x1b` or `\u202e`.
 
     Escaped are control, format, bidirectional and zero-width characters, line and paragraph separators, lone
     surrogates, and private or unassigned code points. Line breaks (`\n`) stay.
     """
-    return text if text.isascii() and text.isprintable() else _SUSPECT.sub(lambda found: _shown(found[0]), text)
+    return (
+        text if text.isascii() and text.isprintable() else _SUSPECT.sub(lambda found: _escape_if_hidden(found[0]), text)
+    )
 
 
-def json_line(value: Any, *, indent: int | None = None) -> str:
+def to_json_line(value: Any, *, indent: int | None = None) -> str:
     r"""Returns the value as JSON, with invisible and control characters as `\uXXXX`; a parser reads the same value."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return text if text.isascii() and "\x7f" not in text else _SUSPECT.sub(lambda found: _escaped(found[0]), text)
+    return text if text.isascii() and "\x7f" not in text else _SUSPECT.sub(lambda found: _escape(found[0]), text)
 
 
-def encodable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Returns the text with each lone surrogate replaced by an escape, since UTF-8 cannot encode lone surrogates."""
-    return text if text.isascii() else _ENCODABLE.sub(lambda found: _shown(found[0]), text)
+    return text if text.isascii() else _ENCODABLE.sub(lambda found: _escape_if_hidden(found[0]), text)
 
 
 class VisibleStream:
@@ -46,7 +48,7 @@ class VisibleStream:
 
     def write(self, text: str) -> int:
         """Writes the text with escapes and returns the length of the given text."""
-        self._out.write(visible(text))
+        self._out.write(escape_invisible(text))
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:
@@ -64,7 +66,7 @@ def visible_stream(out: TextIO) -> TextIO:
 
 
 @lru_cache(maxsize=4096)
-def _shown(character: str) -> str:
+def _escape_if_hidden(character: str) -> str:
     if not _is_hidden(character):
         return character
     code = ord(character)
@@ -74,7 +76,7 @@ def _shown(character: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if character == "\x7f":  # json.dumps does not escape DEL
         return "\\u007f"
     return json.dumps(character)[1:-1] if _is_hidden(character) else character

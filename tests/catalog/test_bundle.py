@@ -22,8 +22,8 @@ from sessionlake.databricks.bundle.files import Target, read_bundle, resolve
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.settings.model import KafkaSettings, Settings, load_settings
-from sessionlake.spark.interpreted import conf
-from sessionlake.spark.session import DATABRICKS_VARIABLE, platform_conf
+from sessionlake.spark.interpreted import temporary_spark_conf
+from sessionlake.spark.session import DATABRICKS_VARIABLE, databricks_conf
 from sessionlake_lab.compare import verify
 from sessionlake_lab.simulate.readback import truth_from_broker
 from support.dbutils import give_secrets
@@ -47,7 +47,9 @@ def deployed(broker: BrokerStatus, spark: Any) -> Iterator[Target]:
     schemas = [schema["name"] for schema in target.of("schemas").values()]
     for schema in schemas:
         spark.sql(f"CREATE SCHEMA spark_catalog.{schema}")
-    with conf(spark, platform_conf(Settings())):  # which the jobs set, in the session that all tests share
+    with temporary_spark_conf(
+        spark, databricks_conf(Settings())
+    ):  # which the jobs set, in the session that all tests share
         yield target
     for schema in schemas:
         spark.sql(f"DROP SCHEMA spark_catalog.{schema} CASCADE")

@@ -15,17 +15,17 @@ from sessionlake.delta.schemas.names import ERASURES, FORGET_CLAIM, LEASES, LEDG
 from sessionlake.delta.storage import interface as storage
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger import erasures, retained
-from sessionlake.ledger.books import stored_sums
+from sessionlake.ledger.books import read_stored_sums
 from sessionlake.ledger.erasures import Erasure
-from sessionlake.ledger.positions import update_sums
-from sessionlake.ledger.progress import offset_spans
-from sessionlake.ledger.retained import Retained
+from sessionlake.ledger.positions import update_copied_sums
+from sessionlake.ledger.progress import read_layer_offsets
+from sessionlake.ledger.retained import RemovedRows
 from sessionlake.operations.retention.ledger import cut_ledger
 from sessionlake.settings.model import Settings
 from support.ledgers import NOON, SPACING, entries
 
 SECONDS = 3.0
-OLD = Retained(LEDGER, NOON)
+OLD = RemovedRows(LEDGER, NOON)
 RECEIPT = Erasure("a", "capture.a", "", "00", datetime.now(UTC))
 
 
@@ -65,7 +65,7 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     lake = Lake(settings)
     lake.ensure(spark, [LEDGER])
     lake.storage.append(spark, LEDGER, entries(0, 2_000), Txn("fill", 0))
-    before = list(offset_spans(lake.reader(spark)))
+    before = list(read_layer_offsets(lake.reader(spark)))
 
     def removes() -> None:
         other = Lake(settings)
@@ -73,10 +73,10 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
             assert cut_ledger(spark, other, NOON + 800 * SPACING) == 800
 
     stopped.before(POSITIONS, removes)
-    update_sums(spark, lake)
+    update_copied_sums(spark, lake)
     reader = lake.reader(spark)
-    assert stored_sums(reader).removed_before == NOON + 800 * SPACING
-    assert list(offset_spans(reader)) == before
+    assert read_stored_sums(reader).removed_before == NOON + 800 * SPACING
+    assert list(read_layer_offsets(reader)) == before
 
 
 @pytest.mark.soak
@@ -90,7 +90,7 @@ def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
 
     def writes() -> None:
         if table == RETAINED:
-            retained.record_retained(spark, lake, OLD)
+            retained.record_removed_rows(spark, lake, OLD)
         else:
             erasures.store_receipt(spark, lake, RECEIPT)
 

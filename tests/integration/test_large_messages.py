@@ -61,7 +61,7 @@ def test_three_hundred_messages_of_ten_megabytes_pass_also_when_their_batch_is_r
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(world.settings, world.name("t"), [message(seq) for seq in range(MESSAGES)])
-    world.dies("Ledger.write", world.settings, monkeypatch)
+    world.dies("Ledger.write_entry", world.settings, monkeypatch)
     world.run(world.settings, Layer.ALL)
     assert world.offsets("t") == [*range(MESSAGES)]
     rows = rows_of(world.spark, Lake(world.settings), "silver.session_rows", ("topic", eq, world.name("t")))

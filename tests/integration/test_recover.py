@@ -44,7 +44,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
     world.send("b", 0, 2)
     world.run(world.settings)
     world.send("a", 3, 2)
-    world.dies("Ledger.write", world.settings, monkeypatch)  # in the table, and not in the ledger
+    world.dies("Ledger.write_entry", world.settings, monkeypatch)  # in the table, and not in the ledger
     shutil.rmtree(checkpoint(world))
     with pytest.raises(LakeError, match=r"checkpoint .* is new.*sessionlake recover bronze"):
         world.run(world.settings)

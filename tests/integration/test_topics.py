@@ -24,7 +24,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError, SessionlakeError, TopicChangedError
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.topics import Topic, TopicState, latest_generations, read_topics
+from sessionlake.ledger.topics import Topic, TopicState, read_topics, select_latest_generations
 from sessionlake.operations.pipeline import Layer, Pipeline, run_once
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.settings.section import OnViolation
@@ -107,7 +107,7 @@ class World:
         return self.under(OnTopicChange.FAIL, topic_pattern=rf"{self.prefix}\.({'|'.join(topics)})")
 
     def dies(self, power_cut_before: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Runs bronze, which dies before it writes its messages (`stage_append`) or its ledger row (`Ledger.write`)."""
+        """Runs bronze, which dies before it writes its messages (`stage_append`) or ledger row (`write_entry`)."""
         with monkeypatch.context() as dying:
             dying.setattr(f"sessionlake.bronze.job.{power_cut_before}", power_cut)
             with pytest.raises(SessionlakeError, match="power cut"):
@@ -126,7 +126,7 @@ class World:
         assert _check_checkpoints(self.settings) == "bronze"
 
     def state(self, topic: str) -> TopicState:
-        return latest_generations(self.rows(topic))[self.name(topic)].state
+        return select_latest_generations(self.rows(topic))[self.name(topic)].state
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
 def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_or_read_on_behind_it(
     world, monkeypatch
 ):
-    world.create_and_read_until(power_cut_before="Ledger.write", monkeypatch=monkeypatch)  # the ledger row
+    world.create_and_read_until(power_cut_before="Ledger.write_entry", monkeypatch=monkeypatch)  # the ledger row
     with pytest.raises(TopicChangedError, match=rf"{world.name('a')} was deleted and created again.*up to offset 2"):
         world.run(world.settings)
     assert (world.state("a"), world.offsets("a")) == (TopicState.RECREATED, [0, 0, 1, 1, 2])
@@ -247,11 +247,11 @@ def test_a_batch_in_the_table_that_goes_over_what_the_ledger_has_is_refused_at_e
     world.send("a", 0, 3)
     world.run(world.settings)
     world.send("a", 3, 2)
-    world.dies("Ledger.write", world.settings, monkeypatch)
+    world.dies("Ledger.write_entry", world.settings, monkeypatch)
     foreign = OffsetRange(world.name("a"), 0, 3, 3, 1)
     entry = LedgerEntry("bronze", Txn("another checkpoint", 0), "kafka", datetime.now(UTC), offsets=(foreign,))
     lake = Lake(world.settings)
-    Ledger(lake).write(world.spark, entry)
+    Ledger(lake).write_entry(world.spark, entry)
     for _ in range(2):
         with pytest.raises(OffsetHoleError, match="starts at offset 3, but offsets up to 3 were read before"):
             world.run(world.settings)
@@ -264,7 +264,7 @@ def test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since
     world.run(world.settings)
     world.send("a", 3, 2)
     if lost == "the ledger row":
-        world.dies("Ledger.write", world.settings, monkeypatch)
+        world.dies("Ledger.write_entry", world.settings, monkeypatch)
     else:
         world.run(world.settings)
         (world.generations.current.folder / "commits" / "1").unlink()
@@ -365,7 +365,9 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
     assert numbers(world.generations.current) == (1, 1)
     world.send("a", 4, 1)
     world.send("b", 3, 1)
-    world.dies("Ledger.write", world.of("a", "c"), monkeypatch)  # another change; messages committed, no ledger row
+    world.dies(
+        "Ledger.write_entry", world.of("a", "c"), monkeypatch
+    )  # another change; messages committed, no ledger row
     assert numbers(world.generations.current) == (2, 2)
     assert world.offsets("a") == [0, 1, 2, 3, 4]
     world.send("c", 3, 2)
@@ -396,7 +398,7 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
     world.send("a", 0, 3)
     world.send("b", 0, 3)
     world.run(world.of("a"))
-    real, starts = bronze._source, []
+    real, starts = bronze._read_kafka_stream, []
 
     def created_meanwhile(*args: Any) -> Any:
         starts.append(args[2].starting_offsets)
@@ -406,7 +408,7 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
         return real(*args)
 
     world.send("b", 3, 1)
-    monkeypatch.setattr("sessionlake.bronze.job._source", created_meanwhile)
+    monkeypatch.setattr("sessionlake.bronze.job._read_kafka_stream", created_meanwhile)
     world.run(world.of("b", "late"))
     assert len(starts) > 1
     assert world.name("late") not in starts[0]

@@ -35,7 +35,7 @@ from sessionlake.delta.schemas.names import BRONZE, EVENTS, GOLD, MESSAGES, QUAR
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.gold.declared.tables import tables_of
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.ledger.retained import TABLES_REMOVED_TOGETHER, beginnings
+from sessionlake.ledger.retained import TABLES_REMOVED_TOGETHER, read_partition_starts
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
@@ -368,11 +368,11 @@ def test_a_year_of_small_batches_leaves_little_behind_and_the_truth(
 def assert_exact(spark: Any, settings: Settings, sent: list[KafkaMessage]) -> None:
     """Bronze is what was sent, behind what retention has removed; silver the truth; gold what it is computed from."""
     lake = Lake(settings)
-    gone = {place: at.last_removed for place, at in beginnings(lake.reader(spark)).items()}
+    gone = {place: at.last_removed for place, at in read_partition_starts(lake.reader(spark)).items()}
     held = [(r["topic"], r["partition"], r["offset"], r["key"], r["value"]) for r in rows_of(spark, lake, MESSAGES)]
     stay = [(m[0], m[1], m[2], m.key, m.value) for m in sent if m.offset > gone.get((m.topic, m.partition), -1)]
     assert sorted(held, key=repr) == sorted(stay, key=repr)
     assert len(held) < len(sent)
     assert_silver_is_the_truth(spark, settings, sent, ledger=False, cut=REMOVED)
     verified = verify_gold(spark, settings, tables_of(settings))
-    assert [(one.table, one.first) for one in verified if one.first] == []
+    assert [(one.table, one.first_difference) for one in verified if one.first_difference] == []

@@ -18,14 +18,14 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.integrity.rules import decode_rules
-from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.integrity.rules import build_decode_rules
+from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import SilverOutput, read_report
+from sessionlake.silver.fold.schemas import SilverOutput, decode_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import sum_counts
+from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import StoredTimes, StreamTimesLog
 
 START = 1_790_000_000_000
@@ -54,8 +54,8 @@ def main() -> None:
 def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
     folder.mkdir()
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
-    log = StreamTimesLog("silver", folder, StreamTimes())
-    packer = Packer(decode_rules(capture), SHARDS, times=StoredTimes(str(folder)))
+    log = StreamTimesLog("silver", folder, StreamTimeNotes())
+    packer = Packer(build_decode_rules(capture), SHARDS, earlier_times=StoredTimes(str(folder)))
     fold = SilverFold(capture.declared, capture)
     sent, offsets = np.zeros(SESSIONS, np.int64), np.zeros(topics * PARTITIONS, np.int64)
     states: dict[int, bytes | None] = {}
@@ -65,7 +65,7 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
         chosen = np.sort(rnd.choice(SESSIONS, MESSAGES, replace=False)) if number else np.arange(SESSIONS)
         raw = messages(chosen, sent, offsets, START + number * 1000)
         begun = time.process_time()
-        packed = packer.pack(raw)
+        packed = packer.pack_block(raw)
         packs.append(time.process_time() - begun)
         chunks: dict[int, list[bytes]] = {}
         for shard, chunk in zip(packed["shard"].to_pylist(), packed["chunk"].to_pylist(), strict=True):
@@ -77,8 +77,8 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
             states[shard] = after or states.get(shard)
             reports += [payload for kind, payload in sent_on if kind == SilverOutput.REPORT]
         folds.append(time.process_time() - begun)
-        decoded = [read_report(report) for report in reports]
-        ends = sum_counts(decoded)
+        decoded = [decode_report(report) for report in reports]
+        ends = sum_partition_counts(decoded)
         begun = time.process_time()
         log.advance(ends, decoded)
         notes.append(time.process_time() - begun)

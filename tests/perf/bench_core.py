@@ -19,12 +19,12 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.integrity.rules import decode_rules
-from sessionlake.protocol.chunk import read_ipc
+from sessionlake.integrity.rules import build_decode_rules
+from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.decode import decode
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake.silver.fold.pack import Packer, in_milliseconds
+from sessionlake.silver.fold.pack import Packer, convert_times_to_milliseconds
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.net_changes import net_changes
 from sessionlake_lab.simulate.generate import generate
@@ -50,9 +50,9 @@ def main() -> None:
 
 def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE, lateness="2 seconds")
-    rules = decode_rules(capture)
+    rules = build_decode_rules(capture)
     raw = messages(sessions, rows, count, capture)
-    kafka = in_milliseconds(raw)
+    kafka = convert_times_to_milliseconds(raw)
     figures: dict[str, float] = {}
 
     def timed(step: str, work: Callable[[], Any]) -> Any:
@@ -64,22 +64,22 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
 
     timed("decode", lambda: decode(kafka, rules))
     timed("decode, slow path", lambda: decode(kafka, rules, fast=False))
-    packer = Packer(decode_rules(capture), SHARDS)
-    packed = timed("pack (decode, sort, cut, clocks, IPC)", lambda: packer.pack(raw)).to_pylist()
+    packer = Packer(build_decode_rules(capture), SHARDS)
+    packed = timed("pack (decode, sort, cut, clocks, IPC)", lambda: packer.pack_block(raw)).to_pylist()
     chunks: dict[int, list[bytes]] = {}
     for row in packed:
         chunks.setdefault(row["shard"], []).append(row["chunk"])
 
     def folded(integrity: Integrity, *, bulk: bool = True) -> list[list[tuple[str, bytes]]]:
         judged = capture.model_copy(update={"integrity": integrity})
-        fold = SilverFold(capture.declared, judged, bulk=bulk)
+        fold = SilverFold(capture.declared, judged, is_vectorized=bulk)
         return [fold(shard, None, mine)[1] for shard, mine in chunks.items()]
 
     outs = timed("fold, strict", lambda: folded(Integrity.STRICT))
     for integrity in (Integrity.NONE, Integrity.ORDER, Integrity.ONCE, Integrity.WINDOW):
         timed(f"fold, {integrity}", functools.partial(folded, integrity))
     timed("fold, strict, message by message", lambda: folded(Integrity.STRICT, bulk=False))
-    changes = pa.concat_tables([read_ipc(out) for shard in outs for kind, out in shard if kind == "changes"])
+    changes = pa.concat_tables([decode_ipc(out) for shard in outs for kind, out in shard if kind == "changes"])
     timed("net changes", lambda: net_changes(changes, capture.declared))
     return figures
 

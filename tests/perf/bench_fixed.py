@@ -49,7 +49,7 @@ def main() -> None:
 
 def measure(settings: Settings, arguments: argparse.Namespace) -> None:
     begun = time.perf_counter()
-    spark = spark_session(settings, lasting=True)
+    spark = spark_session(settings, long_running=True)
     started = time.perf_counter() - begun
     merger = TableMerger(spark, settings)
     stages: dict[str, Callable[[], object]] = {

@@ -57,7 +57,7 @@ def main() -> None:
 
 def measure(settings: Settings, keys: int, batches: int, spread: int) -> list[tuple[float, float]]:
     """CPU and wall seconds of each small batch."""
-    spark = spark_session(settings, lasting=True)
+    spark = spark_session(settings, long_running=True)
     lake, rnd, written = Lake(settings), random.Random(1), 0
     lake.ensure(spark, [CHANGES])
     costs: list[tuple[float, float]] = []

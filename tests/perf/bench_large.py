@@ -39,7 +39,7 @@ from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.interpreted import temporary_spark_conf
 from sessionlake.spark.session import spark_session
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def show(sizes: list[int], results: list[dict[str, list[float]]]) -> None:
 def measure(home: Path, rows: int, batches: int, sessions: int) -> dict[str, list[float]]:
     """Medians of CPU and wall seconds by stage."""
     settings = Settings(home=home, capture=CaptureSettings(integrity=Integrity.NONE))
-    spark = spark_session(settings, lasting=True)
+    spark = spark_session(settings, long_running=True)
     lake, merger, held = Lake(settings), TableMerger(spark, settings), rows // ROWS_A_SESSION
     lake.ensure(spark, [MESSAGES])
     load(spark, lake, held)
@@ -141,7 +141,7 @@ def load(spark: SparkSession, lake: Lake, held: int) -> None:
     values = [f"CAST({given.get(name, 'NULL')} AS {sql}) AS {name}" for name, sql in columns.items()]
     count = held * ROWS_A_SESSION
     rows = spark.range(0, count, numPartitions=math.ceil(count / ROWS_A_FILE)).selectExpr(*values)
-    with conf(spark, {"parquet.block.size": str(ROW_GROUP)}):
+    with temporary_spark_conf(spark, {"parquet.block.size": str(ROW_GROUP)}):
         lake.storage.save(rows.write.format("delta").mode("append"), ROWS)
 
 

@@ -86,7 +86,7 @@ def measure(settings: Settings, arguments: argparse.Namespace) -> dict[str, floa
     """Median latencies by table, in seconds, and the CPU seconds of the layers for a million messages."""
     total = arguments.warm_up + arguments.seconds
     live = {"mode": "live", "rate": arguments.rate, "duration": total}
-    with Pipeline(spark_session(settings, lasting=True), settings) as pipeline:
+    with Pipeline(spark_session(settings, long_running=True), settings) as pipeline:
         source = threading.Thread(target=run_simulation, args=(settings,), kwargs=live)
         begun = time.time()
         source.start()

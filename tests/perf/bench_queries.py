@@ -136,7 +136,7 @@ def main() -> None:
         table.add_column(name, justify="left" if name == "query" else "right")
     with tempfile.TemporaryDirectory() as folder:
         settings, plain = Settings(home=Path(folder) / "home"), Path(folder) / "plain"
-        spark = spark_session(settings, lasting=True)
+        spark = spark_session(settings, long_running=True)
         every = write(spark, settings, plain, rows)
         frames = {"gold": Lake(settings).read(spark, METRICS_1M), "plain": spark.read.parquet(str(plain))}
         Lake(settings).read(spark, METRICS_1H.table).createOrReplaceTempView("metrics_1h")

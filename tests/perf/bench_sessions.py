@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.integrity.rules import decode_rules
+from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver.fold.pack import BLOCK_MESSAGES, Packer
@@ -39,10 +39,10 @@ def main() -> None:
         table.add_row(f"before batch {batch}", "", "", f"{peak():,.0f}")
         chunks: dict[int, list[bytes]] = {}
         begun = time.process_time()
-        packer = Packer(decode_rules(capture), given.shards)
+        packer = Packer(build_decode_rules(capture), given.shards)
         for start in range(0, given.sessions, BLOCK_MESSAGES):
             count = min(BLOCK_MESSAGES, given.sessions - start)
-            packed = packer.pack(messages(start, count, batch, given)).to_pydict()
+            packed = packer.pack_block(messages(start, count, batch, given)).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
                 chunks.setdefault(shard, []).append(chunk)
         size = sum(len(chunk) for mine in chunks.values() for chunk in mine)

@@ -14,8 +14,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from sessionlake.integrity.rules import decode_rules
-from sessionlake.protocol.chunk import read_ipc
+from sessionlake.integrity.rules import build_decode_rules
+from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
@@ -54,9 +54,9 @@ def main() -> None:
 def folded(scenario: Scenario) -> dict[str, pa.Table]:
     """Changes and cuts of a scenario."""
     raw = messages(scenario)
-    chunks = [row["chunk"] for row in Packer(decode_rules(CAPTURE), 1).pack(raw).to_pylist()]
+    chunks = [row["chunk"] for row in Packer(build_decode_rules(CAPTURE), 1).pack_block(raw).to_pylist()]
     _, payloads = SilverFold(COLUMNS, CAPTURE)(0, None, chunks)
-    rows = {kind: read_ipc(payload) for kind, payload in payloads if kind != SilverOutput.REPORT}
+    rows = {kind: decode_ipc(payload) for kind, payload in payloads if kind != SilverOutput.REPORT}
     empty = {SilverOutput.CUTS: CUTS_SCHEMA.empty_table(), SilverOutput.CHANGES: changes_schema(COLUMNS).empty_table()}
     return {**empty, **rows}
 

@@ -60,7 +60,7 @@ def main() -> None:
 
 def measure(home: Path, sessions: int) -> dict[str, float]:
     settings = Settings(home=home)
-    spark, lake = spark_session(settings, lasting=True), Lake(settings)
+    spark, lake = spark_session(settings, long_running=True), Lake(settings)
     lake.ensure(spark, ["bronze.messages"])
     peak = Peak()
     offsets = np.zeros(TOPICS, np.int64)
@@ -81,7 +81,7 @@ def measure(home: Path, sessions: int) -> dict[str, float]:
 
 def take_up(home: Path) -> None:
     settings = Settings(home=home)
-    job.start(spark_session(settings, lasting=True), settings, once=True).wait()
+    job.start(spark_session(settings, long_running=True), settings, once=True).wait()
     stop_spark()
 
 

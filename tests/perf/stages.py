@@ -53,7 +53,7 @@ def main(home: Path, servers: str, *more: str) -> None:
     if "catalog" in more:
         spark, settings = in_a_catalog(settings)
     else:
-        spark = spark_session(settings, lasting=True)
+        spark = spark_session(settings, long_running=True)
     report("start", begun, spark)
     merger = TableMerger(spark, settings)
     while True:
@@ -79,7 +79,7 @@ def in_a_catalog(settings: Settings) -> tuple[SparkSession, Settings]:
     """A session and settings as on a platform, but for the machine."""
     given = {name: value for name, value in session._LAPTOP.items() if name in GIVEN}
     with patch.dict(session._LAPTOP, given | hive(str(settings.home / "metastore")), clear=True):
-        spark = spark_session(settings, lasting=True)
+        spark = spark_session(settings, long_running=True)
     os.environ[session.DATABRICKS_VARIABLE] = "17.3"
     schemas = {name: f"bench_{name}" for name in type(settings.schemas).model_fields}
     for name in schemas.values():

@@ -42,7 +42,7 @@ from sessionlake.gold.job import start as start_gold
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import SilverOutput, read_report
+from sessionlake.silver.fold.schemas import SilverOutput, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import unpack_rows
 from sessionlake.silver.job import start as start_silver
@@ -157,10 +157,10 @@ def one_message(capture: CaptureSettings) -> None:
             "ingested_at": pa.array([now], time),
         }
     )
-    chunks = [row["chunk"] for row in Packer(rules_of(capture), 1).pack(raw).to_pylist()]
+    chunks = [row["chunk"] for row in Packer(rules_of(capture), 1).pack_block(raw).to_pylist()]
     _, payloads = SilverFold(capture.declared, capture)(0, None, chunks)
     changes = [payload for kind, payload in payloads if kind == SilverOutput.CHANGES]
-    [report] = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
+    [report] = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
     assert unpack_rows(changes, 0).num_rows == report.rows[SilverOutput.CHANGES]
 
 

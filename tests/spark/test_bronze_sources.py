@@ -78,7 +78,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
     broken[60] ^= 0xFF  # in the first member
     (folder / "1.zip").write_bytes(broken)
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "write", dies)
+        patch.setattr(Ledger, "write_entry", dies)
         with pytest.raises(Exception, match="killed"):
             run(spark, archived)
     write_archive(folder / "2.gz", [(at, m) for at, m in capture(20) if m.offset % 100 > 16])
@@ -120,7 +120,7 @@ def test_a_file_that_is_given_twice_is_named_and_bronze_goes_on_once_it_is_to_be
     (folder / "2.zip").rename(folder / "2.zip.skip")
     write_archive(folder / "3.zip", later)
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "write", once_and_dies(Ledger.write))
+        patch.setattr(Ledger, "write_entry", once_and_dies(Ledger.write_entry))
         with pytest.raises(Exception, match="killed"):
             run(spark, archived)
     (folder / "3.zip").rename(folder / "3.zip.skip")  # its messages are in the table

@@ -89,8 +89,8 @@ def stream(rng: random.Random, begin: int, count: int) -> list[Change]:
 
 def require_exact(feed: Feed) -> int:
     found = verify_gold(feed.spark, feed.settings, [one for one in tables_of(feed.settings) if one.table == PLACED])
-    assert {one.table: one.first for one in found} == dict.fromkeys([PLACED, TAKEN, "gold.reference_states"])
-    return found[0].rows
+    assert {one.table: one.first_difference for one in found} == dict.fromkeys([PLACED, TAKEN, "gold.reference_states"])
+    return found[0].expected_rows
 
 
 @pytest.mark.parametrize(

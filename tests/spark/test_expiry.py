@@ -15,12 +15,12 @@ from sessionlake.cli import gold as command
 from sessionlake.cli.query import answer, fetch
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, RULE_EVENTS, RULE_STATUS
-from sessionlake.errors import LakeError, MachineError, NotThereError
+from sessionlake.errors import LakeError, MachineError, NotFoundError
 from sessionlake.gold.declared.tables import products_of
 from sessionlake.gold.query import metrics
 from sessionlake.gold.tables.expiry import read_floors, without_expired, without_expired_rows
 from sessionlake.history.explain import explain
-from sessionlake.ledger.retained import CLAIM, read_retained
+from sessionlake.ledger.retained import CLAIM, read_removed_rows
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
@@ -145,10 +145,10 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
             patch.setattr("sessionlake.gold.tables.expiry.fault_point", Dying(point, 1))
             with pytest.raises(MachineError, match="power cut"):
                 feed.run()
-        assert read_retained(reader)[METRICS_1M].pending
+        assert read_removed_rows(reader)[METRICS_1M].pending
         feed.run()
         assert_left(feed, changes[: 60 * number + 60])
-    known = read_retained(reader)[METRICS_1M]
+    known = read_removed_rows(reader)[METRICS_1M]
     assert known.pending == 0
     assert known.removed <= len(by_hand(changes, METRICS_1M)) - len(held(feed, METRICS_1M))
     assert known.removed >= len(by_hand(changes[:60], METRICS_1M)) - len(held(feed, METRICS_1M))
@@ -215,7 +215,7 @@ def test_who_asks_for_what_is_gone_is_told_and_a_rebuild_goes_by_what_is_kept_no
     assert metrics(feed.settings, day, day + timedelta(days=1), spark=feed.spark).rows.num_rows
     later = datetime.fromtimestamp(begins / 1000, UTC)
     assert metrics(feed.settings, later, later + timedelta(hours=1), spark=feed.spark).rows.num_rows
-    with pytest.raises(NotThereError, match=gone):
+    with pytest.raises(NotFoundError, match=gone):
         explain(feed.spark, feed.settings, METRICS_1M, "window_start = '1970-01-02 00:01:00'")
     with_gold(feed, retention={"metrics_1m": "4 hours", "metrics_1h": "5 hours"})
     said: list[str] = []

@@ -21,7 +21,7 @@ from sessionlake.gold.declared.tables import products_of
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings, load_settings
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 from spark.test_gold import CHANGES, SECOND, Change, Dying, Feed, change
 from support.crashes import Death, die, run
 from support.lakes import limit, rows_of
@@ -95,10 +95,10 @@ def appended(feed: Feed, table: str = "gold.own_final") -> dict[Any, tuple[int, 
 
 def require_exact(feed: Feed) -> None:
     found = verify_gold(feed.spark, feed.settings, products_of(feed.settings)[4:])
-    assert [one.first for one in found] == [None] * len(found)
+    assert [one.first_difference for one in found] == [None] * len(found)
     products = feed.settings.gold.products
     assert {one.table for one in found} - {LATE_POINTS} == {table for own in products for table in own.tables}
-    assert all(one.rows for one in found if one.table != LATE_POINTS)
+    assert all(one.expected_rows for one in found if one.table != LATE_POINTS)
 
 
 def property_of(feed: Feed) -> str | None:
@@ -169,7 +169,7 @@ def write_in_files(feed: Feed, changes: Iterable[Change]) -> None:
     names = feed.lake.reader(feed.spark).schema(CHANGES).names
     rows = [dict(zip(names, (*c, 0, c[15], None, feed.batch), strict=True)) for c in changes]
     table = pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).schema(CHANGES))
-    frame = as_frame(feed.spark, table).repartition(4, "session_id")
+    frame = to_spark_frame(feed.spark, table).repartition(4, "session_id")
     feed.lake.storage.save(frame.write.format("delta").mode("append"), CHANGES)
     feed.batch += 1
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES, compress, write_ipc
-from sessionlake.silver.fold.unpack import Unpack
+from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES, compress_if_large, encode_ipc
+from sessionlake.silver.fold.unpack import PayloadUnpacker
 from sessionlake.streaming.folded import collect
 from sessionlake.streaming.payload_files import PayloadFiles, encode_payloads, unpack
 
@@ -17,7 +17,11 @@ from sessionlake.streaming.payload_files import PayloadFiles, encode_payloads, u
 def test_what_is_large_stays_where_it_is_however_well_it_was_compressed_and_is_read_whole(spark: Any) -> None:
     few, many = (pa.table({"n": np.zeros(rows, np.int64)}) for rows in (10, COMPRESS_ABOVE_BYTES))
     report = b"x" * (2 * COMPRESS_ABOVE_BYTES)
-    payloads = [("rows", write_ipc(few)), ("rows", compress(write_ipc(many))), ("/report", compress(report))]
+    payloads = [
+        ("rows", encode_ipc(few)),
+        ("rows", compress_if_large(encode_ipc(many))),
+        ("/report", compress_if_large(report)),
+    ]
     assert (
         max(len(payload) for _, payload in payloads) < COMPRESS_ABOVE_BYTES
     )  # by their length, all could be brought along
@@ -26,7 +30,7 @@ def test_what_is_large_stays_where_it_is_however_well_it_was_compressed_and_is_r
     assert reports == [report]
     assert folded.inline["rows"] == [payloads[0][1], None]
     assert folded.inline_payloads(["rows"]) is None
-    rows = frame.where("kind = 'rows'").select("payload").mapInArrow(Unpack(7), "n bigint, _batch bigint")
+    rows = frame.where("kind = 'rows'").select("payload").mapInArrow(PayloadUnpacker(7), "n bigint, _batch bigint")
     assert rows.groupBy("n", "_batch").count().collect() == [(0, 7, 10 + COMPRESS_ABOVE_BYTES)]
 
 
@@ -38,6 +42,6 @@ def test_rows_that_are_in_a_file_are_not_taken_for_few_and_are_read_by_tasks(spa
     frame = spark.createDataFrame(payloads, "kind string, payload binary")
     folded, reports = collect(frame, "/report", COMPRESS_ABOVE_BYTES)
     assert reports == [b"x"]
-    assert folded.inline["rows"] == [write_ipc(few), None]
+    assert folded.inline["rows"] == [encode_ipc(few), None]
     rows = frame.where("kind = 'rows'").select("payload").mapInArrow(unpack, "n bigint")
     assert rows.count() == 1_010

@@ -45,7 +45,7 @@ from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.history.trace import decode_row
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.erasures import Erasure, read_receipts, session_hash_of, store_receipt
+from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, store_receipt
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
@@ -130,7 +130,7 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
 
     mine = sum(m.key == GONE.encode() for m in (*first, *second))
     assert found.messages == mine
-    assert found.session_hash == session_hash_of(found.salt, TOPIC, GONE)
+    assert found.session_hash == hash_session(found.salt, TOPIC, GONE)
     assert found.report["tables"][CHANGES]["rows"] > 0
     assert found.report["search"]["found"] == []
     assert [one.receipt for one in read_receipts(lake.reader(spark))] == [found.receipt]
@@ -267,7 +267,7 @@ def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, set
     other = own | {"session_id": OTHERS[1]}
     for batch, taken in enumerate(((), (own, other), (other,))):
         entry = LedgerEntry("silver", Txn("q", batch), MESSAGES, datetime.now(UTC), messages=batch, decisions=taken)
-        Ledger(lake).write(spark, entry)
+        Ledger(lake).write_entry(spark, entry)
     before = {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)}
     assert _columns_with(spark, lake, LEDGER, GONE) == ["decisions"]
 
@@ -286,7 +286,7 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     now = datetime.now(UTC)
     store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
     assert removed_rows(lake.reader(spark)) == {CHANGES: 3}
-    Ledger(lake).write(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
+    Ledger(lake).write_entry(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
     assert removed_rows(lake.reader(spark)) == {}
 
 

@@ -34,7 +34,7 @@ from sessionlake.delta.schemas.names import (
     SILVER,
 )
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, MachineError, NotThereError, UsageError
+from sessionlake.errors import LakeError, MachineError, NotFoundError, UsageError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.tables import averages_of, products_of, tables_of
@@ -44,7 +44,7 @@ from sessionlake.gold.sql.figures_with import create_figures_with
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import Offsets, explain
 from sessionlake.ledger.entries import Ledger, LedgerEntry
-from sessionlake.ledger.retained import LIMITS, Retained, expired_rows, record_retained
+from sessionlake.ledger.retained import LIMITS, RemovedRows, record_removed_rows, select_expired_rows
 from sessionlake.operations.recover import gold as recover
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import AverageSettings, ProductSettings
@@ -126,7 +126,7 @@ class Feed:
         found = verify_gold(self.spark, self.settings, wanted)
         told = [RESTATEMENTS] * any(isinstance(one, RollingAverage) for one in wanted)
         assert [one.table for one in found] == [one.table for one in wanted] + told
-        assert [one.first for one in found] == [None] * len(found)
+        assert [one.first_difference for one in found] == [None] * len(found)
 
     def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         rows = rows_of(self.spark, self.lake, METRICS_1M)
@@ -294,7 +294,7 @@ def test_what_comes_too_late_for_a_product_is_told_instead_of_counted_whatever_t
     assert late() == told
     assert {o["table"]: o["rows"] for o in max(feed.ledger(), key=itemgetter("batch_id"))["outputs"]}[LATE_POINTS] == 3
     verified = verify_gold(feed.spark, feed.settings, [products_of(feed.settings)[-1]])
-    assert [(one.table, one.first) for one in verified] == [("gold.own", None), (LATE_POINTS, None)]
+    assert [(one.table, one.first_difference) for one in verified] == [("gold.own", None), (LATE_POINTS, None)]
     [first], _ = explain(feed.spark, feed.settings, "gold.own", "window_start = timestamp_seconds(0)", message=(0, 3))
     assert (first.events, first.holds) == (3, False)
     job.rebuild_tables(feed.spark, feed.settings, [products_of(feed.settings)[-1]])
@@ -434,7 +434,7 @@ def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_
     feed.run()
     assert told() == late
     found = verify_gold(feed.spark, feed.settings, tables_of(feed.settings))
-    assert [one.first for one in found] == [None] * len(found)
+    assert [one.first_difference for one in found] == [None] * len(found)
 
 
 @pytest.mark.soak
@@ -462,14 +462,19 @@ def test_a_difference_is_found_and_told(feed: Feed):
     feed.lake.delta(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
     feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
     feed.lake.delta(feed.spark, SENSOR_AVERAGES).update("ts = 0", {"revision": "revision + 1"})
-    found = {one.table: one for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings)) if one.first}
+    found = {
+        one.table: one
+        for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings))
+        if one.first_difference
+    }
     assert set(found) == {METRICS_1M, METRICS_1H, AVERAGES, RESTATEMENTS}
     told = f"{SENSOR_AVERAGES}: topic=capture.a, row_id=r, metric=price, ts=0, partition=0, offset=0, ordinal=0: "
-    assert (found[RESTATEMENTS].rows, found[RESTATEMENTS].different) == (0, 1)
-    assert found[RESTATEMENTS].first == f"{told}has revision 1, and 0 restatements"
-    assert (found[AVERAGES].rows, found[AVERAGES].different) == (5, 1)
+    assert (found[RESTATEMENTS].expected_rows, found[RESTATEMENTS].different_rows) == (0, 1)
+    assert found[RESTATEMENTS].first_difference == f"{told}has revision 1, and 0 restatements"
+    assert (found[AVERAGES].expected_rows, found[AVERAGES].different_rows) == (5, 1)
     assert re.search(
-        r"row_id=r, metric=price, ts=1000.*: is None, should be \{'value': 10000.1", str(found[AVERAGES].first)
+        r"row_id=r, metric=price, ts=1000.*: is None, should be \{'value': 10000.1",
+        str(found[AVERAGES].first_difference),
     )
 
 
@@ -509,7 +514,7 @@ def test_which_figures_are_explained_and_what_cannot_be_is_said(feed: Feed):
     assert ([row.key["ts"] for row in rows], more) == ([0, 20 * SECOND, 40 * SECOND], True)
     with pytest.raises(UsageError, match=r"'silver.sessions' cannot be explained\. Name one of gold"):
         explain(feed.spark, feed.settings, "silver.sessions", "")
-    with pytest.raises(NotThereError, match="has no row with session_id = 'x'"):
+    with pytest.raises(NotFoundError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
     with pytest.raises(UsageError, match=r"explain: (--where: )?\["):
         show_explained(feed.spark, feed.settings, METRICS_1M, "sesion_id = 's'", None, OutputFormat.JSON)
@@ -524,9 +529,9 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     points = [change("s", "r", i, i * SECOND, price=float(i)) for i in range(3)]
     feed.write(points[:2]).run().write([*points[2:], change("t", "r", 9, 0, price=1.0)]).run()
     limits = pa.Table.from_pylist([{"topic": "capture.a", "partition": 0, "session_id": "s", "limit": 1}], LIMITS)
-    remove_rows(feed.spark, feed.lake, CHANGES, expired_rows(CHANGES, limits))
-    cut = Retained(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
-    record_retained(feed.spark, feed.lake, cut)
+    remove_rows(feed.spark, feed.lake, CHANGES, select_expired_rows(CHANGES, limits))
+    cut = RemovedRows(CHANGES, datetime(2026, 1, 1, tzinfo=UTC), batch=0, removed=2, limits=limits)
+    record_removed_rows(feed.spark, feed.lake, cut)
 
     def told(table: str, where: str, offset: int) -> tuple[int, bool | None, datetime | None]:
         ([one], _) = explain(feed.spark, feed.settings, table, where, message=(0, offset))
@@ -553,7 +558,7 @@ def test_batches_of_a_figure_are_told_as_far_as_they_are_known_behind_a_rebuild_
     feed.batch = 2
     feed.write(points[:2])  # gold has read them, and does not read them again
     entry = LedgerEntry(SILVER, Txn("rebuild:r", 2), MESSAGES, datetime.now(UTC))
-    Ledger(feed.lake).write(feed.spark, entry)
+    Ledger(feed.lake).write_entry(feed.spark, entry)
     rows = [row | {"source_from": 3, "source_to": 3, "batch_id": 2} for row in feed.ledger()[:1]]
     schema = feed.lake.reader(feed.spark).schema(LEDGER)
     write_rows(feed.spark, feed.lake, LEDGER, [{name: row[name] for name in schema.names} for row in rows])

@@ -114,7 +114,7 @@ def finished(
 
 def contents(spark: Any, settings: Settings) -> dict[str, Counter[str]]:
     """All rows of silver and of the processor, but for what names a batch."""
-    tables = (*REPLAYED, settings.processors[0].into)
+    tables = (*REPLAYED, settings.processors[0].output_table)
     return {
         table: Counter(repr({**row, "_batch": None}) for row in rows_of(spark, Lake(settings), table))
         for table in tables
@@ -264,7 +264,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
 def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_and_finished_or_begun_again_after_that(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, into = contents(spark, settings), settings.processors[0].into
+    before, into = contents(spark, settings), settings.processors[0].output_table
     work = partial(processor_rebuild.rebuild, spark, settings, "top")
     named = "`sessionlake rebuild processor:top`"
 

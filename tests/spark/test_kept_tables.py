@@ -23,7 +23,7 @@ from sessionlake.operations.rebuild.verify import verify
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
-from sessionlake.silver.job import OnBatch
+from sessionlake.silver.job import BatchCallback
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, ROW_KEY
 from sessionlake_lab.truth import KafkaMessage
@@ -49,7 +49,7 @@ class Home:
         parts = zip(*(cut(rnd, maker.make(120), 3) for maker in makers), strict=True)
         self.batches = [[message for part in batch for message in part] for batch in parts]
 
-    def take_in(self, number: int, on_batch: OnBatch | None = None) -> None:
+    def take_in(self, number: int, on_batch: BatchCallback | None = None) -> None:
         """One more batch, judged and not merged."""
         write_bronze(self.spark, self.lake, self.batches[number])
         self.come += self.batches[number]

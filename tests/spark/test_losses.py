@@ -46,7 +46,7 @@ from sessionlake.gold import job as gold
 from sessionlake.ledger import positions
 from sessionlake.ledger.books import LedgerReader
 from sessionlake.ledger.entries import RECOVERED, Ledger, LedgerEntry, TableOutput
-from sessionlake.ledger.progress import last_offsets
+from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.silver import rebuild
@@ -108,7 +108,7 @@ def assert_goes_on_exactly(run: Pipeline, coming: list[KafkaMessage] = SECOND) -
 
 @pytest.mark.soak
 def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(spark: Any, run: Pipeline) -> None:
-    before = last_offsets(run.lake.reader(spark), "silver")
+    before = read_last_offsets(run.lake.reader(spark), "silver")
     ledger = folder_of(run.lake, LEDGER)
     away = shutil.move(ledger, run.settings.home / "away")
     assert faults(run.settings) == {"ledger"}
@@ -130,7 +130,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     assert f"{len(FIRST)} messages in {MESSAGES} were missing in" in said
     assert "every row is equal to the former one" in said
     reader = run.lake.reader(spark)
-    assert last_offsets(reader, "bronze") == last_offsets(reader, "silver") == before
+    assert read_last_offsets(reader, "bronze") == read_last_offsets(reader, "silver") == before
     [bronze] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
     assert (bronze["source"], bronze["messages"]) == (RECOVERED, len(FIRST))
     assert recovered(run, Recoverable.LEDGER) == "found: a readable ledger that ends with the last batches"
@@ -345,17 +345,19 @@ def test_of_a_table_that_was_made_anew_versions_count_from_there(
     lake, table = Lake(settings), {SILVER: SESSIONS, GOLD: AVERAGES}[layer]
     lake.ensure(spark, [table, LEDGER])
     for number, output in enumerate([TableOutput(table, 57, 1), TableOutput(CHANGES, 1, 1)]):
-        Ledger(lake).write(spark, LedgerEntry(layer, Txn("q", number), "any", datetime.now(UTC), outputs=(output,)))
+        Ledger(lake).write_entry(
+            spark, LedgerEntry(layer, Txn("q", number), "any", datetime.now(UTC), outputs=(output,))
+        )
     if summed:
         monkeypatch.setattr(positions, "_WORTHWHILE", 1)
         monkeypatch.setattr(positions, "_LAG", timedelta(0))
-        assert positions.update_sums(spark, lake)
+        assert positions.update_copied_sums(spark, lake)
     assert LedgerReader(lake.reader(spark)).uses_copies == summed
     with pytest.raises(LossError, match=r"it ends with version \d, and ops.ledger has a batch that left it at 57"):
         refuse_restored(spark, lake, [table])
     lake.drop(spark, table)
     lake.ensure(spark, [table])
-    Ledger(lake).write(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
+    Ledger(lake).write_entry(spark, LedgerEntry(layer, Txn("q", 2), "any", datetime.now(UTC)))  # the layer has gone on
     refuse_restored(spark, lake, [table])
 
 

@@ -48,7 +48,7 @@ from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
-from sessionlake.ledger.positions import verify_sums
+from sessionlake.ledger.positions import verify_copied_sums
 from sessionlake.operations.maintenance import Maintenance, Reader, TableMaintenance, readers
 from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
@@ -114,7 +114,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     tended = {done.table for done in Maintenance(spark, pipeline.settings).once()}
     assert len(tended - {LEASES, RETAINED}) == len(TABLES) + 3  # bronze, decisions, the ledger
     reader = pipeline.lake.reader(spark)
-    assert verify_sums(reader)
+    assert verify_copied_sums(reader)
     last = pipeline.batches()[-1]
     assert max(row["batch_id"] for row in reader.rows(POSITIONS)) == last  # which is made once more all the same
     pipeline.lose_last_commit()

@@ -22,8 +22,8 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import as_frame
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.interpreted import temporary_spark_conf
 from support.lakes import folder_of, limit, rows_of
 
 KEYS = ("topic", "window_start")
@@ -78,7 +78,7 @@ def test_a_merge_does_the_same_by_every_engine(
     upsert = Upsert(KEYS, ("points",), pruned_by=KEYS[1:], deletes=True)
 
     def write(source: pa.Table, version: int) -> None:
-        given = as_frame(spark, source) if engine == "Apache-Spark" else source
+        given = to_spark_frame(spark, source) if engine == "Apache-Spark" else source
         merge(spark, lake, METRICS_1M, given, upsert, Txn("m", version))
 
     for source, version in ((rows([1, 2, 3, 4]), 0), (rows([1, 2, 3, 4]), 0), (rows([5, 6, 7, 8, 9], gone=1), 1)):
@@ -183,7 +183,7 @@ def test_spark_validates_the_checksums_that_stand_beside_commits_it_has_not_made
         lake.read(spark, METRICS_1M).limit(1).write.format("delta").mode("append").save(str(log.parent))
 
     log = folder_of(lake, METRICS_1M) / "_delta_log"
-    with conf(spark, {"spark.databricks.delta.incremental.commit.verify": "true"}):
+    with temporary_spark_conf(spark, {"spark.databricks.delta.incremental.commit.verify": "true"}):
         for number in range(2):
             merged(number)
         append_by_spark()

@@ -17,7 +17,7 @@ from sessionlake.cli.sql_names import rename
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.spark_reader import SparkReader
-from sessionlake.errors import NotThereError
+from sessionlake.errors import NotFoundError
 from sessionlake.notebook.jupyter import as_jupyter, main
 from sessionlake.settings.model import Settings, load_settings
 from support.lakes import folder_of
@@ -126,7 +126,7 @@ def test_session_moment_and_metric_are_chosen_by_name(spark, filled, monkeypatch
     assert list(shown["then"]["row_id"]) == [row["row_id"] for row in shown["rows"].collect()]
     assert "gold.rolling_average has no such points" in capsys.readouterr().out
     monkeypatch.setenv("NOTEBOOK_SESSION", "s-none")
-    with pytest.raises(NotThereError, match="there is no session 's-none'"):
+    with pytest.raises(NotFoundError, match="there is no session 's-none'"):
         runpy.run_path(EXPLORE)
 
 
@@ -134,7 +134,7 @@ def test_session_moment_and_metric_are_chosen_by_name(spark, filled, monkeypatch
 def test_an_empty_home_is_named_with_what_to_run(monkeypatch, tmp_path):
     monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "empty"))
     for notebook in NOTEBOOKS:
-        with pytest.raises(NotThereError, match=r"empty has no .*\. Run `make demo`"):
+        with pytest.raises(NotFoundError, match=r"empty has no .*\. Run `make demo`"):
             runpy.run_path(str(notebook))
 
 

@@ -23,8 +23,14 @@ from sessionlake.history.status import layer_statuses
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.positions import update_sums, verify_sums
-from sessionlake.ledger.progress import batches_after, find_entry, has_read, last_batch, last_merged_batch
+from sessionlake.ledger.positions import update_copied_sums, verify_copied_sums
+from sessionlake.ledger.progress import (
+    find_entry_of_message,
+    has_read_message,
+    read_entries_after,
+    read_last_batch,
+    read_last_merged_batch,
+)
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import _followed
@@ -84,19 +90,21 @@ def asked(spark: Any, lake: Lake) -> dict[str, Callable[[], Any]]:
     reader, settings = lake.reader(spark), lake.settings
     again = Txn(f"6f1d1f5e-0000-4000-8000-{1:012}", LAST)
     return {
-        "offsets": lambda: dict(OffsetLog.load(spark, lake, "silver").last_offsets),
+        "offsets": lambda: dict(OffsetLog.load_from_ledger(spark, lake, "silver").last_offsets),
         "offsets before a batch that is repeated": lambda: dict(
-            OffsetLog.load(spark, lake, "silver", again).last_offsets
+            OffsetLog.load_from_ledger(spark, lake, "silver", again).last_offsets
         ),
         "a fresh checkpoint": lambda: refused(spark, lake),
-        "the last batch": lambda: last_batch(reader, "bronze"),
-        "what is merged": lambda: last_merged_batch(reader),
-        "what is to be merged": lambda: [row["batch_id"] for row in batches_after(reader, "silver", LAST - 3)],
+        "the last batch": lambda: read_last_batch(reader, "bronze"),
+        "what is merged": lambda: read_last_merged_batch(reader),
+        "what is to be merged": lambda: [row["batch_id"] for row in read_entries_after(reader, "silver", LAST - 3)],
         "decisions followed": lambda: _followed(reader),
         "status": lambda: [(layer.messages, layer.behind, layer.rows) for layer in layer_statuses(reader, settings)],
         "as of a late batch": lambda: as_of_batch(spark, settings, LAST - 1).versions,
-        "whether a message was taken in": lambda: has_read(reader, "silver", "capture.a", 0, 17),
-        "who took in a late message": lambda: find_entry(reader, "silver", "capture.a", 0, LAST * 10, latest()),
+        "whether a message was taken in": lambda: has_read_message(reader, "silver", "capture.a", 0, 17),
+        "who took in a late message": lambda: find_entry_of_message(
+            reader, "silver", "capture.a", 0, LAST * 10, latest()
+        ),
     }
 
 
@@ -124,26 +132,26 @@ def test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same(
         assert answer() == whole[name], name
         assert 0 < max(read) <= LATE + 1, name  # of ten thousand
         assert sum(read) <= 3 * (LATE + 1), name
-    assert verify_sums(lake.reader(spark))
+    assert verify_copied_sums(lake.reader(spark))
 
 
 def test_sums_go_on_from_sums_and_are_those_of_all(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert update_sums(spark, lake)
-    assert not update_sums(spark, lake)  # nothing to speak of has come
+    assert update_copied_sums(spark, lake)
+    assert not update_copied_sums(spark, lake)  # nothing to speak of has come
     for n in range(3):
         lake.storage.append(spark, LEDGER, entries(ENTRIES + n * 300, ENTRIES + (n + 1) * 300), Txn("more", n))
-    assert update_sums(spark, lake)
+    assert update_copied_sums(spark, lake)
     reader = lake.reader(spark)
     assert sum(row["batches"] for row in reader.rows(POSITIONS)) == ENTRIES + 900 - LATE - 1
-    assert verify_sums(reader)
+    assert verify_copied_sums(reader)
     late = LedgerEntry("gold", Txn("by a clock set back", 0), "x", NOON)
     monkeypatch.setattr("sessionlake.ledger.entries.datetime", Clock)
-    Ledger(lake).write(spark, late)
+    Ledger(lake).write_entry(spark, late)
     assert not LedgerReader(reader).uses_copies
-    assert last_batch(reader, "gold", "by a clock set back") == 0
-    assert update_sums(spark, lake)  # of all, once more
+    assert read_last_batch(reader, "gold", "by a clock set back") == 0
+    assert update_copied_sums(spark, lake)  # of all, once more
     assert LedgerReader(reader).uses_copies
-    assert verify_sums(reader)
+    assert verify_copied_sums(reader)
 
 
 class Clock:
@@ -160,7 +168,7 @@ def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_what
     reader, before = lake.reader(spark), datetime.now(UTC)
 
     def written(layer: str, app_id: str, batch: int = 0) -> Any:
-        Ledger(lake).write(spark, LedgerEntry(layer, Txn(app_id, batch), "x", NOON))
+        Ledger(lake).write_entry(spark, LedgerEntry(layer, Txn(app_id, batch), "x", NOON))
         [row] = reader.rows(LEDGER, ("app_id", eq, app_id), ("batch_id", eq, batch))
         return row["committed_at"]
 
@@ -173,13 +181,14 @@ def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_what
     set_clock_back(monkeypatch, hours=2)
     job = Ledger(lake)
     for batch in range(2):
-        job.write(spark, LedgerEntry("gold", Txn("c", batch), "x", NOON))
+        job.write_entry(spark, LedgerEntry("gold", Txn("c", batch), "x", NOON))
     assert written("bronze", "b", 1) < before
     second = written("silver", f"{REBUILD}2")
     assert second > first
     assert written("silver", "d") > second
     current = [
-        (row["app_id"], row["batch_id"]) for row in to_dicts(LedgerReader(reader).current(("layer", eq, "gold")))
+        (row["app_id"], row["batch_id"])
+        for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild(("layer", eq, "gold")))
     ]
     assert sorted(current) == [("c", 0), ("c", 1), (f"{REBUILD}1:gold", 0)]
 
@@ -194,7 +203,7 @@ def test_files_from_before_are_not_opened(spark: Any, lake: Lake, monkeypatch: p
         return found
 
     monkeypatch.setattr(folder_reader, "_candidate_files", counting)
-    update_sums(spark, lake)
+    update_copied_sums(spark, lake)
     opened.clear()
-    assert last_batch(lake.reader(spark), "bronze") == LAST
+    assert read_last_batch(lake.reader(spark), "bronze") == LAST
     assert opened == [1, LATE * COMMITS // ENTRIES + 1]  # the sums, and three of twenty

@@ -289,7 +289,7 @@ def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
     counted.use("counted_v1", on_error="record")
     counted.arrive(("s", said("snapshot", 0), 0), ("s", said("heartbeat", 1), 1))
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.ledger.entries.Ledger.write", _power_cut)
+        patch.setattr("sessionlake.ledger.entries.Ledger.write_entry", _power_cut)
         with pytest.raises(LakeError, match="the power fails"):
             counted.run()
     assert (len(counted.errors()), counted.ledger()) == (1, [])

@@ -126,7 +126,9 @@ def taken_in(spark: Any, settings: Settings) -> None:
     """Gold takes in what there is, and has what a recomputation makes of it."""
     gold.start(spark, settings, once=True).wait()
     looked_up = [table for table in tables_of(settings) if isinstance(table, EnrichedTable)]
-    assert [(one.table, one.first) for one in verify_gold(spark, settings, looked_up) if one.first] == []
+    assert [
+        (one.table, one.first_difference) for one in verify_gold(spark, settings, looked_up) if one.first_difference
+    ] == []
 
 
 @pytest.mark.soak
@@ -241,7 +243,7 @@ def tamper(settings: Settings, came: set[tuple[str, bytes | None]]) -> list[str]
     for shard in handover.stored_shards(settings):
         file = handover.active_folder(settings) / f"{shard}.state"
         state = ShardState.decode(file.read_bytes(), settings.capture.declared)
-        wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held)
+        wrong = ShardState(state.keys, state.cursors.copy(), state.memories, state.clock, state.held_messages)
         for key, place in sorted((key, place) for place, key in enumerate(state.keys.to_pylist())):
             topic, partition, session = split_session_key(key)
             if (topic, session.encode()) not in came:

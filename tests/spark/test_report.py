@@ -15,7 +15,7 @@ from sessionlake.delta.storage.reading import TableSize
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.history.report.contents import contents_of
 from sessionlake.history.report.page import page
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 from support.lakes import folder_of
 from support.ledgers import NOON
 from support.reports import fill
@@ -36,7 +36,7 @@ def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     lake = Lake(settings)
     lake.ensure(spark, [SESSIONS])
     sessions = [{"topic": "a", "session_id": f"s{n}", "status": "ended" if n % 3 else "open"} for n in range(100)]
-    rows = as_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).schema(SESSIONS)))
+    rows = to_spark_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).schema(SESSIONS)))
     lake.storage.save(rows.coalesce(1).write.format("delta").mode("append"), SESSIONS)
     lake.set_property(spark, SESSIONS, DELETION_VECTORS, "true")
     lake.delta(spark, SESSIONS).delete("session_id < 's5'")

@@ -120,8 +120,8 @@ def assert_gold_is_exact(spark: Any, settings: Settings) -> None:
     """What its states are for, and a product of the changes that it has read."""
     distinct = [one for one in tables_of(settings) if one.table == DISTINCT_VALUES]
     found = verify_gold(spark, settings, [*averages_of(settings), *distinct])
-    assert [one.first for one in found] == [None] * 5
-    assert all(one.rows for one in found if one.table != RESTATEMENTS)
+    assert [one.first_difference for one in found] == [None] * 5
+    assert all(one.expected_rows for one in found if one.table != RESTATEMENTS)
 
 
 def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list[list[KafkaMessage]]) -> None:

@@ -41,26 +41,26 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.commits import Commit
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, NotThereError, UsageError
+from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.history.asof import find_session, table_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
 from sessionlake.ledger.books import StoredSums
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.progress import last_offsets
+from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    Retained,
-    beginnings,
-    clear_retained,
-    expired_rows,
-    last_removed_position,
-    limits_moved_last,
-    read_heads,
-    read_retained,
-    record_retained,
+    RemovedRows,
+    delete_records_of_removed_rows,
+    read_last_removed_position,
+    read_limits_changed_last,
+    read_partition_starts,
+    read_removed_rows,
+    read_removed_rows_without_limits,
+    record_removed_rows,
+    select_expired_rows,
 )
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.rows import clean_bookkeeping
@@ -110,7 +110,7 @@ def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, aging:
     # Of each session silver has written another row of its progress since.
     found = {table: Retention(spark, aging.settings).remove(table, aging.moments[1]) for table in CUT}
     assert {table: (done.rows, done.waits) for table, done in found.items()} == dict.fromkeys(CUT, (0, ""))
-    assert read_retained(aging.reader) == {}
+    assert read_removed_rows(aging.reader) == {}
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +140,12 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) 
     assert _check_row_counts(cut.spark, cut.lake) == (
         "hold what the ledger says was written, less 21 that maintain.retention or `sessionlake forget` removed"
     )
-    known = read_retained(cut.reader)
-    record_retained(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
+    known = read_removed_rows(cut.reader)
+    record_removed_rows(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
     with pytest.raises(LakeError, match=r"holds 17 rows, but the ledger says 23, less 5 that maintain\.retention or"):
         _check_row_counts(cut.spark, cut.lake)
-    record_retained(cut.spark, cut.lake, known[MESSAGES])
-    assert read_retained(cut.reader) == known
+    record_removed_rows(cut.spark, cut.lake, known[MESSAGES])
+    assert read_removed_rows(cut.reader) == known
 
 
 def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused_before(cut: Aging) -> None:
@@ -185,10 +185,10 @@ def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Aging) -> None:
 
 def test_a_trace_tells_what_is_gone(cut: Aging) -> None:
     assert trace(cut.reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
-    with pytest.raises(NotThereError, match=r"bronze\.messages begins at offset 6, .*, so offset 3 is gone"):
+    with pytest.raises(NotFoundError, match=r"bronze\.messages begins at offset 6, .*, so offset 3 is gone"):
         trace(cut.reader, cut.settings, TOPIC, 0, 3)
     with pytest.raises(
-        NotThereError, match=r"judged the message in batch 1, but retention has removed rows of silver\.\w+ th"
+        NotFoundError, match=r"judged the message in batch 1, but retention has removed rows of silver\.\w+ th"
     ):
         trace(cut.reader, cut.settings, TOPIC, 0, 12)
 
@@ -216,7 +216,7 @@ def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_pa
     write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, offset, START, b"broken", b"{") for offset in range(2)])
     there = OffsetRange(TOPIC, 1, 0, 1, 2)
     now = datetime.now(UTC)
-    Ledger(lake).write(
+    Ledger(lake).write_entry(
         spark, LedgerEntry(BRONZE, Txn("other", 0), "kafka", now, offsets=(there,), messages=2, applied=2)
     )
     aging.take_in(with_gold=False)
@@ -248,7 +248,7 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     rebuilt = rebuild(spark, aging.settings)
     assert rebuilt.comparison is not None
     assert rebuilt.comparison.is_exact
-    assert read_retained(aging.reader) == {}
+    assert read_removed_rows(aging.reader) == {}
     # All is as old as the rebuild; and gold, which is emptied, has yet to read it.
     unread = {CHANGES: RemovalResult(waits="gold has not read anything yet, and is computed from all changes")}
     assert aging.cut(1) | {MESSAGES: RemovalResult()} == dict.fromkeys(CUT, RemovalResult()) | unread
@@ -281,13 +281,13 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
     assert _check_offsets(reader, allow_gaps=False) == "contiguous in 1 topic-partitions"
     assert trace(reader, cut.settings, TOPIC, 0, 16).judgement.batch == 2
     with pytest.raises(
-        NotThereError,
+        NotFoundError,
         match=r"bronze has read offset 12, but its batch is not known: retention has removed rows of ops\.",
     ):
         trace(reader, cut.settings, TOPIC, 0, 12)
     refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with monkeypatch.context() as patch:
-        patch.setattr(losses, "stored_sums", lambda _: StoredSums(None, pa.table({})))
+        patch.setattr(losses, "read_stored_sums", lambda _: StoredSums(None, pa.table({})))
         with pytest.raises(LakeError, match=r"ops\.positions is gone\. It has the only sums"):
             refuse_lost_ledger(cut.spark, cut.settings, SILVER)
     with pytest.raises(LakeError, match=r"batch 0: retention has removed rows of ops\.ledger that were committed"):
@@ -302,7 +302,7 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
 ) -> None:
     cut = aging.cut(1, LEDGER, *([MESSAGES] if bronze else []))
     assert all(done.rows for done in cut.values())
-    whole = last_offsets(aging.reader, SILVER)
+    whole = read_last_offsets(aging.reader, SILVER)
     for file in folder_of(aging.lake, LEDGER).glob("*.parquet"):
         file.unlink()
     said: list[str] = []
@@ -311,7 +311,7 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
             recover(spark, aging.settings, Recoverable.LEDGER, said.append)
         return
     recover(spark, aging.settings, Recoverable.LEDGER, said.append)
-    assert last_offsets(aging.reader, "bronze") == last_offsets(aging.reader, SILVER) == whole
+    assert read_last_offsets(aging.reader, "bronze") == read_last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
     assert [found for found in doctor._check_tables(aging.settings) if found.level is Level.FAIL] == []
@@ -342,7 +342,7 @@ class Events:
         return Retention(self.spark, self.settings).remove(EVENTS, self.moments[batch] + SPAN).rows
 
     def noted(self) -> tuple[int, int]:
-        found = read_retained(self.lake.reader(self.spark))[EVENTS]
+        found = read_removed_rows(self.lake.reader(self.spark))[EVENTS]
         return found.removed, found.pending
 
     def left(self) -> int:
@@ -357,7 +357,7 @@ def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     place = {"topic": TOPIC, "partition": 0}
     write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
     limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
-    old = expired_rows(EVENTS, limits, 0)
+    old = select_expired_rows(EVENTS, limits, 0)
     assert lake.storage.count_rows(spark, EVENTS, old) == 2
     before = lake.last_commit(spark, EVENTS).version
     remove_rows(spark, lake, EVENTS, old)
@@ -423,11 +423,11 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
         for table in cut:
             with pytest.raises(StoppedError):
                 aging.cut(1, table)
-            assert read_heads(aging.reader)[table].pending
+            assert read_removed_rows_without_limits(aging.reader)[table].pending
     aging.cut(2, *cut)
-    assert read_heads(aging.reader).keys() == {*cut}
+    assert read_removed_rows_without_limits(aging.reader).keys() == {*cut}
     left = {table: aging.reader.table(table).num_rows for table in before}
-    for table, found in read_heads(aging.reader).items():
+    for table, found in read_removed_rows_without_limits(aging.reader).items():
         parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
         assert (found.pending, found.removed) == (0, sum(before[part] - left[part] for part in parts))
         assert found.removed
@@ -442,12 +442,14 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
         die_removing(patch, gone=False)
         with pytest.raises(StoppedError):
             aging.cut(1, CHANGES)
-    (first, *_) = limits_moved_last(aging.reader, read_heads(aging.reader)[CHANGES])["session_id"].to_pylist()
+    (first, *_) = read_limits_changed_last(aging.reader, read_removed_rows_without_limits(aging.reader)[CHANGES])[
+        "session_id"
+    ].to_pylist()
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.operations.forgetting.rows.remove", stop)  # counted, and not yet removed
         with pytest.raises(StoppedError):
             Forgetting(spark, aging.settings, shorten=True).run(first)
-    assert not read_heads(aging.reader)[CHANGES].pending
+    assert not read_removed_rows_without_limits(aging.reader)[CHANGES].pending
     waits = Retention(spark, aging.settings).remove(CHANGES, aging.moments[2] + SPAN).waits
     assert waits.startswith("the forgetting of a session was interrupted")
     Forgetting(spark, aging.settings, shorten=True).run(first)
@@ -463,20 +465,24 @@ def test_limits_of_sessions_are_changed_where_they_are(spark: Any, location: dic
         )
 
     def noted(table: str = CHANGES) -> dict[str, int]:
-        return {row["session_id"]: row["limit"] for row in read_retained(lake.reader(spark))[table].limits.to_pylist()}
+        return {
+            row["session_id"]: row["limit"] for row in read_removed_rows(lake.reader(spark))[table].limits.to_pylist()
+        }
 
-    record_retained(spark, lake, Retained(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
-    record_retained(spark, lake, Retained(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
-    done = Retained(CHANGES, now, 3, 9, 0, limits(b=5, c=4))
-    record_retained(spark, lake, done)
+    record_removed_rows(spark, lake, RemovedRows(CHANGES, now, 1, 0, 9, limits(a=1, b=2)))
+    record_removed_rows(spark, lake, RemovedRows(SNAPSHOTS, now, 1, 0, 4, limits(a=7)))
+    done = RemovedRows(CHANGES, now, 3, 9, 0, limits(b=5, c=4))
+    record_removed_rows(spark, lake, done)
     assert noted() == {"a": 1, "b": 5, "c": 4}
     assert noted(SNAPSHOTS) == {"a": 7}
-    assert [last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in "abx"] == [1, 5, None]
-    assert {table: found.gone for table, found in read_heads(lake.reader(spark)).items()} == {CHANGES: 9, SNAPSHOTS: 4}
-    last = limits_moved_last(lake.reader(spark), done)
+    assert [read_last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in "abx"] == [1, 5, None]
+    assert {
+        table: found.max_missing_rows for table, found in read_removed_rows_without_limits(lake.reader(spark)).items()
+    } == {CHANGES: 9, SNAPSHOTS: 4}
+    last = read_limits_changed_last(lake.reader(spark), done)
     assert {row["session_id"]: row["limit"] for row in last.to_pylist()} == {"b": 5, "c": 4}
-    clear_retained(spark, lake, [SNAPSHOTS, MESSAGES])
-    assert [*read_retained(lake.reader(spark))] == [CHANGES]
+    delete_records_of_removed_rows(spark, lake, [SNAPSHOTS, MESSAGES])
+    assert [*read_removed_rows(lake.reader(spark))] == [CHANGES]
     assert noted() == {"a": 1, "b": 5, "c": 4}
 
 
@@ -515,7 +521,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
             found = rules[table](spark, lake, batch)
             assert {tuple(row[key] for key in SESSION): row["limit"] for row in found.to_pylist()} == expected
             assert found.schema == LIMITS
-            record_retained(spark, lake, Retained(table, datetime.now(UTC), batch, limits=found))
+            record_removed_rows(spark, lake, RemovedRows(table, datetime.now(UTC), batch, limits=found))
             noted |= {(table, *name): limit for name, limit in expected.items()}
     assert {table for table, *_ in noted} == {CHANGES, SNAPSHOTS}
 
@@ -549,16 +555,19 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
 ) -> None:
     lake, now = Lake(Settings(**location)), datetime.now(UTC)
     rows = [{"topic": TOPIC, "partition": 0, "session_id": name, "limit": 4} for name in ("somebody", "other")]
-    record_retained(spark, lake, Retained(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
+    record_removed_rows(spark, lake, RemovedRows(CHANGES, now, 1, limits=pa.Table.from_pylist(rows, LIMITS)))
     places = [{"topic": TOPIC, "partition": 0, "limit": 7, "highest_timestamp": now}]
-    record_retained(spark, lake, Retained(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
+    record_removed_rows(spark, lake, RemovedRows(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
     lake.set_property(spark, RETAINED, "delta.enableDeletionVectors", "true")
     lake.storage.delta(spark, RETAINED).update("session_id = 'somebody'", {"limit": "5"})  # the former row is marked
     lake.ensure(spark, [LEDGER, POSITIONS])
     for session in ("somebody", ""):  # of messages without an id of a session
         clean_bookkeeping(spark, lake, (TOPIC, session))
-    assert [last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [None, 4]
-    assert beginnings(lake.reader(spark))[TOPIC, 0].last_removed == 7
+    assert [read_last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [
+        None,
+        4,
+    ]
+    assert read_partition_starts(lake.reader(spark))[TOPIC, 0].last_removed == 7
     lake.storage.purge_history(spark, RETAINED, "test")
     held = [file for file in folder_of(lake, RETAINED).rglob("*.parquet") if b"somebody" in file.read_bytes()]
     assert held == []
@@ -593,7 +602,7 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
         CHANGES: "gold has not read anything yet, and is computed from all changes",
     }
     entry = LedgerEntry("gold", Txn("g", 0), CHANGES, datetime.now(UTC), source_from=0, source_to=3)
-    Ledger(events.lake).write(spark, entry)
+    Ledger(events.lake).write_entry(spark, entry)
     checkpoint = Path(settings.checkpoint("gold"))
     for log in ("offsets", "commits"):
         (checkpoint / log).mkdir(parents=True)
@@ -635,7 +644,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     found = [Silence(*place, 2000 - place[1], START + until, timeout) for place, until in silent.items()]
     write_bronze(spark, lake, found)
     judged = tuple(OffsetRange("a", n, 0, 1999, 2000) for n in range(3))
-    Ledger(lake).write(spark, LedgerEntry("silver", Txn("q", 0), "any", datetime.now(UTC), offsets=judged))
+    Ledger(lake).write_entry(spark, LedgerEntry("silver", Txn("q", 0), "any", datetime.now(UTC), offsets=judged))
     StreamTimesLog.open(spark, lake.settings, SILVER, {("a", n): 1999 for n in range(3)})
     for place in (("a", 1), ("a", 2)):
         moment = datetime.fromtimestamp((START + silent[place]) / 1000, UTC)

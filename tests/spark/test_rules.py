@@ -48,8 +48,8 @@ def write_rules(feed: Feed, texts: dict[str, str]) -> None:
 def require_exact(feed: Feed) -> int:
     """How many alerts there are, once they are what SQL makes of silver."""
     found = verify_gold(feed.spark, feed.settings, [])[-1]
-    assert (found.table, found.first) == (RULE_EVENTS, None)
-    return found.rows
+    assert (found.table, found.first_difference) == (RULE_EVENTS, None)
+    return found.expected_rows
 
 
 def stream(seed: int, count: int) -> list[Change]:

@@ -136,8 +136,8 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     held = sum(row["held"] for row in rows_of(spark, pipeline.lake, LEDGER, ("layer", eq, SILVER)))
     assert sum(shard.held for shard in stats) == held > 0
     holding = next(ShardState.decode(state, pipeline.settings.capture.declared) for state in states.values())
-    assert holding.held is not None
-    topic, partition, session = (holding.held[name][0].as_py() for name in SESSION)
+    assert holding.held_messages is not None
+    topic, partition, session = (holding.held_messages[name][0].as_py() for name in SESSION)
     shard = shard_of(spark, pipeline.settings, topic, session)
     told = session_state(states[shard], topic, partition, session)
     assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}

@@ -24,16 +24,16 @@ from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.errors import LakeError, NotThereError
+from sessionlake.errors import LakeError, NotFoundError
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import Trace, trace
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.ledger.progress import offset_spans
+from sessionlake.ledger.progress import read_layer_offsets
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import folder_of, write_bronze
 
@@ -93,7 +93,7 @@ class Traced:
             offsets=(OffsetRange(TOPIC, 0, first, end - 1, end - first),),
             outputs=(TableOutput("bronze.messages", version, end - first),), messages=end - first, applied=end - first,
         )  # fmt: skip
-        Ledger(self.lake).write(self.spark, entry)
+        Ledger(self.lake).write_entry(self.spark, entry)
 
     def _append_bronze(self, messages: list[KafkaMessage], batch: int) -> None:
         rows = [
@@ -195,7 +195,7 @@ def test_a_message_of_a_broken_session_names_what_broke_it(traced):
 def test_a_miss_says_what_is_known_by_either_reader(traced, place, text):
     topic, partition, offset = place
     for reader in (traced.direct, traced.through_spark):
-        with pytest.raises(NotThereError, match=text):
+        with pytest.raises(NotFoundError, match=text):
             traced.at(offset, reader, topic, partition)
 
 
@@ -218,7 +218,7 @@ def test_both_readers_give_the_same_status(traced):
 
 
 def test_both_readers_know_the_same_spans(traced):
-    assert offset_spans(traced.direct) == offset_spans(traced.through_spark) != []
+    assert read_layer_offsets(traced.direct) == read_layer_offsets(traced.through_spark) != []
 
 
 def test_both_readers_read_a_table_with_deletion_vectors(traced):
@@ -235,7 +235,7 @@ def test_a_text_is_looked_up_as_it_stands_in_a_table_with_deletion_vectors(spark
     lake = Lake(settings)
     lake.ensure(spark, ["silver.sessions"])
     rows = pa.table({"topic": ["a", "a", "b"], "session_id": [session, "other", session], "next_seq": [1, 2, 3]})
-    append(spark, lake, "silver.sessions", as_frame(spark, rows), Txn("fill", 0))
+    append(spark, lake, "silver.sessions", to_spark_frame(spark, rows), Txn("fill", 0))
     for reader in (lake.reader(), SparkReader(lake.storage, spark)):
         wanted = ("topic", eq, "a"), ("session_id", eq, session)
         assert [row["next_seq"] for row in reader.rows("silver.sessions", *wanted, columns=["next_seq"])] == [1]

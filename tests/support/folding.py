@@ -11,20 +11,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.rules import Decision, DecisionKey, RuleBook, decode_rules
+from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup, build_decode_rules
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, is_of_sessions
-from sessionlake.protocol.chunk import read_ipc
+from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, read_report
+from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import sum_counts
+from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import require_continued, times_after
 from sessionlake.silver.tables.net_changes import net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
@@ -123,9 +123,9 @@ class Folder:
     ) -> None:
         columns = capture.declared
         self._capture, self._columns, self._shards, self._rnd = capture, columns, shards, rnd
-        self._decode, self._times = decode_rules(capture), StreamTimes()
+        self._decode, self._times = build_decode_rules(capture), StreamTimeNotes()
         decided = {} if decisions is None else decisions
-        self._fold = SilverFold(columns, capture, decided, bulk=bulk, snapshot_interval=interval)
+        self._fold = SilverFold(columns, capture, decided, is_vectorized=bulk, snapshot_interval=interval)
         self.stored: dict[int, bytes | None] = {}
         """State of each shard, as the bytes that Spark would store."""
         self.ends: dict[tuple[str, int], int] = {}
@@ -148,20 +148,20 @@ class Folder:
             after, out = self._fold(shard, states.get(shard), chunks)
             states[shard] = after or states.get(shard)
             payloads += out
-        reports = [read_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
+        reports = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
         violations = [violation for report in reports for violation in report.violations]
-        ends = sum_counts(reports)
+        ends = sum_partition_counts(reports)
         require_continued("silver", ends, self.ends)
-        self._times = self._times.noted(times_after(ends, reports))  # before the batch is committed, as in silver
+        self._times = self._times.add_notes(times_after(ends, reports))  # before the batch is committed, as in silver
         if violations:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self.stored = states
-        self.ends |= {(part.topic, part.partition): part.last for part in ends if part.messages}
+        self.ends |= {(part.topic, part.partition): part.last_offset for part in ends if part.messages}
         self._keep(payloads, reports)
 
     def reshard(self, shards: int) -> None:
         """Changes the number of shards."""
-        self.stored = dict(resharded(JudgingResharder(RuleBook(self._capture), shards), self.stored))
+        self.stored = dict(resharded(JudgingResharder(RuleLookup(self._capture), shards), self.stored))
         self._shards = shards
 
     def states(self) -> dict[int, ShardState]:
@@ -183,9 +183,9 @@ class Folder:
         for message in messages:
             self._rnd.choice(tasks).append(message)
         chunks: dict[int, list[bytes]] = {}
-        packer = Packer(self._decode, self._shards, times=self._times)
+        packer = Packer(self._decode, self._shards, earlier_times=self._times)
         for task in filter(None, tasks):
-            packed = packer.pack(raw_table(task, self._shards)).to_pydict()
+            packed = packer.pack_block(raw_table(task, self._shards)).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
                 chunks.setdefault(shard, []).append(chunk)
         return chunks
@@ -221,7 +221,7 @@ class Folder:
         if self.silver.sessions:
             columns = zip(zip(*self.silver.sessions, strict=True), SESSION_TYPES, strict=True)
             sessions = pa.table([pa.array(values, kind) for values, kind in columns], names=SESSION)
-            events = split_events(split_sessions(sessions), self._split, RuleBook(self._capture))
+            events = split_events(split_sessions(sessions), self._split, RuleLookup(self._capture))
             self._split = pa.concat_tables([self._split, events.select(SESSION)])
             self.silver.events += plain(events)
 
@@ -243,7 +243,7 @@ def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
     found: dict[str, list[pa.Table]] = {}
     for kind, payload in payloads:
         if kind != SilverOutput.REPORT:
-            found.setdefault(kind, []).append(read_ipc(payload))
+            found.setdefault(kind, []).append(decode_ipc(payload))
     return found
 
 

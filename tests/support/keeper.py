@@ -208,7 +208,7 @@ class Keeper:
         assert sorted(held, key=repr) == sorted(((m[0], m[1], m[2], m.key, m.value) for m in sent), key=repr)
         assert_silver_is_the_truth(self.spark, self.settings, sent, ledger=False)
         verified = verify_gold(self.spark, self.settings, tables_of(self.settings))
-        assert [(one.table, one.first) for one in verified if one.first] == []
+        assert [(one.table, one.first_difference) for one in verified if one.first_difference] == []
         assert [found for found in doctor._check_tables(self.settings) if found.level is Level.FAIL] == []
 
 

@@ -50,7 +50,7 @@ def fill_with(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> N
     lake.ensure(spark, [MESSAGES, LEDGER])
     for number, part in enumerate(batches):
         write_bronze(spark, lake, part)
-        Ledger(lake).write(spark, _entry(number, part))
+        Ledger(lake).write_entry(spark, _entry(number, part))
     run_layers(spark, settings)
 
 

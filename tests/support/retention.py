@@ -115,7 +115,7 @@ class Aging:
             applied=len(messages),
         )  # fmt: skip
         self.lake.ensure(self.spark, ["ops.ledger"])
-        Ledger(self.lake).write(self.spark, entry)
+        Ledger(self.lake).write_entry(self.spark, entry)
         job.start(self.spark, self.settings, once=True).wait()
         TableMerger(self.spark, self.settings).catch_up()
         if with_gold:

@@ -48,4 +48,4 @@ def without_generated_code(
         recording: True if the JVM's loaded classes will be written to the class archive.
     """
     with patch.dict(_LAPTOP, _NO_CODE | _UPKEEP | dict(more or {})):
-        return spark_session(settings, app=app, recording=recording)
+        return spark_session(settings, app=app, records_classes=recording)

@@ -48,7 +48,7 @@ class _Later(datetime):
 def main(file: Path) -> None:
     """Runs until the command `end`, or until it is killed."""
     settings = load_settings(file)
-    spark = spark_session(settings, app="year", lasting=True)
+    spark = spark_session(settings, app="year", long_running=True)
     commands: Queue[str] = Queue()
     threading.Thread(target=lambda: [commands.put(line) for line in sys.stdin], daemon=True).start()
     word = ""

@@ -16,11 +16,11 @@ from _pytest.mark import ParameterSet
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.history.asof import find_session, session_as_of, table_as_of
-from sessionlake.integrity.clock import LaneTime
-from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.integrity.clock import PartitionTime
+from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.ledger.retained import _SCHEMA
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.silence import Silence, encode
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, Settings
@@ -216,8 +216,8 @@ def test_as_of_a_time_in_a_silence_it_is_told_if_silver_has_noted_that(tmp_path:
         at(tables, settings, place, session, AsOf(ts=until))
     notes = Path(stored_times(settings, "silver").folder)
     notes.mkdir(parents=True)
-    noted = StreamTimes().noted([LaneTime(*place, until, end)])
-    (notes / "recent.arrow").write_bytes(write_ipc(noted.recent))
+    noted = StreamTimeNotes().add_notes([PartitionTime(*place, until, end)])
+    (notes / "recent.arrow").write_bytes(encode_ipc(noted.recent))
     for session, rows in expected.items():
         assert_equal(at(tables, settings, place, session, AsOf(ts=until)), rows, session)
         with pytest.raises(LakeError, match="stream time has not reached"):

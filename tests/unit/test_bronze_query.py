@@ -56,7 +56,7 @@ class Book:
 class BatchCommitter:
     def __call__(self, *_: Any) -> None: ...
 
-    def retire(self) -> None: ...
+    def reject_later_batches(self) -> None: ...
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def running(book: Book, starts: list[Any], told: list[str], tmp_path: Path) -> B
         book,
         source=lambda _: (None, BatchCommitter()),
         record_planned=lambda _: False,
-        bar_planned=lambda _: None,
+        reject_planned=lambda _: None,
         trigger=timedelta(seconds=1),
         once=False,
         on_wait=told.append,
@@ -130,7 +130,7 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
         seen.append(("settle", generation.number))
         return came and generation.number == 0
 
-    def bar_planned(generation: Generation) -> None:
+    def reject_planned(generation: Generation) -> None:
         nonlocal came
         seen.append(("give up", generation.number))
         came = True  # behind the first look, and before it was given up
@@ -138,7 +138,8 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
     generations = Generations(str(tmp_path / "bronze"), "bronze")
     BronzeQuery(
         "bronze", generations, book, source=lambda _: (None, BatchCommitter()),
-        record_planned=record_planned, bar_planned=bar_planned, trigger=timedelta(seconds=1), once=False, on_wait=print,
+        record_planned=record_planned, reject_planned=reject_planned,
+        trigger=timedelta(seconds=1), once=False, on_wait=print,
     ).start_query()  # fmt: skip
     assert seen == [("settle", 0), ("give up", 0), ("settle", 0), ("settle", 1), ("give up", 1)]
     assert (generations.current.number, book.looked, len(starts)) == (1, 2, 1)

@@ -24,7 +24,7 @@ from sessionlake.local.home import claim
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations import pipeline
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.spark.failures import one_line
+from sessionlake.spark.failures import summarize_spark_message
 from sessionlake_lab.cli.demo import run_demo
 from sessionlake_lab.cli.simulate import every_fault
 from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
@@ -314,7 +314,7 @@ def test_the_names_of_tables_are_found_by_a_parser(sql, tables):
 
 def test_what_spark_says_of_a_statement_becomes_one_line():
     text = "[PARSE_SYNTAX_ERROR] Syntax error at or near 'x'. (line 1, pos 7)\n\n== SQL ==\nSELECT x\n-------^^^"
-    assert one_line(text) == "[PARSE_SYNTAX_ERROR] Syntax error at or near 'x'. (line 1, pos 7)"
+    assert summarize_spark_message(text) == "[PARSE_SYNTAX_ERROR] Syntax error at or near 'x'. (line 1, pos 7)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

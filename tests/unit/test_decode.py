@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessionlake.protocol.chunk import set_field, value_field
+from sessionlake.protocol.chunk import name_set_flag, name_value_field
 from sessionlake.protocol.decode import DecodeRules, decode
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.reasons import CODES
@@ -55,9 +55,9 @@ def _said(row: dict[str, Any]) -> object:
 
 
 def _change(change: dict[str, Any]) -> tuple[object, ...]:
-    values = {name: change[value_field(i)] for i, name in enumerate(COLUMNS) if change[set_field(i)]}
-    unset = [i for i in range(len(COLUMNS)) if not change[set_field(i)]]
-    assert all(change[value_field(i)] is None for i in unset)
+    values = {name: change[name_value_field(i)] for i, name in enumerate(COLUMNS) if change[name_set_flag(i)]}
+    unset = [i for i in range(len(COLUMNS)) if not change[name_set_flag(i)]]
+    assert all(change[name_value_field(i)] is None for i in unset)
     return KINDS[change["change"]], change["ordinal"], change["row_id"], values, change["_rescued"]
 
 

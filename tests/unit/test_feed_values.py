@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sessionlake.feeds.numbers import Digits
 from sessionlake.feeds.paths import Constant
-from sessionlake.feeds.values import Digits, feed_column, json_text, milliseconds_of, row_id_of, typed_constant
+from sessionlake.feeds.row_ids import row_id_of
+from sessionlake.feeds.times import milliseconds_of
+from sessionlake.feeds.values import feed_column, json_text, typed_constant
 
 BAD = object()
 """In place of a value: the message's is refused."""

@@ -19,17 +19,17 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, EVENTS, QUARANTINE
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.integrity.state import ShardState
-from sessionlake.ledger.erasures import session_hash_of
+from sessionlake.ledger.erasures import hash_session
 from sessionlake.operations.forgetting import receipt
 from sessionlake.operations.forgetting.rows import find_topics
 from sessionlake.operations.forgetting.search import Match, search
 from sessionlake.operations.forgetting.states import state_without_session
 from sessionlake.processors.memory import ProcessorMemory, SessionState
 from sessionlake.protocol.arrow import session_key
-from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.erased import KEY
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import join, split
+from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 from sessionlake.streaming import pause_requests
 from support.lakes import folder_of
 
@@ -89,7 +89,7 @@ def test_what_spark_has_packed_is_unpacked(tmp_path: Path, raw: bool) -> None:
 
 def test_what_is_packed_inside_a_handed_over_state_is_unpacked(tmp_path: Path) -> None:
     keys = pa.table({"key": [f"capture.a\0other-{n}" for n in range(5_000)] + [f"capture.a\0{ID}"]})
-    stored = msgspec.msgpack.encode({"cursors": write_ipc(keys, compress_columns=True)})
+    stored = msgspec.msgpack.encode({"cursors": encode_ipc(keys, compress_columns=True)})
     assert ID.encode() not in stored
     (tmp_path / "0.state").write_bytes(stored)
     (tmp_path / "1.delta").write_bytes(packed(b"\xff" * 9 + stored, raw=False))
@@ -98,7 +98,7 @@ def test_what_is_packed_inside_a_handed_over_state_is_unpacked(tmp_path: Path) -
 
 def test_an_id_in_a_state_whose_names_follow_each_other_is_found(tmp_path: Path) -> None:
     keys = pa.table({"key": [f"capture.a\0{name}" for name in ("x", ID, "y")]})
-    (tmp_path / "1.delta").write_bytes(packed(write_ipc(keys, compress_columns=False), raw=True))
+    (tmp_path / "1.delta").write_bytes(packed(encode_ipc(keys, compress_columns=False), raw=True))
     assert places(tmp_path) == ["1.delta: 1"]
 
 
@@ -130,8 +130,8 @@ def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were(
     memory = ProcessorMemory(
         {("t", 0): 5}, {session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
-    left = state_without_session(join(ShardState().encode(()), memory.encode("p", 4)), (), ("t", "a"))
-    _, found = split(left)
+    left = state_without_session(join_state_parts(ShardState().encode(()), memory.encode("p", 4)), (), ("t", "a"))
+    _, found = split_state_parts(left)
     assert ProcessorMemory.decode(found) == ProcessorMemory(
         {("t", 0): 5}, {session_key("t", number, "b"): kept for number in (0, 1)}
     )
@@ -179,15 +179,15 @@ def test_a_session_is_known_by_topic_and_id_together() -> None:
     assert (
         len(
             {
-                session_hash_of(salt, "t", "ab"),
-                session_hash_of(salt, "ta", "b"),
-                session_hash_of("00fe", "t", "ab"),
-                session_hash_of(salt, "t", "a"),
+                hash_session(salt, "t", "ab"),
+                hash_session(salt, "ta", "b"),
+                hash_session("00fe", "t", "ab"),
+                hash_session(salt, "t", "a"),
             }
         )
         == 4
     )
-    assert np.unique([session_hash_of(salt, "t", "ab")] * 2).size == 1
+    assert np.unique([hash_session(salt, "t", "ab")] * 2).size == 1
 
 
 def test_layers_are_asked_as_long_as_the_one_who_asks_lives(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.cursor import new_cursors
 from sessionlake.integrity.outcome import MessageHeader, Verdict
 from sessionlake.integrity.rules import Rules
-from sessionlake.integrity.shard_batch import ShardBatch, Stream
+from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.protocol.message import ANY, Link, MessageType
 from sessionlake.settings.section import Integrity, OnViolation
 from support.seeds import seeds
 
 TYPES: dict[str, Any] = {"type": np.int8, "link": np.int8, "partition": np.int32, "lane": np.int32, "size": np.int32}
-NAMES = [field.name for field in fields(Stream)][1:]
+NAMES = [field.name for field in fields(MessageArrays)][1:]
 KINDS = [MessageType.SNAPSHOT, MessageType.UPDATE, MessageType.HEARTBEAT, MessageType.END]
 Made = tuple[list[str], list[int], list[str], int]
 
@@ -56,11 +56,15 @@ def judged(found: list[MessageHeader], how: Rules, cuts: list[int], *, bulk: boo
         part = found[first:past]
         if not part:
             continue
-        empty = Stream(np.zeros(0, np.int64), *(np.zeros(0, TYPES.get(name, np.int64)) for name in NAMES))
+        empty = MessageArrays(np.zeros(0, np.int64), *(np.zeros(0, TYPES.get(name, np.int64)) for name in NAMES))
         arrays = (np.array([getattr(one, name) for one in part], TYPES.get(name, np.int64)) for name in NAMES)
-        stream, ends, bounds = Stream(np.zeros(1, np.int64), *arrays), np.array([part[-1].now]), np.zeros(2, np.int64)
+        stream, ends, bounds = (
+            MessageArrays(np.zeros(1, np.int64), *arrays),
+            np.array([part[-1].now]),
+            np.zeros(2, np.int64),
+        )
         batch = ShardBatch(stream, cursors, memories, [how], ends, empty, bounds)
-        out = judge_batch(batch, bulk=bulk)
+        out = judge_batch(batch, is_vectorized=bulk)
         verdicts += [Verdict(one).name for one in out.verdict.tolist()]
         positions += out.position.tolist()
         events += [

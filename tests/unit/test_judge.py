@@ -20,13 +20,13 @@ import pytest
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.batch import judge_batch
-from sessionlake.integrity.clock import Clock, LaneTime
+from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import Cursor, Status, encode_memory, new_cursors
 from sessionlake.integrity.cuts import CutReason
-from sessionlake.integrity.judge import Judge, ViolationError
-from sessionlake.integrity.outcome import MessageHeader, Outcome, Verdict
+from sessionlake.integrity.judge import SessionJudge, ViolationError
+from sessionlake.integrity.outcome import JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.rules import Decision, Rules
-from sessionlake.integrity.shard_batch import ShardBatch, Stream
+from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import FORMAT, ShardState
 from sessionlake.protocol.arrow import session_key
 from sessionlake.protocol.columns import parse_columns
@@ -78,21 +78,21 @@ def headers(timeline: str) -> list[MessageHeader | int]:
     return found
 
 
-def run(timeline: str, how: Rules, decisions: dict[int, Decision] | None = None) -> tuple[Cursor, Outcome, bool]:
+def run(timeline: str, how: Rules, decisions: dict[int, Decision] | None = None) -> tuple[Cursor, JudgingOutcome, bool]:
     """The cursor, what became of the messages, and whether the job stopped."""
     found = headers(timeline)
-    cursor, out = Cursor(), Outcome(sum(isinstance(item, MessageHeader) for item in found))
-    judge = Judge(cursor, [], how, out, decisions)
+    cursor, out = Cursor(), JudgingOutcome(sum(isinstance(item, MessageHeader) for item in found))
+    judge = SessionJudge(cursor, [], how, out, decisions)
     try:
         for item in found:
-            judge.arrive(item) if isinstance(item, MessageHeader) else judge.pass_time(item)
+            judge.judge_message(item) if isinstance(item, MessageHeader) else judge.advance_time(item)
     except ViolationError:
         return cursor, out, True
-    cursor.held = len(judge.held)
+    cursor.held = len(judge.held_messages)
     return cursor, out, False
 
 
-def told(out: Outcome) -> list[str]:
+def told(out: JudgingOutcome) -> list[str]:
     return [f"{event.kind} {event.action}" for event in out.events]
 
 
@@ -221,22 +221,22 @@ def test_timeline(integrity: str, policy: str, timeline: str, verdicts: str, sta
     assert told(out) == events
 
 
-def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, Outcome]:
+def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, JudgingOutcome]:
     """The same timeline as a batch; stream time that passes alone can only do so at its end."""
     found = headers(timeline)
     messages = [item for item in found if isinstance(item, MessageHeader)]
     types = {"type": np.int8, "link": np.int8, "partition": np.int32, "lane": np.int32, "size": np.int32}
-    names = [field.name for field in fields(Stream)][1:]
+    names = [field.name for field in fields(MessageArrays)][1:]
     arrays: list[Any] = [np.array([getattr(h, n) for h in messages], types.get(n, np.int64)) for n in names]
     nothing: list[Any] = [np.zeros(0, types.get(n, np.int64)) for n in names]
     end = found[-1] if isinstance(found[-1], int) else messages[-1].now
     batch = ShardBatch(
-        stream=Stream(np.zeros(1, np.int64), *arrays),
+        new_messages=MessageArrays(np.zeros(1, np.int64), *arrays),
         cursors=new_cursors(1),
         memories=np.full(1, None, object),
         rules=[how],
         ends=np.array([end]),
-        held=Stream(np.zeros(0, np.int64), *nothing),
+        held_messages=MessageArrays(np.zeros(0, np.int64), *nothing),
         held_bounds=np.zeros(2, np.int64),
     )
     return batch, judge_batch(batch)
@@ -252,8 +252,8 @@ def test_timeline_judged_as_a_batch(case: Any) -> None:
     if not stopped:
         for name in ("verdict", "reason", "epoch", "position", "life"):
             assert getattr(found, name).tolist() == getattr(out, name).tolist(), name
-        assert tuple(batch.cursors[0].tolist()) == cursor.as_tuple()
-        assert batch.memories[0] == encode_memory(cursor.memory())
+        assert tuple(batch.cursors[0].tolist()) == cursor.to_record_values()
+        assert batch.memories[0] == encode_memory(cursor.to_memory())
 
 
 def test_a_new_life_counts_from_the_beginning() -> None:
@@ -358,8 +358,8 @@ KEY, OTHER = session_key("t", 0, "s"), session_key("t", 0, "r")
 def state(timeline: str, how: Rules) -> ShardState:
     cursor, *_ = run(timeline, how)
     cursors, memories = new_cursors(1), np.full(1, None, object)
-    cursors[0], memories[0] = cursor.as_tuple(), encode_memory(cursor.memory())
-    return ShardState(pa.array([KEY]), cursors, memories, Clock([LaneTime("t", 0, 7, 9)]))
+    cursors[0], memories[0] = cursor.to_record_values(), encode_memory(cursor.to_memory())
+    return ShardState(pa.array([KEY]), cursors, memories, ShardClock([PartitionTime("t", 0, 7, 9)]))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_state_comes_back_as_it_was_stored(timeline: str, integrity: str) -> Non
     assert again.keys.to_pylist() == [KEY]
     assert again.cursors.tolist() == before.cursors.tolist()
     assert again.memories.tolist() == before.memories.tolist()
-    assert again.clock.lanes == before.clock.lanes
+    assert again.clock.partition_times == before.clock.partition_times
 
 
 def test_state_of_another_format_is_refused_with_what_to_do() -> None:
@@ -383,18 +383,18 @@ def test_state_of_another_format_is_refused_with_what_to_do() -> None:
 def test_a_state_takes_over_some_sessions_of_another_and_keeps_its_own_others() -> None:
     own, other = state("s0 u1", rules("strict", "fail")), state("s0 u1 u2 u3", rules("strict", "fail"))
     own.keys, other.keys = pa.array([KEY]), pa.array([OTHER])
-    own.update(np.array([-1]), pa.array([OTHER]), own.cursors.copy(), own.memories.copy())
-    own.clock = Clock([LaneTime("u", 0, 1, 1)])
+    own.store_cursors(np.array([-1]), pa.array([OTHER]), own.cursors.copy(), own.memories.copy())
+    own.clock = ShardClock([PartitionTime("u", 0, 1, 1)])
     own.replace_sessions(other, lambda *name: name == ("t", 0, "r"))
     found = dict(zip(own.keys.to_pylist(), own.cursors[["last_seq", "lane"]].tolist(), strict=True))
     assert found == {KEY: (1, 0), OTHER: (3, 1)}
-    assert own.clock.lanes == [LaneTime("u", 0, 1, 1), LaneTime("t", 0, 7, 9)]
+    assert own.clock.partition_times == [PartitionTime("u", 0, 1, 1), PartitionTime("t", 0, 7, 9)]
 
 
 def test_a_state_keeps_the_topic_partitions_of_its_sessions_and_those_that_are_asked_for() -> None:
     found = state("s0 u1", rules("strict", "fail"))
-    found.clock = Clock([LaneTime(topic, 0, 7, 9) for topic in "utvw"])
+    found.clock = ShardClock([PartitionTime(topic, 0, 7, 9) for topic in "utvw"])
     found.cursors["lane"] = 1
-    found.drop_unused_lanes({("w", 0)})
+    found.drop_unused_partitions({("w", 0)})
     again = ShardState.decode(found.encode(COLUMNS), COLUMNS)
-    assert ([lane.topic for lane in again.clock.lanes], again.cursors["lane"].tolist()) == (["t", "w"], [0])
+    assert ([lane.topic for lane in again.clock.partition_times], again.cursors["lane"].tolist()) == (["t", "w"], [0])

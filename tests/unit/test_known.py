@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 import pytest
 
 from sessionlake.history.missing import why_unjudged, why_unread
-from sessionlake.ledger.progress import Span
+from sessionlake.ledger.progress import ReadOffsets
 from sessionlake.settings.model import Settings
 
 SPANS = [
-    Span("bronze", "capture.a", 0, 100, 4711, 4612),
-    Span("bronze", "capture.a", 1, 0, 9, 10),
-    Span("bronze", "capture.b", 0, 0, 9, 10),
-    Span("silver", "capture.a", 0, 100, 4000, 3901),
+    ReadOffsets("bronze", "capture.a", 0, 100, 4711, 4612),
+    ReadOffsets("bronze", "capture.a", 1, 0, 9, 10),
+    ReadOffsets("bronze", "capture.b", 0, 0, 9, 10),
+    ReadOffsets("silver", "capture.a", 0, 100, 4000, 3901),
 ]
 
 
@@ -44,7 +44,7 @@ def test_an_empty_lake_is_told_with_the_way_to_fill_it():
 
 
 def test_of_many_topics_some_are_named_and_the_rest_counted():
-    spans = [Span("bronze", f"capture.{number:03}", 0, 0, 9, 10) for number in range(25)]
+    spans = [ReadOffsets("bronze", f"capture.{number:03}", 0, 0, 9, 10) for number in range(25)]
     text = why_unread(spans, Settings(), "capture.x", 0, 0)
     assert text.endswith("capture.018, capture.019 and 5 more")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sessionlake.errors import OffsetHoleError
-from sessionlake.ledger.entries import OffsetRange, config_hash
+from sessionlake.ledger.entries import OffsetRange, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.settings.model import CaptureSettings, Settings
 
@@ -15,11 +15,11 @@ def span(first: int, last: int, messages: int | None = None, partition: int = 0)
 
 
 def check(log: OffsetLog, *ranges: OffsetRange, allow_gaps: bool = False) -> None:
-    log.check(ranges, allow_gaps=allow_gaps, layer="silver")
+    log.check_ranges(ranges, allow_gaps=allow_gaps, layer="silver")
 
 
 def test_a_range_counts_the_offsets_without_a_message() -> None:
-    assert span(5, 9, 3).missing == 2
+    assert span(5, 9, 3).missing_messages == 2
 
 
 def test_a_first_range_may_start_anywhere() -> None:
@@ -71,7 +71,7 @@ def test_partitions_are_checked_each_for_itself() -> None:
 
 def test_an_advanced_log_expects_what_comes_after() -> None:
     log = OffsetLog()
-    log.advance([span(0, 3)])
+    log.record_committed_ranges([span(0, 3)])
     check(log, span(4, 4))
     with pytest.raises(OffsetHoleError):
         check(log, span(3, 4))
@@ -79,5 +79,7 @@ def test_an_advanced_log_expects_what_comes_after() -> None:
 
 def test_the_fingerprint_changes_with_what_decides_results_and_only_then() -> None:
     plain = Settings()
-    assert config_hash(plain) == config_hash(Settings(silver={"shards": 8}))
-    assert config_hash(plain) != config_hash(Settings(capture=CaptureSettings(integrity="order")))
+    assert hash_settings_of_layers(plain) == hash_settings_of_layers(Settings(silver={"shards": 8}))
+    assert hash_settings_of_layers(plain) != hash_settings_of_layers(
+        Settings(capture=CaptureSettings(integrity="order"))
+    )

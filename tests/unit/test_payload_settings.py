@@ -7,7 +7,7 @@ import pytest
 
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.history.trace import decode_row
-from sessionlake.ledger.entries import config_hash
+from sessionlake.ledger.entries import hash_settings_of_layers
 from sessionlake.operations.pipeline import Layer, preflight
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake_lab.simulate.run import run_simulation
@@ -62,7 +62,7 @@ def test_no_error_and_no_fingerprint_holds_a_credential(tmp_path):
         load(tmp_path, format="avro", payload={"registry_url": "http://a", "registry_auth": auth})
         for auth in ("hush", "other")
     ]
-    assert config_hash(found[0]) == config_hash(found[1])
+    assert hash_settings_of_layers(found[0]) == hash_settings_of_layers(found[1])
     assert "hush" not in repr(found[0]) + found[0].model_dump_json()
 
 

@@ -21,18 +21,18 @@ from sessionlake.errors import LakeError
 from sessionlake.history import batch_as_of, status
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.ledger import books, positions, progress
-from sessionlake.ledger.books import SUMS, VERSIONS, LedgerReader, stored_sums, to_dicts
-from sessionlake.ledger.positions import SCHEMA, carried_sums, sum_entries, verify_sums
+from sessionlake.ledger.books import SUMS, VERSIONS, LedgerReader, read_stored_sums, to_dicts
+from sessionlake.ledger.positions import SCHEMA, compute_carried_sums, sum_entries, verify_copied_sums
 from sessionlake.ledger.progress import (
-    batches_after,
-    changes_read,
-    find_entry,
-    last_batch,
-    last_merged_batch,
-    last_offsets,
-    offset_spans,
+    find_entry_of_message,
+    read_change_progress,
+    read_entries_after,
+    read_last_batch,
+    read_last_merged_batch,
+    read_last_offsets,
+    read_layer_offsets,
 )
-from sessionlake.ledger.retained import Retained
+from sessionlake.ledger.retained import RemovedRows
 from sessionlake.operations.retention.ledger import due
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.decisions import _followed
@@ -155,7 +155,7 @@ def whole(rows: pa.Table) -> Tables:
 
 
 def entries_of(reader: Tables) -> Callable[..., Any]:
-    return LedgerReader(reader, *COLUMNS).entries
+    return LedgerReader(reader, *COLUMNS).read_entries
 
 
 def outcome(answer: Callable[[], Any]) -> Any:
@@ -177,17 +177,20 @@ def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> lis
     patch.setattr(status, "kafka_ends", lambda _: None)
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
     found: list[Any] = [
-        offset_spans(reader),
-        last_merged_batch(reader),
+        read_layer_offsets(reader),
+        read_last_merged_batch(reader),
         _followed(reader),
         left(reader),
-        changes_read(reader),
+        read_change_progress(reader),
     ]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
-        found += [last_offsets(reader, layer), last_batch(reader, layer)]
+        found += [read_last_offsets(reader, layer), read_last_batch(reader, layer)]
         found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
-    return [*found, [row["batch_id"] for row in batches_after(reader, "silver", last_merged_batch(reader), "outputs")]]
+    return [
+        *found,
+        [row["batch_id"] for row in read_entries_after(reader, "silver", read_last_merged_batch(reader), "outputs")],
+    ]
 
 
 def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:
@@ -197,26 +200,28 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     patch.setattr(status, "kafka_ends", lambda _: None)
     rows = reader.tables[LEDGER].to_pylist()
     layers = sorted({row["layer"] for row in rows})
-    last = last_batch(reader, "silver") or -1
+    last = read_last_batch(reader, "silver") or -1
     txns = {Txn(row["app_id"], row["batch_id"] - back) for row in rows[-3:] for back in (0, 1)}
     found: list[Any] = [
-        offset_spans(reader),
-        last_merged_batch(reader),
+        read_layer_offsets(reader),
+        read_last_merged_batch(reader),
         _followed(reader),
         left(reader),
-        changes_read(reader),
+        read_change_progress(reader),
     ]
     found += [replace(layer, age_seconds=None) for layer in status.layer_statuses(reader, settings)]
     for layer in layers:
-        found += [last_offsets(reader, layer), last_batch(reader, layer)]
-        found += [last_offsets(reader, layer, txn) for txn in sorted(txns, key=str)]
+        found += [read_last_offsets(reader, layer), read_last_batch(reader, layer)]
+        found += [read_last_offsets(reader, layer, txn) for txn in sorted(txns, key=str)]
         found.append(outcome(partial(refuse_fresh_checkpoint, None, Lake(settings), settings, layer)))
     for batch in range(-1, last + 2, max(1, last // 5)):
-        found.append([row["batch_id"] for row in batches_after(reader, "silver", batch, "outputs")])
+        found.append([row["batch_id"] for row in read_entries_after(reader, "silver", batch, "outputs")])
         point = outcome(partial(as_of_batch, None, settings, batch))
         found.append(point if isinstance(point, str) else (point.asked, point.batch, point.versions, point.rebuilt))
     for offset, near in ((3, None), (11, NOON + timedelta(hours=5))):
-        found += [find_entry(reader, layer, "a", 0, offset, near) for layer in ("bronze", "silver", PROCESSOR)]
+        found += [
+            find_entry_of_message(reader, layer, "a", 0, offset, near) for layer in ("bronze", "silver", PROCESSOR)
+        ]
     return found
 
 
@@ -254,7 +259,7 @@ def test_sums_up_to_any_moment_give_the_answers_of_the_whole_ledger(seed, config
         reader = in_short(rows, sums)
         assert LedgerReader(reader).uses_copies == (sums.num_rows > 0)
         assert answers(reader, configured, monkeypatch) == expected
-        assert verify_sums(reader) == (sums.num_rows > 0)
+        assert verify_copied_sums(reader) == (sums.num_rows > 0)
 
 
 @pytest.mark.parametrize("seed", seeds(1, 10))
@@ -307,9 +312,9 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         wanted = rnd.choice(ledger.rows)["committed_at"]
         cut = due(in_short(left, stored), configured, wanted)
         if cut is None:
-            assert wanted < stored_sums(in_short(left, stored)).removed_before
+            assert wanted < read_stored_sums(in_short(left, stored)).removed_before
             continue
-        stored = carried_sums(in_short(left, stored), cut)
+        stored = compute_carried_sums(in_short(left, stored), cut)
         expected = totals(whole(ledger.table()), configured, monkeypatch)
         assert totals(in_short(left, stored), configured, monkeypatch) == expected  # not removed yet
         left = removed_before(left, cut)
@@ -318,11 +323,11 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
         held = len(ledger.rows)
         left = pa.concat_tables([left, ledger.grow(rnd.choice([0, 40])).table().slice(held)])
     reader, known = in_short(left, stored), whole(ledger.table())
-    copies = sum_entries(LedgerReader(reader, *COLUMNS, include_carried=False).entries, ledger.now)
+    copies = sum_entries(LedgerReader(reader, *COLUMNS, include_carried=False).read_entries, ledger.now)
     reader = in_short(left, pa.concat_tables([stored, copies]))
     assert totals(reader, configured, monkeypatch) == totals(known, configured, monkeypatch)
-    assert verify_sums(reader) == (copies.num_rows > 0)
-    for batch in range((last_batch(known, "silver") or -1) + 1):
+    assert verify_copied_sums(reader) == (copies.num_rows > 0)
+    for batch in range((read_last_batch(known, "silver") or -1) + 1):
         was, now = (_told_of(table, configured, batch, monkeypatch) for table in (known, reader))
         assert now == was or "retention has removed rows of ops.ledger" in str(now) or isinstance(was, str)
 
@@ -355,8 +360,8 @@ def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is
 
 
 def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.MonkeyPatch) -> Any:
-    cut = {LEDGER: Retained(LEDGER, NOON)}
-    patch.setattr(batch_as_of, "read_heads", lambda _: cut)
+    cut = {LEDGER: RemovedRows(LEDGER, NOON)}
+    patch.setattr(batch_as_of, "read_removed_rows_without_limits", lambda _: cut)
     patch.setattr(Lake, "reader", lambda *_: reader)
     point = outcome(partial(as_of_batch, None, settings, batch))
     return point if isinstance(point, str) else (point.batch, point.versions, point.rebuilt)
@@ -366,7 +371,7 @@ def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.Monke
 def test_an_entry_by_a_clock_that_was_set_back_behind_a_cut_counts_all_the_same(seed, configured, monkeypatch):
     ledger = Ledger(random.Random(seed)).grow(60)
     cut = due(whole(ledger.table()), configured, ledger.rows[-9]["committed_at"])
-    stored = carried_sums(whole(ledger.table()), cut)
+    stored = compute_carried_sums(whole(ledger.table()), cut)
     ledger.now = NOON
     ledger.take_in("bronze", dict.fromkeys(PLACES, 1))
     left = pa.concat_tables([removed_before(ledger.table(), cut), ledger.table().slice(len(ledger.rows) - 1)])
@@ -381,17 +386,17 @@ def test_a_batch_that_is_made_once_more_though_it_is_in_the_sums_is_left_out():
         ledger.take_in("bronze", dict.fromkeys(PLACES, 2))
     sums = sum_entries(entries_of(whole(ledger.table())), ledger.now + timedelta(seconds=1))
     reader = in_short(ledger.table(), sums)
-    assert [last_offsets(reader, "bronze", Txn("bronze-0", batch))["a", 0] for batch in (1, 2, 3)] == [1, 3, 5]
-    assert last_offsets(reader, "bronze", Txn("bronze-0", 0)) == {}
+    assert [read_last_offsets(reader, "bronze", Txn("bronze-0", batch))["a", 0] for batch in (1, 2, 3)] == [1, 3, 5]
+    assert read_last_offsets(reader, "bronze", Txn("bronze-0", 0)) == {}
 
 
 def test_wrong_sums_are_noticed_by_who_reads_all_of_the_ledger():
     ledger = Ledger(random.Random(3)).grow(40)
     sums = sum_entries(entries_of(whole(ledger.table())), ledger.now)
     wrong = sums.set_column(3 - 1, "batch_id", pa.array([n + 1 for n in sums["batch_id"].to_pylist()], pa.int64()))
-    assert verify_sums(in_short(ledger.table(), sums))
+    assert verify_copied_sums(in_short(ledger.table(), sums))
     with pytest.raises(LakeError, match=r"ops\.positions does not hold the sums of ops\.ledger\..* Remove the table"):
-        verify_sums(in_short(ledger.table(), wrong))
+        verify_copied_sums(in_short(ledger.table(), wrong))
 
 
 def test_a_ledger_is_summed_in_bounded_memory(monkeypatch):
@@ -408,4 +413,4 @@ def test_rows_that_sums_are_of_are_those_that_the_ledger_has():
     sums = sum_entries(entries_of(whole(rows)), NOON + timedelta(days=9))
     assert sum(row["batches"] for row in to_dicts(sums.to_batches())) == rows.num_rows
     assert sums.num_rows < rows.num_rows
-    assert progress.last_batch(in_short(rows, sums), "bronze") == progress.last_batch(whole(rows), "bronze")
+    assert progress.read_last_batch(in_short(rows, sums), "bronze") == progress.read_last_batch(whole(rows), "bronze")

@@ -262,8 +262,8 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     by_day |= {"value": "sum", "order": [], "bucket": "1 day", "aggregates": {"paid": "sum"}}
     fills = ProcessorSettings(name="fills", target="sessionlake.examples.logins:Logins")
     mine = settings_of(by_day, FILLS, processors=(fills,), home=tmp_path)
-    assert [own.into for own in mine.processors] == ["silver.fills", "gold.fills_1m", "gold.by_day"]
-    assert [own.rebuilt_as for own in mine.processors] == ["processor:fills", "gold.fills_1m", "gold.by_day"]
+    assert [own.output_table for own in mine.processors] == ["silver.fills", "gold.fills_1m", "gold.by_day"]
+    assert [own.rebuild_argument for own in mine.processors] == ["processor:fills", "gold.fills_1m", "gold.by_day"]
     assert {*mine.added_tables} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
     assert not {*mine.added_tables} & {*schemas_of(mine), *(one.table for one in tables_of(mine))}
     assert [reader.name for reader in readers(mine, "silver.fills")] == ["processor-fills_1m"]

@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.reading import is_in, is_null, starts_with
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.ledger.progress import Span, find_entry, last_offsets, offset_spans
+from sessionlake.ledger.progress import ReadOffsets, find_entry_of_message, read_last_offsets, read_layer_offsets
 from sessionlake.settings.model import Settings
 from support.lakes import folder_of
 
@@ -77,16 +77,16 @@ def lake(settings: Settings) -> Lake:
     ],
 )
 def test_a_batch_covers_its_ranges_first_and_last_offset_and_no_other(lake, place, batch):
-    found = find_entry(lake.reader(), "bronze", *place)
+    found = find_entry_of_message(lake.reader(), "bronze", *place)
     assert (found and found["batch_id"]) == batch
 
 
 def test_a_span_reaches_over_all_batches_of_a_layer(lake):
-    assert offset_spans(lake.reader()) == [
-        Span("bronze", "a", 0, 5, 20, 14),
-        Span("bronze", "a", 1, 0, 0, 1),
-        Span("bronze", "b", 0, 0, 4, 5),
-        Span("silver", "a", 0, 5, 9, 5),
+    assert read_layer_offsets(lake.reader()) == [
+        ReadOffsets("bronze", "a", 0, 5, 20, 14),
+        ReadOffsets("bronze", "a", 1, 0, 0, 1),
+        ReadOffsets("bronze", "b", 0, 0, 4, 5),
+        ReadOffsets("silver", "a", 0, 5, 9, 5),
     ]
 
 
@@ -94,10 +94,12 @@ def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
     rows = [entry("silver", 1, ("a", 0, 5, 6), app="rebuild:1"), entry("silver", 2, ("a", 0, 7, 7))]
     write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(rows, SCHEMA), mode="append")
     reader = lake.reader()
-    assert [span for span in offset_spans(reader) if span.layer == "silver"] == [Span("silver", "a", 0, 5, 7, 3)]
+    assert [span for span in read_layer_offsets(reader) if span.layer == "silver"] == [
+        ReadOffsets("silver", "a", 0, 5, 7, 3)
+    ]
     for near in (None, NOON, NOON + timedelta(days=2)):
-        assert find_entry(reader, "silver", "a", 0, 5, near)["batch_id"] == 1
-    assert find_entry(reader, "silver", "a", 0, 9) is None
+        assert find_entry_of_message(reader, "silver", "a", 0, 5, near)["batch_id"] == 1
+    assert find_entry_of_message(reader, "silver", "a", 0, 9) is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_what_a_layer_had_taken_in_before_it_was_rebuilt_does_not_count(lake):
     ],
 )
 def test_a_layer_ends_where_its_batches_before_a_repeated_one_do(lake, layer, before, expected):
-    assert last_offsets(lake.reader(), layer, before) == expected
+    assert read_last_offsets(lake.reader(), layer, before) == expected
 
 
 @pytest.mark.parametrize(
@@ -138,14 +140,18 @@ def test_columns_are_those_asked_for_and_times_are_in_utc(lake):
 
 def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(settings):
     reader = Lake(settings).reader()
-    assert (list(reader.rows(LEDGER)), offset_spans(reader), find_entry(reader, "bronze", "a", 0, 0)) == ([], [], None)
+    assert (
+        list(reader.rows(LEDGER)),
+        read_layer_offsets(reader),
+        find_entry_of_message(reader, "bronze", "a", 0, 0),
+    ) == ([], [], None)
 
 
 def test_a_damaged_table_is_told_by_its_name(lake):
     for file in (folder_of(lake, LEDGER) / "_delta_log").glob("*.json"):
         file.write_text("{")
     with pytest.raises(LakeError, match=r"ops\.ledger cannot be read by delta-rs"):
-        offset_spans(lake.reader())
+        read_layer_offsets(lake.reader())
 
 
 def test_a_catalog_s_tables_need_a_session():

@@ -17,10 +17,10 @@ from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.resharding import GoldResharder, MarkedShards
 from sessionlake.gold.fold.shard import TrackedAverages
 from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import first_difference
-from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.operations.resharding.reshard import _Plan
 from sessionlake.processors.load import ProcessorRef
@@ -31,9 +31,9 @@ from sessionlake.processors.testing import Result, _collect, _folded
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.process import split
+from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import sum_counts
+from sessionlake.silver.job import sum_partition_counts
 from sessionlake.silver.stream_times import times_after
 from sessionlake.streaming.journal import Journal, require_uninterrupted
 from sessionlake.streaming.operation import RESHARD
@@ -82,7 +82,7 @@ class Processing:
 
     def __init__(self, seed: int, integrity: str, shards: int) -> None:
         self._rules = test_processor_law.capture(integrity, "record", seed)
-        self._times, self.result = StreamTimes(), Result()
+        self._times, self.result = StreamTimeNotes(), Result()
         self.states: dict[int, bytes | None] = dict.fromkeys(range(shards))
 
     def batch(self, messages: list[KafkaMessage]) -> None:
@@ -91,21 +91,23 @@ class Processing:
             ProcessorRef("test", "Recorder"), self._rules.declared, self._rules, Limits(1 << 20, 1_000), None, shards
         )
         each.loaded = prepare_processor("test", recorder, each.limits)
-        packed = Packer(rules_of(self._rules), shards, times=self._times).pack(raw_table(messages, shards))
+        packed = Packer(rules_of(self._rules), shards, earlier_times=self._times).pack_block(
+            raw_table(messages, shards)
+        )
         fold = SilverFold(self._rules.declared, self._rules, processor=each)
         reports = _collect(self.result, "test", list(_folded(fold, [packed], self.states)))
-        self._times = self._times.noted(times_after(sum_counts([*reports]), reports))
+        self._times = self._times.add_notes(times_after(sum_partition_counts([*reports]), reports))
 
     def reshard(self, shards: int) -> None:
-        self.states = dict(resharded(JudgingResharder(RuleBook(self._rules), shards), self.states))
+        self.states = dict(resharded(JudgingResharder(RuleLookup(self._rules), shards), self.states))
 
     def remembered(self) -> list[tuple[ProcessorMemory, dict[tuple[str, int], int]]]:
         found = []
         for state in self.states.values():
-            judging, memory = split(state)
+            judging, memory = split_state_parts(state)
             assert memory is None or stored_shard_count(memory) == len(self.states)
             clock = ShardState.decode(judging, self._rules.declared).clock
-            found.append((ProcessorMemory.decode(memory), clock.now))
+            found.append((ProcessorMemory.decode(memory), clock.stream_times_by_partition))
         return found
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.expired import Expired
-from sessionlake.ledger.progress import last_commits_since
+from sessionlake.ledger.progress import read_last_commits_since
 from sessionlake.ledger.retained import LIMITS
 from sessionlake.operations.retention import removal, rules
 from sessionlake.operations.retention.removal import Retention
@@ -110,11 +110,11 @@ def test_nothing_goes_by_default_and_the_ledger_stays_as_long_as_what_it_tells_t
 def test_a_partition_that_comes_in_while_the_ledger_is_read_is_not_old(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake, reading = Lake(settings), removal.last_offsets
+    lake, reading = Lake(settings), removal.read_last_offsets
     write_deltalake(folder_of(lake, LEDGER), ledgers.entries(0, 40))
     monkeypatch.setattr(
         removal,
-        "last_offsets",
+        "read_last_offsets",
         lambda reader, layer: {p: at for p, at in reading(reader, layer).items() if p[1] < ledgers.PLACES - 1},
     )
     aged = Retention(None, settings)._aged("bronze", ledgers.NOON + 20 * ledgers.SPACING)
@@ -133,4 +133,4 @@ def test_when_the_last_batch_came_that_had_messages_of_a_topic_partition_is_told
                 place = item["topic"], item["partition"]
                 expected[place] = max(row["committed_at"], expected.get(place, since))
     assert expected
-    assert last_commits_since(lake.reader(), "bronze", since) == expected
+    assert read_last_commits_since(lake.reader(), "bronze", since) == expected

@@ -53,7 +53,10 @@ def test_a_session_of_which_nothing_more_comes_expires_and_is_forgotten() -> Non
     assert (session["status"], session["ended_at"]) == ("expired", START + SESSION_TIMEOUT)
     assert sum(len(state.cursors) for state in folder.states().values()) == 1
     folder.batch([Silence(*place, 0, START + 2 * SESSION_TIMEOUT + 1, 2 * SESSION_TIMEOUT + 1)])
-    assert [(len(state.cursors), state.clock.lanes) for state in folder.states().values()] == [(0, []), (0, [])]
+    assert [(len(state.cursors), state.clock.partition_times) for state in folder.states().values()] == [
+        (0, []),
+        (0, []),
+    ]
 
 
 def test_a_silence_is_known_to_messages_behind_it_though_no_shard_has_kept_it() -> None:

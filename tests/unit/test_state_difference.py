@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.integrity.clock import Clock, LaneTime
-from sessionlake.integrity.cursor import FIELDS, Hole, SeqMemory, decode_memory, encode_memory
+from sessionlake.integrity.clock import PartitionTime, ShardClock
+from sessionlake.integrity.cursor import CURSOR_FIELDS, OpenGap, SeqMemory, decode_memory, encode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import StateDifference, first_difference
 from sessionlake.protocol.arrow import split_session_key
-from sessionlake.protocol.chunk import change_fields, chunk_schema
+from sessionlake.protocol.chunk import build_change_fields, chunk_schema
 from sessionlake.settings.model import CaptureSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.truth import KafkaMessage
@@ -71,8 +71,8 @@ def other(value: Any) -> Any:
         return type(value)([*value[:-1], other(value[-1])])
     if isinstance(value, dict):
         return {name: None if item is None else other(item) for name, item in value.items()}
-    assert isinstance(value, Hole)
-    return Hole(value.start, value.end, value.due, value.offset, value.kafka_ts, other(value.partition))
+    assert isinstance(value, OpenGap)
+    return OpenGap(value.start, value.end, value.due, value.offset, value.kafka_ts, other(value.partition))
 
 
 def place(state: ShardState, session: str) -> int:
@@ -96,7 +96,7 @@ def named(found: StateDifference) -> tuple[str, str | None, str]:
 
 
 @pytest.mark.parametrize("session", ["whole", "gaps", "holds"])
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", CURSOR_FIELDS)
 def test_any_field_of_any_cursor(name: str, session: str) -> None:
     def change(state: ShardState) -> None:
         cursor = state.cursors[place(state, session)]
@@ -121,16 +121,16 @@ def test_any_field_of_what_is_remembered_of_gaps(name: str) -> None:
     assert named(difference_after(change)) == ("capture.once", "gaps", name)
 
 
-@pytest.mark.parametrize("name", Hole.__struct_fields__)
+@pytest.mark.parametrize("name", OpenGap.__struct_fields__)
 def test_any_field_of_a_gap(name: str) -> None:
     def change(state: ShardState) -> None:
         at = place(state, "gaps")
         memory = decode_memory(state.memories[at])
         assert memory is not None
-        setattr(memory.holes[0], name, other(getattr(memory.holes[0], name)))
+        setattr(memory.open_gaps[0], name, other(getattr(memory.open_gaps[0], name)))
         state.memories[at] = encode_memory(memory)
 
-    assert named(difference_after(change)) == ("capture.once", "gaps", "holes")
+    assert named(difference_after(change)) == ("capture.once", "gaps", "open_gaps")
 
 
 def test_gaps_that_are_not_remembered() -> None:
@@ -140,10 +140,12 @@ def test_gaps_that_are_not_remembered() -> None:
     assert named(difference_after(change)) == ("capture.once", "gaps", "taken")
 
 
-@pytest.mark.parametrize("name", [name for name in LaneTime.__struct_fields__ if name not in {"topic", "partition"}])
+@pytest.mark.parametrize(
+    "name", [name for name in PartitionTime.__struct_fields__ if name not in {"topic", "partition"}]
+)
 def test_any_field_of_a_clock(name: str) -> None:
     def change(state: ShardState) -> None:
-        lane = state.clock.lanes[state.clock.index(("capture.window", 1))]
+        lane = state.clock.partition_times[state.clock.find_index(("capture.window", 1))]
         setattr(lane, name, other(getattr(lane, name)))
 
     assert named(difference_after(change)) == ("capture.window", None, f"clock of partition 1, {name}")
@@ -152,19 +154,19 @@ def test_any_field_of_a_clock(name: str) -> None:
 @pytest.mark.parametrize("name", ["topic", "partition"])
 def test_a_clock_of_another_topic_partition(name: str) -> None:
     def change(state: ShardState) -> None:
-        lane = state.clock.lanes[0]
+        lane = state.clock.partition_times[0]
         setattr(lane, name, other(getattr(lane, name)))
-        state.clock = Clock(state.clock.lanes)
+        state.clock = ShardClock(state.clock.partition_times)
 
     assert difference_after(change).field.startswith("clock of partition")
 
 
 def held_changed(change: Callable[[list[dict[str, Any]]], None]) -> Callable[[ShardState], None]:
     def changed(state: ShardState) -> None:
-        assert state.held is not None
-        rows = state.held.to_pylist()
+        assert state.held_messages is not None
+        rows = state.held_messages.to_pylist()
         change(rows)
-        state.held = pa.Table.from_pylist(rows, state.held.schema)
+        state.held_messages = pa.Table.from_pylist(rows, state.held_messages.schema)
 
     return changed
 
@@ -187,7 +189,7 @@ def test_any_field_of_any_held_message(name: str, number: int) -> None:
         assert (found.topic, found.session_id) == ("capture.window", "holds")
 
 
-@pytest.mark.parametrize("name", [field.name for field in change_fields(RULES.declared)])
+@pytest.mark.parametrize("name", [field.name for field in build_change_fields(RULES.declared)])
 def test_any_field_of_a_change_that_is_held_back(name: str) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         (row,) = (row for row in rows if row["offset"] == 1)
@@ -224,7 +226,7 @@ def test_a_held_value_that_is_no_number_is_the_same_as_itself() -> None:
 
 def test_all_held_messages_lost() -> None:
     def change(state: ShardState) -> None:
-        state.held = None
+        state.held_messages = None
 
     found = difference_after(change)
     assert named(found) == ("capture.window", "holds", "held message at offset 0")
@@ -247,7 +249,7 @@ def test_the_words_name_the_values() -> None:
 
 def test_all_of_a_state_is_compared() -> None:
     """A field that is added to `ShardState` is to be compared, and to have its test here."""
-    compared = {"keys", "cursors", "memories", "clock", "held"}
+    compared = {"keys", "cursors", "memories", "clock", "held_messages"}
     assert {field.name for field in fields(ShardState)} == {*compared, "_stored"}  # a copy of `cursors`
 
 
@@ -255,7 +257,9 @@ def test_which_number_a_session_and_a_topic_partition_have_is_no_difference() ->
     window_first = [*STREAM[4:], *STREAM[:4]]
     found, rebuilt = (fold(*([message] for message in messages)) for messages in (STREAM, window_first))
     assert found.keys.to_pylist() != rebuilt.keys.to_pylist()
-    assert [lane.topic for lane in found.clock.lanes] != [lane.topic for lane in rebuilt.clock.lanes]
+    assert [lane.topic for lane in found.clock.partition_times] != [
+        lane.topic for lane in rebuilt.clock.partition_times
+    ]
     assert first_difference(found, rebuilt) is None
 
 

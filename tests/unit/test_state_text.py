@@ -13,8 +13,8 @@ import pytest
 from sessionlake.cli import state as command
 from sessionlake.cli.show import OutputFormat, show
 from sessionlake.history.state import session_state, with_iso_times
-from sessionlake.integrity.clock import Clock, LaneTime
-from sessionlake.integrity.cursor import CURSOR, Cursor, Hole, encode_memory
+from sessionlake.integrity.clock import PartitionTime, ShardClock
+from sessionlake.integrity.cursor import CURSOR, Cursor, OpenGap, encode_memory
 from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import session_key
@@ -29,17 +29,17 @@ CURSOR_OF_S = Cursor(
     last_kafka_ts=NOON + 1001,
     ended_at=-(10**17),
     taken=SeqSet([0, 4, 6, 7]),
-    holes=[Hole(5, 6, NOON + 2500, 3, NOON, 0)],
+    open_gaps=[OpenGap(5, 6, NOON + 2500, 3, NOON, 0)],
 )
 
 
 @pytest.fixture
 def stored() -> bytes:
     cursor = replace(CURSOR_OF_S, taken=SeqSet([0, 4, 6, 7]))
-    cursors = np.array([cursor.as_tuple()], CURSOR)
-    memories = np.array([encode_memory(cursor.memory()), None], object)[:-1]
+    cursors = np.array([cursor.to_record_values()], CURSOR)
+    memories = np.array([encode_memory(cursor.to_memory()), None], object)[:-1]
     return ShardState(
-        pa.array([session_key("t", 0, "s")]), cursors, memories, Clock([LaneTime("t", 0, NOON + 60_000, 9)])
+        pa.array([session_key("t", 0, "s")]), cursors, memories, ShardClock([PartitionTime("t", 0, NOON + 60_000, 9)])
     ).encode(())
 
 

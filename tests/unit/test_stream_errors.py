@@ -21,11 +21,11 @@ from sessionlake.errors import (
     OffsetHoleError,
     RegistryError,
     SessionlakeError,
-    note_place,
+    add_place_note,
 )
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, Raised, parse, parse_failure
+from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, PythonException, parse_failure, parse_failure_text
 from sessionlake.streaming import sharded
 from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.errors import explain, explain_sql_error, explained
@@ -175,7 +175,7 @@ def test_every_error_of_this_package_comes_back_from_a_worker_as_itself() -> Non
 def test_only_the_last_line_of_a_traceback_says_what_was_raised() -> None:
     quoted = "Caused by: org.apache.kafka.common.errors.TimeoutException: no\nsessionlake.errors.LakeError: neither"
     text = _traceback(f"KeyError: 'x'\n{quoted}\nwhere: shard 3")
-    assert parse(text).raised == Raised("KeyError", f"'x'\n{quoted}", ("shard 3",))
+    assert parse_failure_text(text).python_exception == PythonException("KeyError", f"'x'\n{quoted}", ("shard 3",))
     assert type(explain(CapturedError(text, None), "silver", NOWHERE)) is SessionlakeError
 
 
@@ -188,9 +188,9 @@ def test_a_worker_s_traceback_is_found_in_the_text_of_a_job() -> None:
         "\tat org.apache.spark.X.y(X.scala:1)\n\nDriver stacktrace:\n\tat org.apache.spark.X.z(X.scala:2)\n"
         f"Caused by: org.apache.spark.api.python.PythonException: {_traceback('KeyError: 1')}\n\tat a.B.c(B.scala:3)"
     )
-    failure = parse(text)
-    assert failure.raised == Raised("KeyError", "1")
-    assert failure.chain[0] == JvmException("org.apache.spark.SparkException", "", "")
+    failure = parse_failure_text(text)
+    assert failure.python_exception == PythonException("KeyError", "1")
+    assert failure.jvm_exceptions[0] == JvmException("org.apache.spark.SparkException", "", "")
 
 
 def test_a_job_s_failure_tells_its_cause() -> None:
@@ -234,14 +234,16 @@ def test_what_packing_raises_says_whose_messages_they_were() -> None:
     lanes = [("b", 1, 9), ("a", 0, 3), ("a", 0, 5), ("c", 0, 0), ("c", 1, 2)]
     raw = pa.table(dict(zip(("topic", "partition", "offset"), map(list, zip(*lanes, strict=True)), strict=True)))
     with pytest.raises(KeyError) as raised:
-        Packer(None, 1).pack(raw)
+        Packer(None, 1).pack_block(raw)
     places = "topic a, partition 0, offsets 3 to 5; topic b, partition 1, offsets 9 to 9"
-    assert parse_failure(raised.value).raised.places == (f"{places}; topic c, partition 0, offsets 0 to 0; 1 more",)
+    assert parse_failure(raised.value).python_exception.places == (
+        f"{places}; topic c, partition 0, offsets 0 to 0; 1 more",
+    )
 
 
 def test_an_error_of_this_package_stays_as_it_is() -> None:
     error = LakeError("as it is")
-    note_place(error, "shard 1")
+    add_place_note(error, "shard 1")
     assert explain(error, "silver", NOWHERE) is error
 
 
@@ -279,7 +281,7 @@ REFUSED = "Total size of serialized results of 1 tasks (4.6 MiB) is bigger than 
     ],
 )
 def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to_say_so(said, too_big):
-    assert RESULT_TOO_BIG.fits(parse_failure(PassedError(TOO_BIG.format(said=said)))) is too_big
+    assert RESULT_TOO_BIG.matches_failure(parse_failure(PassedError(TOO_BIG.format(said=said)))) is too_big
 
 
 def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity import stream_times
-from sessionlake.integrity.clock import BEGINNING, LaneTime
+from sessionlake.integrity.clock import BEGINNING, PartitionTime
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
@@ -25,16 +25,16 @@ BATCHES = st.lists(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 3), ma
 
 
 def looked_up(times: object, name: tuple[str, int], first: int) -> tuple[int, int]:
-    time, offset = times.before([name], np.array([first]))
+    time, offset = times.read_times_before([name], np.array([first]))
     return int(time[0]), int(offset[0])
 
 
 @given(BATCHES, st.integers(0, 9))
 def test_a_batch_that_is_made_once_more_finds_what_was_before_it(batches: list[dict], recent: int) -> None:
     """A batch is how many messages each topic-partition has in it, or none, where it was silent."""
-    times, ends = StreamTimes(), dict.fromkeys(NAMES, NOTHING)
+    times, ends = StreamTimeNotes(), dict.fromkeys(NAMES, NOTHING)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream_times, "_RECENT", recent)
+        patch.setattr(stream_times, "_MAX_RECENT_NOTES", recent)
         for batch in batches:
             before = dict(ends)
             for name, count in batch.items():
@@ -47,19 +47,19 @@ def test_a_batch_that_is_made_once_more_finds_what_was_before_it(batches: list[d
                 for name in batch:
                     for first in range(before[name][1] + 1, ends[name][1] + 1):  # as whichever task sees it
                         assert looked_up(times, name, first) == before[name]
-                times = times.noted(LaneTime(*name, *ends[name]) for name in batch if ends[name] != NOTHING)
+                times = times.add_notes(PartitionTime(*name, *ends[name]) for name in batch if ends[name] != NOTHING)
     names = [name for name in NAMES if ends[name] != NOTHING]
-    time, offset = times.before(names, np.array([ends[name][1] + 1 for name in names], np.int64))
+    time, offset = times.read_times_before(names, np.array([ends[name][1] + 1 for name in names], np.int64))
     assert [*zip(time.tolist(), offset.tolist(), strict=True)] == [ends[name] for name in names]
     assert times.settled.num_rows <= 2 * len(NAMES)
 
 
 def test_notes_of_very_many_topic_partitions_are_not_written_anew_with_every_batch() -> None:
-    many = [LaneTime("t", number, 1, 1) for number in range(100_000)]
-    times = StreamTimes().noted(many)
-    after = times.noted(LaneTime("t", number, 2, 2) for number in range(6_000))
+    many = [PartitionTime("t", number, 1, 1) for number in range(100_000)]
+    times = StreamTimeNotes().add_notes(many)
+    after = times.add_notes(PartitionTime("t", number, 2, 2) for number in range(6_000))
     assert after.settled is times.settled
-    assert after.noted(LaneTime("t", number, 3, 3) for number in range(6_000)).recent.num_rows == 0
+    assert after.add_notes(PartitionTime("t", number, 3, 3) for number in range(6_000)).recent.num_rows == 0
 
 
 # -- beside a checkpoint
@@ -76,7 +76,7 @@ def begin(settings: Settings, **ends: int) -> StreamTimesLog:
 
 
 def took_in(topic: str, last: int, time: int, since: int = BEGINNING) -> PartitionCounts:
-    return PartitionCounts(topic, 0, since + 1, last, last - since, since=since, stream_time=time)
+    return PartitionCounts(topic, 0, since + 1, last, last - since, previous_offset=since, stream_time=time)
 
 
 def test_a_worker_finds_what_the_driver_noted_after_each_batch(settings: Settings) -> None:
@@ -99,7 +99,7 @@ def test_a_stream_starts_from_where_the_ledger_ends_whatever_was_noted_behind_th
 def test_a_silence_is_noted_behind_the_messages_before_it(settings: Settings) -> None:
     log, stored = begin(settings), stored_times(settings, "silver")
     log.advance([took_in("a", 4, 40), took_in("b", 2, 20)], [])
-    silences = [LaneTime("a", 0, 900, 4), LaneTime("a", 0, 700, 4), LaneTime("b", 0, 500, 2)]
+    silences = [PartitionTime("a", 0, 900, 4), PartitionTime("a", 0, 700, 4), PartitionTime("b", 0, 500, 2)]
     log.advance([took_in("b", 3, 600, since=2)], [ShardReport([], {}), ShardReport([], {}, silences=silences)])
     assert (looked_up(stored, ("a", 0), 5), looked_up(stored, ("b", 0), 4)) == ((900, 4), (600, 3))
 
@@ -113,8 +113,8 @@ def test_notes_that_cannot_be_read_are_none(settings: Settings, loss: str) -> No
         elif loss == "damaged":
             file.write_bytes(file.read_bytes()[:30])
         else:
-            found = read_ipc(file.read_bytes()).replace_schema_metadata({"format": "sessionlake.stream_times/9"})
-            file.write_bytes(write_ipc(found))
+            found = decode_ipc(file.read_bytes()).replace_schema_metadata({"format": "sessionlake.stream_times/9"})
+            file.write_bytes(encode_ipc(found))
     assert looked_up(stored_times(settings, "silver"), ("a", 0), 9) == NOTHING
     with pytest.raises(AttributeError):  # it asks bronze
         begin(settings, a=4)

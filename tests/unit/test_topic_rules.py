@@ -15,7 +15,13 @@ from sessionlake.errors import OffsetHoleError
 from sessionlake.ledger.absent import AbsentOffsets
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState, latest_generations, offset_jumps
+from sessionlake.ledger.topics import (
+    PartitionOffsets,
+    Topic,
+    TopicState,
+    find_unused_offsets,
+    select_latest_generations,
+)
 from sessionlake.settings.model import OnTopicChange
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
@@ -183,7 +189,7 @@ def histories(incarnations: list[list[tuple[int, int, int]]]) -> tuple[list[Topi
     rows: dict[int, Topic] = {}
     booked: list[list[OffsetRange]] = []
     for number, incarnation in enumerate(incarnations):
-        known = latest_generations(rows.values()).get("t")
+        known = select_latest_generations(rows.values()).get("t")
         found = seen(*((first, first + count) for first, count, _ in incarnation), topic_id=str(number))
         rows |= {row.generation: row for row in after(known, found, RESTART).rows}
         rows[number], ranges = read(rows[number], incarnation)
@@ -204,12 +210,12 @@ def test_a_later_generation_lies_beyond_every_offset_of_the_earlier_ones_in_any_
 @given(st.lists(INCARNATION, min_size=1, max_size=5), st.booleans())
 def test_the_books_balance_over_generations_in_one_batch_each_or_one_for_all(incarnations, together):
     rows, booked = histories(incarnations)
-    log = OffsetLog(absent=AbsentOffsets(jumps=offset_jumps(rows)))
+    log = OffsetLog(absent=AbsentOffsets(unused_offsets=find_unused_offsets(rows)))
     if together:
         booked = [[whole(booked, n) for n in range(3) if any(r.partition == n for ranges in booked for r in ranges)]]
     for ranges in booked:
-        log.check(ranges, allow_gaps=False, layer="silver")
-        log.advance(ranges)
+        log.check_ranges(ranges, allow_gaps=False, layer="silver")
+        log.record_committed_ranges(ranges)
 
 
 @given(st.lists(INCARNATION, min_size=1, max_size=5), st.data())
@@ -219,12 +225,12 @@ def test_a_batch_that_goes_missing_between_generations_is_still_a_hole(incarnati
     if len(ranges) < 3:
         return
     lost = data.draw(st.integers(1, len(ranges) - 2))
-    log = OffsetLog(absent=AbsentOffsets(jumps=offset_jumps(rows)))
+    log = OffsetLog(absent=AbsentOffsets(unused_offsets=find_unused_offsets(rows)))
     for item in ranges[:lost]:
-        log.check([item], allow_gaps=False, layer="silver")
-        log.advance([item])
+        log.check_ranges([item], allow_gaps=False, layer="silver")
+        log.record_committed_ranges([item])
     with pytest.raises(OffsetHoleError):
-        log.check([ranges[lost + 1]], allow_gaps=False, layer="silver")
+        log.check_ranges([ranges[lost + 1]], allow_gaps=False, layer="silver")
 
 
 def whole(booked: list[list[OffsetRange]], partition: int) -> OffsetRange:

@@ -18,8 +18,8 @@ from sessionlake.bronze.topic_rules import Seen
 from sessionlake.bronze.verify import VerifiedBronze, _left
 from sessionlake.cli.verify_bronze import describe
 from sessionlake.delta.storage.offset_ranges import slice_ranges
-from sessionlake.ledger.progress import Span
-from sessionlake.ledger.retained import Beginning
+from sessionlake.ledger.progress import ReadOffsets
+from sessionlake.ledger.retained import PartitionStart
 from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState
 
 NOW = datetime(2024, 1, 10, tzinfo=UTC)
@@ -124,7 +124,7 @@ def topic(**changed: Any) -> Topic:
 def both(known: Topic | None, kafka: tuple[int, int] | None, *, topic_id: str = "X", last: int = 9) -> Overlap:
     """Of a topic of which bronze has offsets up to `last`, and Kafka those from the first to before the second."""
     return overlap(
-        [Span("bronze", "t", 0, 0, last, last + 1)],
+        [ReadOffsets("bronze", "t", 0, 0, last, last + 1)],
         {} if known is None else {"t": known},
         {} if kafka is None else {"t": Seen(topic_id, {0: kafka})},
     )
@@ -183,8 +183,8 @@ def test_slices_hold_every_offset_once_and_in_order_and_are_of_a_size(spans, num
 
 
 def test_what_retention_has_removed_is_not_compared():
-    taken = [Span("bronze", "t", 0, 0, 9, 10), Span("bronze", "t", 1, 4, 9, 6)]
-    left = _left(taken, {("t", 0): Beginning(6, NOW), ("t", 1): Beginning(2, NOW)})
+    taken = [ReadOffsets("bronze", "t", 0, 0, 9, 10), ReadOffsets("bronze", "t", 1, 4, 9, 6)]
+    left = _left(taken, {("t", 0): PartitionStart(6, NOW), ("t", 1): PartitionStart(2, NOW)})
     seen = {"t": Seen("id", {0: (5, 12), 1: (0, 10)})}
     found = overlap(left, {}, seen)
     assert (found.ranges, found.unread) == ({("t", 0): (7, 9), ("t", 1): (4, 9)}, 2)

@@ -17,7 +17,7 @@ import sessionlake
 import sessionlake_lab
 from sessionlake.cli.context import say
 from sessionlake.cli.show import OutputFormat, console_on, show, table_of, text_of, write_line, write_text
-from sessionlake.visible import encodable, json_line, visible, visible_stream
+from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line, visible_stream
 
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 HOSTILE = {
@@ -46,23 +46,23 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize(("text", "shown"), HOSTILE.items())
 def test_what_nobody_sees_is_shown_as_an_escape(text, shown):
-    assert visible(text) == shown
+    assert escape_invisible(text) == shown
 
 
 @pytest.mark.parametrize("text", SEEN)
 def test_what_is_seen_stays(text):
-    assert visible(text) == text
+    assert escape_invisible(text) == text
 
 
 @given(texts)
 def test_nothing_hidden_is_left_and_once_is_enough(text):
-    assert harmless(visible(text))
-    assert visible(visible(text)) == visible(text)
+    assert harmless(escape_invisible(text))
+    assert escape_invisible(escape_invisible(text)) == escape_invisible(text)
 
 
 @given(st.dictionaries(texts, texts | st.lists(texts) | st.none(), max_size=4))
 def test_json_has_nothing_hidden_is_one_line_and_says_the_same(value):
-    line = json_line(value)
+    line = to_json_line(value)
     assert harmless(line)
     assert "\n" not in line
     assert json.loads(line) == value
@@ -109,7 +109,7 @@ def test_csv_is_the_data_as_it_is_unless_a_terminal_reads_it(text):
     out, terminal = io.StringIO(newline=""), Terminal(newline="")
     show([text], [[text]], OutputFormat.CSV, out)
     show([text], [[text]], OutputFormat.CSV, terminal)
-    assert encodable(text) in out.getvalue().replace('"', "")
+    assert escape_surrogates(text) in out.getvalue().replace('"', "")
     assert harmless(terminal.getvalue())
     out.getvalue().encode()
 
@@ -119,7 +119,7 @@ def test_lines_for_people_are_visible_and_lines_for_programs_unless_a_terminal_r
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     write_text(text)
-    assert out.getvalue() == f"{visible(text)}\n"
+    assert out.getvalue() == f"{escape_invisible(text)}\n"
     monkeypatch.setattr(sys, "stdout", terminal := Terminal())
     write_line(text)
     assert harmless(terminal.getvalue())

@@ -14,7 +14,7 @@ from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
 from sessionlake.kafka.transactions import without_message
-from sessionlake.ledger.absent import Reason, Run, missing_runs, record_absent
+from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_runs, record_absent_offsets
 from sessionlake.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def explain_gaps(
     spark: SparkSession,
     lake: Lake,
-    planned: Mapping[TopicPartition, Run],
+    planned: Mapping[TopicPartition, OffsetRun],
     read: pa.Table,
     shifts: Mapping[str, int],
     txn: Txn,
@@ -61,15 +61,15 @@ def explain_gaps(
                 why="The messages were removed before bronze read them. Nothing of this batch was committed",
                 fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
             )
-    record_absent(spark, lake, gaps, txn, reason=Reason.TRANSACTION)
+    record_absent_offsets(spark, lake, gaps, txn, reason=AbsenceReason.TRANSACTION)
 
 
-def _gaps(planned: Mapping[TopicPartition, Run], read: pa.Table) -> dict[TopicPartition, list[Run]]:
+def _gaps(planned: Mapping[TopicPartition, OffsetRun], read: pa.Table) -> dict[TopicPartition, list[OffsetRun]]:
     """Returns the ranges of planned offsets, each `[first, end)`, that have no message, by topic-partition."""
     gaps = {}
     for (topic, partition), (first, end) in planned.items():
         messages = read.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
-        runs = missing_runs(np.sort(messages["offset"].to_numpy()), first, end)
+        runs = find_missing_runs(np.sort(messages["offset"].to_numpy()), first, end)
         if runs:
             gaps[topic, partition] = runs
     return gaps

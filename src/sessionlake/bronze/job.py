@@ -29,16 +29,16 @@ from sessionlake.delta.storage.offset_ranges import offsets_condition
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.kafka.clients import require_broker, spark_source_options
-from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
-from sessionlake.ledger.erasures import Erasure, erase_forgotten, read_receipts
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
+from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.silences import without_silences
-from sessionlake.ledger.topics import latest_generations, read_topics
+from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.silences import drop_silences
+from sessionlake.ledger.topics import read_topics, select_latest_generations
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import recovery_hint
 from sessionlake.streaming.generations import Generation, Generations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
@@ -54,9 +54,8 @@ LAYER = BRONZE
 
 _IN_MEMORY_BYTES = 128 * 1024 * 1024
 """Limit for reading a batch into memory, in bytes of messages. The JVM has about three copies of each byte."""
-Planned = dict[TopicPartition, tuple[int, int]]
-"""Offsets `[first, end)` that a batch covers, by topic-partition."""
-"""Offsets `[first, end)` that a batch covers, by topic-partition."""
+PlannedOffsets = dict[TopicPartition, tuple[int, int]]
+"""The offsets that a batch covers: by topic-partition, the first one and the one after the last."""
 
 
 def start(
@@ -81,7 +80,7 @@ def start(
         TopicChangedError: A topic was deleted, created again or cut, and `kafka.on_topic_change` is `fail`.
     """
     lake = Lake(settings)
-    _prepare(spark, lake)
+    _prepare_tables(spark, lake)
     book, forgotten = TopicBook(spark, lake, settings), read_receipts(lake.reader(spark))
     silences = Silences(spark, lake, settings, book)
     return BronzeQuery(
@@ -89,11 +88,11 @@ def start(
         Generations(settings.checkpoint(LAYER), LAYER),
         book,
         source=lambda start: (
-            _source(spark, settings, start, book, forgotten),
-            _BronzeBatch(lake, settings, book, silences, start.generation, on_batch),
+            _read_kafka_stream(spark, settings, start, book, forgotten),
+            _BronzeBatchWriter(lake, settings, book, silences, start.generation, on_batch),
         ),
-        record_planned=lambda generation: _record_last_batch(spark, lake, settings, generation),
-        bar_planned=lambda generation: _bar_last_batch(spark, lake, generation),
+        record_planned=lambda generation: _record_last_planned_batch(spark, lake, settings, generation),
+        reject_planned=lambda generation: _reject_last_planned_batch(spark, lake, generation),
         trigger=settings.bronze.trigger,
         once=once,
         on_wait=on_wait or (lambda _: None),
@@ -101,7 +100,7 @@ def start(
     ).start_query()
 
 
-def _prepare(spark: SparkSession, lake: Lake) -> None:
+def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     """Creates bronze's tables after checking that Kafka answers and that checkpoint and tables belong together."""
     settings = lake.settings
     require_uninterrupted(settings, LAYER)
@@ -111,7 +110,7 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
 
 
-def _source(
+def _read_kafka_stream(
     spark: SparkSession, settings: Settings, start: StartPlan, book: TopicBook, forgotten: Sequence[Erasure]
 ) -> DataFrame:
     stream = (
@@ -124,20 +123,20 @@ def _source(
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
-    return erase_forgotten(to_bronze_columns(stream, book.shifts), forgotten)
+    return erase_forgotten_messages(convert_to_bronze_columns(stream, book.shifts), forgotten)
 
 
-def to_bronze_columns(messages: DataFrame, shifts: Mapping[str, int]) -> DataFrame:
+def convert_to_bronze_columns(messages: DataFrame, offset_shifts: Mapping[str, int]) -> DataFrame:
     """Converts rows of Spark's Kafka source to the columns of `bronze.messages`.
 
     Args:
-        shifts: Number to add to Kafka's offsets of a topic, by its name. Topics with a shift of 0 may be absent.
+        offset_shifts: Number to add to Kafka's offsets of a topic, by its name. Topics with a shift of 0 may be absent.
     """
     from pyspark.sql import functions as F
 
     offset = F.col("offset")
-    if shifts:
-        by_topic = F.create_map(*(F.lit(item) for pair in shifts.items() for item in pair))
+    if offset_shifts:
+        by_topic = F.create_map(*(F.lit(item) for pair in offset_shifts.items() for item in pair))
         offset = offset + F.coalesce(by_topic[F.col("topic")], F.lit(0))
     return messages.select(
         "topic",
@@ -152,7 +151,7 @@ def to_bronze_columns(messages: DataFrame, shifts: Mapping[str, int]) -> DataFra
     )
 
 
-class _BronzeBatch:
+class _BronzeBatchWriter:
     """Commits the micro-batches of one start of the query: first the messages, then the ledger row."""
 
     def __init__(
@@ -181,9 +180,9 @@ class _BronzeBatch:
         with self._commit_lock:
             if self._retired:
                 raise SessionlakeError("bronze: the query was restarted before this batch was committed")
-            self._commit(rows, txn)
+            self._commit_batch(rows, txn)
 
-    def note_silences(self, *, at_end: bool = False) -> None:
+    def write_due_silences(self, *, at_end: bool = False) -> None:
         """Writes the silences of topic-partitions to bronze, if the next check is due or the query has ended."""
         if self._silences.is_time() or at_end:
             silences = self._silences.find_silences()
@@ -191,61 +190,60 @@ class _BronzeBatch:
                 if not self._retired:
                     self._silences.write(silences)
 
-    def retire(self) -> None:
+    def reject_later_batches(self) -> None:
         """Waits until the current batch is committed, and rejects later ones."""
         with self._commit_lock:
             self._retired = True
 
-    def _commit(self, rows: DataFrame, txn: Txn) -> None:
+    def _commit_batch(self, rows: DataFrame, txn: Txn) -> None:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
         wait_for_plan(self._generation.folder, self._generation.batch_id(txn.version))
-        planned = _planned(self._generation, txn.version, self._shifts)
+        planned = _read_planned_offsets(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
-        other_versions = versions_written_elsewhere(spark, lake) if self._log is None else ()
-        self._log = self._log or OffsetLog.load(spark, lake, LAYER, txn)
+        other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
+        self._log = self._log or OffsetLog.load_from_ledger(spark, lake, LAYER, txn)
         before = lake.latest_version(spark, MESSAGES)
         expected = sum(end - first for first, end in planned.values())
         with (
-            interpreted(spark, when=expected <= lake.limits.few_messages),
-            stage_append(spark, lake, MESSAGES, self._rows_to_write(rows, expected), txn) as written,
+            without_code_generation(spark, enabled=expected <= lake.limits.few_messages),
+            stage_append(spark, lake, MESSAGES, self._load_rows_to_write(rows, expected), txn) as written,
         ):
             self._book.admit(topics)  # after the rows were read, and before any of them is in the table
             if written.count() != expected and not self._settings.kafka.allow_offset_gaps:
                 explain_gaps(spark, lake, planned, written.columns(*OFFSET), self._shifts, txn)
         commit = lake.last_commit(spark, MESSAGES)
         is_first_write = commit.version == before + 1 and commit.rows == expected
-        ranges = _ranges_if_complete(planned) if is_first_write else stored_ranges(spark, lake, planned)
-        gaps = self._settings.kafka.allow_offset_gaps
-        self._log.check(ranges, allow_gaps=gaps, layer=LAYER)
+        ranges = _list_planned_ranges(planned) if is_first_write else read_stored_ranges(spark, lake, planned)
+        self._log.check_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
         other_outputs = (*self._book.unrecorded_version(), *other_versions)
-        entry = bronze_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=other_outputs)
-        self._ledger.write(spark, entry)
-        self._log.advance(ranges)
+        entry = build_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=other_outputs)
+        self._ledger.write_entry(spark, entry)
+        self._log.record_committed_ranges(ranges)
         # The silences come first: another thread that sees the new position must also see the time of its last message.
         self._silences.advance(ranges)
-        self._book.advance(_ranges_if_complete(planned))  # offsets without a message count as read, too
+        self._book.advance(_list_planned_ranges(planned))  # offsets without a message count as read, too
         if not self._is_resumption_noted:
             clear_stop(self._settings, LAYER)
             self._is_resumption_noted = True
         if self._on_batch:
             self._on_batch(entry)
 
-    def _rows_to_write(self, rows: DataFrame, expected: int) -> Rows:
+    def _load_rows_to_write(self, rows: DataFrame, expected_count: int) -> Rows:
         """Returns the batch's rows: as an Arrow table if they are few and small, else as a frame to stage on disk.
 
         All rows are read before the commit: only then it is known whether a topic was created again during the read.
         Rows that are in the table by then cannot be removed, because silver may have read them.
         """
-        if expected <= self._lake.limits.few_messages:
-            read = _read_if_small(rows, _IN_MEMORY_BYTES // max(expected, 1))
+        if expected_count <= self._lake.limits.few_messages:
+            read = _read_rows_if_small(rows, _IN_MEMORY_BYTES // max(expected_count, 1))
             if read is not None:
                 return read
         # One file per core: a task per topic-partition would write one tiny file each.
         return rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
 
 
-def _read_if_small(rows: DataFrame, limit: int) -> pa.Table | None:
-    """Reads the rows into memory. Returns None if a row is larger than `limit` bytes; its content is not read."""
+def _read_rows_if_small(rows: DataFrame, max_row_bytes: int) -> pa.Table | None:
+    """Reads the rows into memory. Returns None if one has more than `max_row_bytes` bytes; it is not read then."""
     from pyspark.sql import functions as F
 
     def with_header(total: Column, header: Column) -> Column:
@@ -253,13 +251,13 @@ def _read_if_small(rows: DataFrame, limit: int) -> pa.Table | None:
 
     headers = F.when(F.col("headers").isNotNull(), F.aggregate("headers", F.lit(0), with_header))
     size = sum((F.coalesce(part, F.lit(0)) for part in (F.length("key"), F.length("value"), headers)), F.lit(0))
-    is_small = size <= limit
+    is_small = size <= max_row_bytes
     kept = {name: F.when(is_small, F.col(name)) for name in ("key", "value", "headers")}
     read = rows.withColumn("is_small", is_small).withColumns(kept).toArrow()
     return read.drop_columns("is_small") if pc.all(read["is_small"]).as_py() is not False else None
 
 
-def _record_last_batch(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
+def _record_last_planned_batch(spark: SparkSession, lake: Lake, settings: Settings, generation: Generation) -> bool:
     """Returns True if the last planned batch is in the table. Writes its ledger row if that is missing.
 
     A crash between the commit of the messages and that of the ledger row leaves a batch without its row.
@@ -273,15 +271,15 @@ def _record_last_batch(spark: SparkSession, lake: Lake, settings: Settings, gene
     recorded, batch = require_current_checkpoint(spark, lake, generation), generation.last_planned_batch
     if batch is None or recorded == batch:
         return batch is not None
-    shifts = {topic: row.offset_shift for topic, row in latest_generations(read_topics(spark, lake)).items()}
-    ranges = stored_ranges(spark, lake, _planned(generation, batch, shifts))
+    shifts = {topic: row.offset_shift for topic, row in select_latest_generations(read_topics(spark, lake)).items()}
+    ranges = read_stored_ranges(spark, lake, _read_planned_offsets(generation, batch, shifts))
     if not ranges:
         return False
     txn = Txn(generation.app_id, batch)
-    log = OffsetLog.load(spark, lake, LAYER, txn)
-    log.check(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
+    log = OffsetLog.load_from_ledger(spark, lake, LAYER, txn)
+    log.check_ranges(ranges, allow_gaps=settings.kafka.allow_offset_gaps, layer=LAYER)
     version = lake.latest_version(spark, MESSAGES)
-    Ledger(lake).write(spark, bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)))
+    Ledger(lake).write_entry(spark, build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)))
     return True
 
 
@@ -291,7 +289,7 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
     Raises:
         LossError: The ledger has a batch that is later than every batch in the checkpoint.
     """
-    recorded = last_batch(lake.reader(spark), LAYER, generation.app_id)
+    recorded = read_last_batch(lake.reader(spark), LAYER, generation.app_id)
     if recorded is not None and recorded >= generation.next_batch:
         raise LossError(
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
@@ -302,7 +300,7 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
     return recorded
 
 
-def _bar_last_batch(spark: SparkSession, lake: Lake, generation: Generation) -> None:
+def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Generation) -> None:
     """Makes the table reject the last planned batch, because its messages are planned again in another batch.
 
     A process that lost its lease may still hold the batch in memory and commit it. If the generation has no batch yet,
@@ -313,15 +311,15 @@ def _bar_last_batch(spark: SparkSession, lake: Lake, generation: Generation) -> 
         fence_off(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 
-def _planned(generation: Generation, batch: int, shifts: Mapping[str, int]) -> Planned:
+def _read_planned_offsets(generation: Generation, batch: int, offset_shifts: Mapping[str, int]) -> PlannedOffsets:
     read = planned_ranges(generation.folder, generation.batch_id(batch))
     return {
-        (topic, partition): (first + shifts.get(topic, 0), end + shifts.get(topic, 0))
+        (topic, partition): (first + offset_shifts.get(topic, 0), end + offset_shifts.get(topic, 0))
         for (topic, partition), (first, end) in read.items()
     }
 
 
-def stored_ranges(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[OffsetRange, ...]:
+def read_stored_ranges(spark: SparkSession, lake: Lake, planned: PlannedOffsets) -> tuple[OffsetRange, ...]:
     """Returns, for each topic-partition of a planned batch, the offset range and number of its messages in the table.
 
     Each range ends at the last message in the table, not at the last planned offset, as layers that read the table do.
@@ -337,30 +335,32 @@ def stored_ranges(spark: SparkSession, lake: Lake, planned: Planned) -> tuple[Of
     )
 
 
-def stored_ranges_after(spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]) -> tuple[OffsetRange, ...]:
-    """Returns the offset range and number of messages that the table has after `ends`, by topic-partition.
+def read_stored_ranges_after(
+    spark: SparkSession, lake: Lake, last_offsets: Mapping[TopicPartition, int]
+) -> tuple[OffsetRange, ...]:
+    """Returns the offset range and number of messages that the table has after `last_offsets`, by topic-partition.
 
-    `ends` has the last known offset of topic-partitions. Others are returned from their first offset.
+    `last_offsets` has the last known offset of topic-partitions. Others are returned from their first offset.
     """
     from pyspark.sql import functions as F
 
     known = spark.createDataFrame(
-        [(*place, end) for place, end in ends.items()], "topic string, partition int, end long"
+        [(*place, end) for place, end in last_offsets.items()], "topic string, partition int, end long"
     )
-    rows = without_silences(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
+    rows = drop_silences(lake.read(spark, MESSAGES)).join(F.broadcast(known), ["topic", "partition"], "left")
     later = rows.where("end IS NULL OR offset > end").groupBy("topic", "partition")
     found = later.agg(F.min("offset"), F.max("offset"), F.count("*")).collect()
     return tuple(OffsetRange(*row) for row in sorted(found))
 
 
-def _ranges_if_complete(planned: Planned) -> tuple[OffsetRange, ...]:
+def _list_planned_ranges(planned: PlannedOffsets) -> tuple[OffsetRange, ...]:
     return tuple(
         OffsetRange(topic, partition, first, end - 1, end - first)
         for (topic, partition), (first, end) in planned.items()
     )
 
 
-def versions_written_elsewhere(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
+def read_operations_table_versions(spark: SparkSession, lake: Lake) -> tuple[TableOutput, ...]:
     """Returns the current versions of `ops.erasures` and `ops.retained`, which operations write.
 
     The first ledger entry after a start records them, so that an older copy of these tables is noticed later.
@@ -369,12 +369,12 @@ def versions_written_elsewhere(spark: SparkSession, lake: Lake) -> tuple[TableOu
     return tuple(TableOutput(table, lake.latest_version(spark, table), 0) for table in existing)
 
 
-def bronze_ledger_entry(
+def build_ledger_entry(
     settings: Settings,
     txn: Txn,
     ranges: tuple[OffsetRange, ...],
-    version: int,
-    started: datetime,
+    table_version: int,
+    started_at: datetime,
     *,
     source: str = "kafka",
     other_outputs: tuple[TableOutput, ...] = (),
@@ -383,7 +383,7 @@ def bronze_ledger_entry(
 
     Args:
         ranges: The offsets that the batch added.
-        version: Version of `bronze.messages` that the batch created.
+        table_version: Version of `bronze.messages` that the batch created.
         other_outputs: Versions of further tables to record in the entry.
     """
     messages = sum(item.messages for item in ranges)
@@ -391,10 +391,10 @@ def bronze_ledger_entry(
         layer=LAYER,
         txn=txn,
         source=source,
-        started_at=started,
+        started_at=started_at,
         offsets=ranges,
-        outputs=(TableOutput(MESSAGES, version, messages), *other_outputs),
+        outputs=(TableOutput(MESSAGES, table_version, messages), *other_outputs),
         messages=messages,
         applied=messages,
-        config_hash=config_hash(settings),
+        config_hash=hash_settings_of_layers(settings),
     )

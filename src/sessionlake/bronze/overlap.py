@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sessionlake.bronze.topic_rules import Seen, change_of
 from sessionlake.delta.storage.offset_ranges import OffsetRanges
-from sessionlake.ledger.progress import Span
+from sessionlake.ledger.progress import ReadOffsets
 from sessionlake.ledger.topics import Topic, TopicState
 from sessionlake.protocol.types import TopicPartition
 
@@ -31,7 +31,7 @@ class Overlap:
     recreated_topics: tuple[str, ...]
 
 
-def overlap(spans: Iterable[Span], known: Mapping[str, Topic], seen: Mapping[str, Seen]) -> Overlap:
+def overlap(spans: Iterable[ReadOffsets], known: Mapping[str, Topic], seen: Mapping[str, Seen]) -> Overlap:
     """Returns the offsets that both bronze and Kafka should have.
 
     For each topic-partition they start at the higher of the two first offsets and end at the lower of the two last. If

@@ -33,7 +33,7 @@ class BatchCommitter(Protocol):
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         """Commits one batch."""
 
-    def note_silences(self, *, at_end: bool = False) -> None:
+    def write_due_silences(self, *, at_end: bool = False) -> None:
         """Writes down which topic-partitions are silent, if a check is due.
 
         Args:
@@ -43,7 +43,7 @@ class BatchCommitter(Protocol):
             BrokerError: Kafka does not answer.
         """
 
-    def retire(self) -> None:
+    def reject_later_batches(self) -> None:
         """Waits until the current batch is committed, and rejects later ones."""
 
 
@@ -114,8 +114,8 @@ class BronzeQuery(LayerQuery):
         source: Returns for a `StartPlan` the Spark stream to read, and the function that commits its batches.
         record_planned: Called with a generation. Returns True if the messages of its last planned batch are in the
             tables, and then writes the batch's ledger row if it is missing.
-        bar_planned: Called with a generation whose last planned batch is not in the tables. Makes them reject it from
-            now on.
+        reject_planned: Called with a generation whose last planned batch is not in the tables. Makes the tables
+            reject this batch from now on.
         trigger: Time between two batches.
         once: If true, the query stops after it has read what Kafka holds now.
         on_wait: Called with a text when the query starts to wait for Kafka and when it resumes.
@@ -131,7 +131,7 @@ class BronzeQuery(LayerQuery):
         *,
         source: Callable[[StartPlan], tuple[DataFrame, BatchCommitter]],
         record_planned: Callable[[Generation], bool],
-        bar_planned: Callable[[Generation], None],
+        reject_planned: Callable[[Generation], None],
         trigger: timedelta,
         once: bool,
         on_wait: Callable[[str], None],
@@ -142,7 +142,7 @@ class BronzeQuery(LayerQuery):
         self._book = book
         self._source = source
         self._record_last_batch = record_planned
-        self._bar_batch = bar_planned
+        self._bar_batch = reject_planned
         self._trigger, self._once = trigger, once
         self._on_wait = on_wait
         self._find_unreadable = find_unreadable
@@ -228,7 +228,7 @@ class BronzeQuery(LayerQuery):
         self._stopped = True
         super().stop()
         if self._batches is not None:
-            self._batches.retire()
+            self._batches.reject_later_batches()
         self._book.close()
 
     def _explain(self, error: BaseException) -> SessionlakeError:
@@ -251,7 +251,7 @@ class BronzeQuery(LayerQuery):
     def _note_silences(self, *, at_end: bool = False) -> None:
         if self._batches is not None and not self._stopped:
             with suppress(BrokerError):  # the next check tries again
-                self._batches.note_silences(at_end=at_end)
+                self._batches.write_due_silences(at_end=at_end)
 
     def _try_restart(self, halt: Interruption) -> None:
         """Restarts the query if Kafka answers and the topics allow it. Asks Kafka once a second at most.
@@ -327,7 +327,7 @@ class BronzeQuery(LayerQuery):
     def _plan_start(self) -> bool:
         """Plans the next start from `ops.topics`, Kafka and the checkpoint; returns True if topics changed it."""
         if self._batches is not None:
-            self._batches.retire()
+            self._batches.reject_later_batches()
         generation = self._generations.current
         self._generations.remove_superseded()
         settled = self._record_last_batch(generation)

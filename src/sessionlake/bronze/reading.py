@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.subscription import starting_offsets
 from sessionlake.kafka.clients import spark_source_options
-from sessionlake.ledger.absent import Run
+from sessionlake.ledger.absent import OffsetRun
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_kafka_messages(
-    spark: SparkSession, settings: Settings, ranges: Mapping[TopicPartition, Run], *, fail_on_loss: bool
+    spark: SparkSession, settings: Settings, ranges: Mapping[TopicPartition, OffsetRun], *, fail_on_loss: bool
 ) -> DataFrame:
     """Returns the messages at the given Kafka offsets, in the columns of Spark's Kafka source.
 

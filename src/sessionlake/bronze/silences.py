@@ -31,8 +31,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.ledger.progress import last_commits_since
-from sessionlake.ledger.silences import read_silences, without_silences
+from sessionlake.ledger.progress import read_last_commits_since
+from sessionlake.ledger.silences import drop_silences, read_silences
 from sessionlake.protocol.silence import Silence, decode, encode
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -165,7 +165,7 @@ class Silences:
                 return {}
             reader = self._lake.reader(self._spark)
             long_ago = now.wall - 3 * after
-            before = dict.fromkeys(ends, long_ago) | last_commits_since(reader, BRONZE, long_ago)
+            before = dict.fromkeys(ends, long_ago) | read_last_commits_since(reader, BRONZE, long_ago)
             noted = sorted(self._load_noted(reader), key=attrgetter("behind", "lasted"))
             self._noted = {silence.place: silence for silence in noted}
             self._save_noted()
@@ -213,7 +213,7 @@ class Silences:
         """
         from pyspark.sql import functions as F
 
-        messages = without_silences(self._lake.read(self._spark, MESSAGES))
+        messages = drop_silences(self._lake.read(self._spark, MESSAGES))
         last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in ends.items()}))
         said, read = F.max(counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
         rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())

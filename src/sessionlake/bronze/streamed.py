@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sessionlake.bronze.archive.source import SKIP
-from sessionlake.bronze.job import LAYER, bronze_ledger_entry, stored_ranges_after, versions_written_elsewhere
+from sessionlake.bronze.job import LAYER, build_ledger_entry, read_operations_table_versions, read_stored_ranges_after
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, OffsetHoleError
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange
-from sessionlake.ledger.erasures import Erasure, erase_forgotten, read_receipts
+from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import on_disk
+from sessionlake.spark.frames import store_on_disk
 from sessionlake.streaming.checkpoint import last_committed, last_planned
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
@@ -182,21 +182,24 @@ class _Batch:
         from pyspark.sql import functions as F
 
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        other_versions = versions_written_elsewhere(spark, lake) if self._log is None else ()
+        other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
         if self._log is None:  # read once: forgetting a session requires that bronze has stopped
-            self._log, self._forgotten = OffsetLog.load(spark, lake, LAYER, txn), read_receipts(lake.reader(spark))
+            self._log, self._forgotten = (
+                OffsetLog.load_from_ledger(spark, lake, LAYER, txn),
+                read_receipts(lake.reader(spark)),
+            )
         log = self._log
-        with on_disk(self._source.messages(rows, log.last_offsets)) as read:
+        with store_on_disk(self._source.messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _extents(sound)
             _refuse_repeated(sound, extents, log.last_offsets)
             ranges = _ranges(extents)
-            log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
+            log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
                 append(spark, lake, DAMAGED, _damaged_rows(damaged), txn)
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
-            messages = erase_forgotten(stored, self._forgotten)
+            messages = erase_forgotten_messages(stored, self._forgotten)
             before = lake.latest_version(spark, MESSAGES)
             # Silver may read the files of a commit in any order, so no topic-partition may be in two of them.
             cores = spark.sparkContext.defaultParallelism
@@ -204,8 +207,8 @@ class _Batch:
         commit = lake.last_commit(spark, MESSAGES)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table already had the batch, and the source may give other messages now. So the table decides.
-            ranges = stored_ranges_after(spark, lake, log.last_offsets)
-        entry = bronze_ledger_entry(
+            ranges = read_stored_ranges_after(spark, lake, log.last_offsets)
+        entry = build_ledger_entry(
             self._settings,
             txn,
             ranges,
@@ -214,8 +217,8 @@ class _Batch:
             source=self._source.name,
             other_outputs=other_versions,
         )
-        self._ledger.write(spark, entry)
-        log.advance(ranges)
+        self._ledger.write_entry(spark, entry)
+        log.record_committed_ranges(ranges)
         if self._on_batch:
             self._on_batch(entry)
 

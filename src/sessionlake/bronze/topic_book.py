@@ -20,10 +20,17 @@ from sessionlake.delta.schemas.names import BRONZE, TOPICS, TOPICS_APP
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, TopicChangedError, UnknownTopicError
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.ledger.absent import NO_END, recorded_runs, skip_runs
+from sessionlake.ledger.absent import NO_END, find_offset_after_runs, read_absent_runs
 from sessionlake.ledger.entries import OffsetRange, TableOutput
-from sessionlake.ledger.progress import offset_spans
-from sessionlake.ledger.topics import PartitionOffsets, Topic, TopicState, latest_generations, read_topics, write_topics
+from sessionlake.ledger.progress import read_layer_offsets
+from sessionlake.ledger.topics import (
+    PartitionOffsets,
+    Topic,
+    TopicState,
+    read_topics,
+    select_latest_generations,
+    write_topics,
+)
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.losses import refuse_unknown_topics
@@ -62,7 +69,7 @@ class TopicBook:
     @property
     def topics(self) -> dict[str, Topic]:
         """The last generation of every topic in `ops.topics`, by name."""
-        return latest_generations(self._rows.values())
+        return select_latest_generations(self._rows.values())
 
     def topics_to_exclude(self) -> frozenset[str]:
         """Returns the names of topics to which a query that starts now must not subscribe, and remembers them."""
@@ -318,11 +325,11 @@ class TopicBook:
         """Moves each `next_offset` past the offsets in the ledger, and past recorded offsets without a message."""
         known, now = self.topics, datetime.now(UTC)
         reader = self._lake.reader(self._spark)
-        taken = offset_spans(reader, BRONZE)
+        taken = read_layer_offsets(reader, BRONZE)
         refuse_unknown_topics(known, (span.topic for span in taken))
-        absent = recorded_runs(reader, {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken})
+        absent = read_absent_runs(reader, {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken})
         for span in taken:
-            end = skip_runs(absent.get((span.topic, span.partition), ()), span.last + 1)
+            end = find_offset_after_runs(absent.get((span.topic, span.partition), ()), span.last + 1)
             row = _advanced(known[span.topic], span.partition, span.first, end, now)
             known[span.topic] = self._rows[row.topic, row.generation] = row
 

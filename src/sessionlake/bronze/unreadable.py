@@ -16,7 +16,7 @@ from sessionlake.bronze.offsets import planned_ranges
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, UnreadableMessageError
-from sessionlake.ledger.absent import Run
+from sessionlake.ledger.absent import OffsetRun
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import KnownFailure, parse_failure
@@ -26,7 +26,7 @@ from sessionlake.streaming.generations import Generation
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Ranges = Mapping[TopicPartition, Run]
+Ranges = Mapping[TopicPartition, OffsetRun]
 _UNREADABLE = KnownFailure(
     LakeError,
     "a message cannot be read",
@@ -42,7 +42,7 @@ _UNREADABLE = KnownFailure(
 _NO_CONSUMER = KnownFailure(
     LakeError,
     "no consumer can be made",
-    beginnings=("Failed to construct kafka consumer", "Failed to create new Kafka"),
+    message_starts=("Failed to construct kafka consumer", "Failed to create new Kafka"),
 )
 """Errors that are also a `KafkaException`, but mean a wrong address or keystore, not an unreadable message."""
 
@@ -108,7 +108,7 @@ def explain_unreadable(
 def is_unreadable(error: BaseException) -> bool:
     """Returns True if Spark's error is about a message that cannot be delivered, not about reaching Kafka."""
     failure = parse_failure(error)
-    return _UNREADABLE.fits(failure) and not _NO_CONSUMER.fits(failure)
+    return _UNREADABLE.matches_failure(failure) and not _NO_CONSUMER.matches_failure(failure)
 
 
 def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tuple[TopicPartition, int] | None:

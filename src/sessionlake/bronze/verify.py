@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.bronze.compare import FIELDS, OFFSET, Comparison, compare
-from sessionlake.bronze.job import to_bronze_columns
+from sessionlake.bronze.job import convert_to_bronze_columns
 from sessionlake.bronze.overlap import Overlap, overlap
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import seen_topics
@@ -27,10 +27,10 @@ from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condit
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError, LakeError
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.ledger.absent import NO_END, Reason, count_covered, recorded_runs
-from sessionlake.ledger.progress import Span, offset_spans
-from sessionlake.ledger.retained import Beginning, beginnings, read_heads
-from sessionlake.ledger.topics import latest_generations, read_topics
+from sessionlake.ledger.absent import NO_END, AbsenceReason, count_offsets_in_runs, read_absent_runs
+from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
+from sessionlake.ledger.retained import PartitionStart, read_partition_starts, read_removed_rows_without_limits
+from sessionlake.ledger.topics import read_topics, select_latest_generations
 from sessionlake.protocol.erased import KEY as ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -71,7 +71,7 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         BrokerError: Kafka cannot be read, or a topic was deleted or created again during the comparison.
     """
     lake = Lake(settings)
-    taken = offset_spans(
+    taken = read_layer_offsets(
         lake.reader(spark), BRONZE
     )  # read before `ops.topics`, which then has the offset shifts of all
     if not taken:
@@ -79,9 +79,9 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
             "bronze holds no messages yet, so there is nothing to compare",
             fix="Run `sessionlake run bronze --once` to read what Kafka holds",
         )
-    cut = read_heads(lake.reader(spark)).get(MESSAGES)
-    taken = _left(taken, beginnings(lake.reader(spark)))
-    known = latest_generations(read_topics(spark, lake))
+    cut = read_removed_rows_without_limits(lake.reader(spark)).get(MESSAGES)
+    taken = _left(taken, read_partition_starts(lake.reader(spark)))
+    known = select_latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
         ids = admin.topic_ids()
@@ -91,25 +91,25 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         absent = _absent_behind(lake.reader(spark), taken)
         sides = _Sides(spark, lake, admin, ids, shifts)
         offsets = sum(last + 1 - first for first, last in both.ranges.values())
-        skipped = recorded_runs(
-            lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, Reason.SKIPPED
+        skipped = read_absent_runs(
+            lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, AbsenceReason.SKIPPED
         )
         parts = chain.from_iterable(
             subtract_runs(part, skipped) for part in slice_ranges(both.ranges, -(-offsets // SLICE_OFFSETS))
         )
         comparison = sum((sides.compare(part) for part in parts if part), Comparison())
-    gone = 0 if cut is None else cut.gone
+    gone = 0 if cut is None else cut.max_missing_rows
     removed = max(0, sum(span.messages for span in taken) - gone - comparison.messages - comparison.erased)
     return VerifiedBronze(comparison, replace(both, unread=both.unread - absent), removed, gone)
 
 
-def _absent_behind(reader: TableReader, taken: Iterable[Span]) -> int:
+def _absent_behind(reader: TableReader, taken: Iterable[ReadOffsets]) -> int:
     """Returns the number of offsets after bronze's last messages that bronze has recorded as having no message."""
     behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
-    return sum(count_covered(runs, *behind[place]) for place, runs in recorded_runs(reader, behind).items())
+    return sum(count_offsets_in_runs(runs, *behind[place]) for place, runs in read_absent_runs(reader, behind).items())
 
 
-def _left(taken: Iterable[Span], gone: Mapping[TopicPartition, Beginning]) -> list[Span]:
+def _left(taken: Iterable[ReadOffsets], gone: Mapping[TopicPartition, PartitionStart]) -> list[ReadOffsets]:
     """Returns bronze's offset ranges without the messages that retention has removed from bronze."""
     firsts = {place: at.last_removed + 1 for place, at in gone.items()}
     return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in taken]
@@ -162,7 +162,7 @@ class _Sides:
         # Kafka's retention may remove messages during the read.
         frame = read_kafka_messages(self.spark, self.lake.settings, read, fail_on_loss=False)
         try:
-            return hashed(to_bronze_columns(frame, self.shifts)).toArrow()
+            return hashed(convert_to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
             raise BrokerError(
                 f"Kafka's messages could not be read: {parse_failure(error)}",

@@ -77,19 +77,17 @@ def archived_messages(
 
     from sessionlake.bronze.archive.lines import Message
     from sessionlake.delta.lake import Lake
-    from sessionlake.ledger.silences import without_silences
-    from sessionlake.spark.reading_plan import require_condition
+    from sessionlake.ledger.silences import drop_silences
+    from sessionlake.spark.reading_plan import require_plain_condition
     from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
-        require_condition(spark, "archive: --where", where)
+        require_plain_condition(spark, "archive: --where", where)
     order = ("topic", "partition", "offset")
     fields = ("unix_millis(timestamp) AS at", "timestamp_type", "key", "value", "headers")
     try:
-        rows = without_silences(
-            lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)})
-        )
+        rows = drop_silences(lake.storage.read(spark, MESSAGES, {"versionAsOf": lake.latest_version(spark, MESSAGES)}))
         chosen = rows if where is None else rows.where(where)
         messages = chosen.selectExpr(*order, *fields).orderBy(*order).toLocalIterator()
     except PySparkException as error:

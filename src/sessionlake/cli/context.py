@@ -83,7 +83,7 @@ def running_spark(
     try:
         with explain_errors():
             with stop.raise_on_signal() if stop else nullcontext():
-                spark = spark_session(settings, app=app, lasting=lasting)
+                spark = spark_session(settings, app=app, long_running=lasting)
             if stop:
                 stop.install_handlers()
             yield spark

@@ -28,8 +28,8 @@ from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError,
 from sessionlake.history.missing import missing_offsets
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.positions import verify_sums
-from sessionlake.ledger.topics import READ_STATES, TopicState, latest_generations, read_topics
+from sessionlake.ledger.positions import verify_copied_sums
+from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
 from sessionlake.operations.preflight import Subject, layers_of, require_newest, require_subject
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
@@ -251,7 +251,7 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
 
 
 def _check_sums(reader: TableReader) -> str:
-    used = verify_sums(reader)
+    used = verify_copied_sums(reader)
     return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
 
@@ -293,7 +293,11 @@ def _query_id(settings: Settings, layer: str) -> str | None:
 
 
 def _check_layers(reader: TableReader, settings: Settings) -> str:
-    ran = {row["layer"] for row in to_dicts(LedgerReader(reader).current()) if not row["app_id"].startswith(REBUILD)}
+    ran = {
+        row["layer"]
+        for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild())
+        if not row["app_id"].startswith(REBUILD)
+    }
     lost = [layer for layer in layers_of(settings) if layer in ran and _query_id(settings, layer) is None]
     if lost:
         remedies = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
@@ -310,7 +314,7 @@ def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
         except LossError as loss:
             return Finding(Level.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
-    now = latest_generations(rows).values()
+    now = select_latest_generations(rows).values()
     known = ", ".join(
         f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_first_names(names)})")
         for state in TopicState

@@ -147,12 +147,12 @@ def select_rows(
 
     from sessionlake.delta.lake import Lake
     from sessionlake.gold.sql.views import DEFINITIONS
-    from sessionlake.spark.reading_plan import require_condition
+    from sessionlake.spark.reading_plan import require_plain_condition
     from sessionlake.streaming.errors import explain_sql_error
 
     lake = Lake(settings)
     if where is not None:
-        require_condition(spark, "export: --where", where)
+        require_plain_condition(spark, "export: --where", where)
     try:
         if table in DEFINITIONS:
             rows = _view(spark, lake, table)

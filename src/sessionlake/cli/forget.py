@@ -12,7 +12,7 @@ from sessionlake.cli.context import Config, say, settings_of, with_spark
 from sessionlake.cli.options import OfTopic, ShortenGold
 from sessionlake.cli.show import write_line
 from sessionlake.errors import UsageError
-from sessionlake.visible import json_line
+from sessionlake.visible import to_json_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +63,7 @@ def forget(
     erasure = with_spark(
         settings, lambda spark: forget_session(spark, settings, session, topic, wait, shorten=shorten_gold)
     )
-    write_line(json_line(receipt(erasure), indent=2))
+    write_line(to_json_line(receipt(erasure), indent=2))
     remaining, unread = erasure.report["search"]["found"], erasure.report["search"]["unread"]
     for place in remaining:
         say(f"the id is still in {place}")

@@ -45,7 +45,7 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
         if product not in complete:
             say(f"{product.table} is not compared, because it does not exist yet: `sessionlake run gold` creates it")
     are_equal = [processors.verify(spark, settings, processor, say) for processor in _with_sources(settings)]
-    return all(comparison.first is None for comparison in comparisons) and all(are_equal)
+    return all(comparison.first_difference is None for comparison in comparisons) and all(are_equal)
 
 
 def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say, *, shorten: bool = False) -> None:
@@ -61,9 +61,11 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
     """
     known, with_sources = tables_of(settings), _with_sources(settings)
     chosen = [product for product in known if table in (None, product.table)]
-    chosen_with_sources = [processor for processor in with_sources if table in (None, processor.into)]
+    chosen_with_sources = [processor for processor in with_sources if table in (None, processor.output_table)]
     if not chosen and not chosen_with_sources:
-        names = ", ".join([*(product.table for product in known), *(processor.into for processor in with_sources)])
+        names = ", ".join(
+            [*(product.table for product in known), *(processor.output_table for processor in with_sources)]
+        )
         raise UsageError(f"{table} is not a table of gold", fix=f"Name one of {names}")
     if chosen:
         _rebuild_from_silver(spark, settings, chosen, table, say, shorten=shorten)

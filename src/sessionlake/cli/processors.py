@@ -28,7 +28,7 @@ def cancel(spark: SparkSession, settings: Settings, name: str, say: Say) -> None
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claimed(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
         processors.cancel(spark, settings, name)
-    say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).into} is unchanged")
+    say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).output_table} is unchanged")
 
 
 def rebuild(
@@ -45,8 +45,8 @@ def rebuild(
             require_uninterrupted(settings, SILVER)  # the source may be a table of silver
             rows, different = keyed.rebuild(spark, settings, processor)
             say(
-                f"{processor.into} is rebuilt from {processor.source}: {rows} rows; compared with the former table: "
-                f"{different}"
+                f"{processor.output_table} is rebuilt from {processor.source}: {rows} rows; compared with the former "
+                f"table: {different}"
             )
             _show(different, form)
             return
@@ -71,7 +71,8 @@ def rebuild_advice(processor: ProcessorSettings) -> str:
     This needs a command, because the processor's stream reads only rows that are appended to the source.
     """
     return (
-        f"{processor.into} was made of the former rows: run `sessionlake rebuild {processor.rebuilt_as}` to update it"
+        f"{processor.output_table} was made of the former rows: run `sessionlake rebuild "
+        f"{processor.rebuild_argument}` to update it"
     )
 
 
@@ -81,10 +82,10 @@ def verify(spark: SparkSession, settings: Settings, processor: ProductProcessor,
     Returns True if they are equal.
     """
     settings = choose_processor(settings, Layer.PROCESSOR, processor.name)
-    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {processor.into}"):
+    with claimed(spark, settings, Layer.PROCESSOR, f"verifies {processor.output_table}"):
         comparison = verify_product(spark, settings, processor)
     say(str(comparison))
-    return isinstance(comparison, str) or comparison.first is None
+    return isinstance(comparison, str) or comparison.first_difference is None
 
 
 def show_difference(spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say) -> None:

@@ -20,7 +20,7 @@ from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
-from sessionlake.spark.reading_plan import Name, Reads, reads_of
+from sessionlake.spark.reading_plan import Name, NamesRead, find_names_read
 from sessionlake.spark.session import separate_session
 from sessionlake.streaming.errors import explain_sql_error
 
@@ -93,7 +93,7 @@ def _run(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], 
     lake = Lake(settings)
     text = with_stored_names(lake, sql)
     try:
-        reads = reads_of(spark, text, _functions(lake).keys())
+        reads = find_names_read(spark, text, _functions(lake).keys())
         named = _require_known(lake, reads)
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
@@ -123,7 +123,7 @@ def _functions(lake: Lake) -> dict[str, str]:
     return {".".join(_parts(lake.storage.function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS}
 
 
-def _require_known(lake: Lake, reads: Reads) -> list[str]:
+def _require_known(lake: Lake, reads: NamesRead) -> list[str]:
     """Returns the tables and functions of the lake that a statement reads.
 
     Raises:
@@ -176,7 +176,7 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
 
     bare, named = without_schemas(sql)
     try:
-        reads = reads_of(spark, bare)
+        reads = find_names_read(spark, bare)
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):

@@ -90,7 +90,7 @@ def _with_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iter
             fix=f"Set catalog in sessionlake.yml, or {ENV_PREFIX}CATALOG",
         )
     schemas = {
-        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.name_of(schema)
+        schema: given.get(f"{ENV_PREFIX}SCHEMAS__{schema.upper()}") or settings.schemas.configured_name(schema)
         for schema in SchemaSettings.model_fields
     }
     deployed = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})

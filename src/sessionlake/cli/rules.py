@@ -93,7 +93,7 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
     evaluated = {rule.name: rule for rule in recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
     rows = []
     stored = list(reader.rows(RULES))
-    for rule in enabled_rules(stored, declared, -1, settings.gold.retention.shortest):
+    for rule in enabled_rules(stored, declared, -1, settings.gold.retention.shortest_retention):
         now = evaluated.get(rule.name)
         is_current = now is not None and (now.rule, now.error) == (rule.rule, rule.error)
         state = "waits for gold" if not is_current else "stopped" if rule.error else "evaluated"

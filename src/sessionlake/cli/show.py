@@ -1,7 +1,7 @@
 """Writes rows to standard output: as a table for people, or as JSON lines or CSV for programs.
 
-No other module writes to standard output. Text for people goes through `visible`, so that no character of the data
-reaches a terminal as a control sequence.
+No other module writes to standard output. Text for people goes through `escape_invisible`, so that no character of the
+data reaches a terminal as a control sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from sessionlake.delta.storage.far_times import FarTime
-from sessionlake.visible import encodable, json_line, visible
+from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | Non
     out = out or sys.stdout
     if form is OutputFormat.JSON:
         for row in rows:
-            out.write(json_line(dict(zip(names, map(json_value, row), strict=True))) + "\n")
+            out.write(to_json_line(dict(zip(names, map(json_value, row), strict=True))) + "\n")
     elif form is OutputFormat.CSV:
         shown = _as_read_by(out)
         writer = csv.writer(out, lineterminator="\n")
@@ -67,11 +67,11 @@ def write_line(text: str) -> None:
 
 def write_text(text: str) -> None:
     """Writes lines for people to read."""
-    sys.stdout.write(f"{visible(text)}\n")
+    sys.stdout.write(f"{escape_invisible(text)}\n")
 
 
 def _as_read_by(out: TextIO) -> Callable[[str], str]:
-    return visible if out.isatty() else encodable
+    return escape_invisible if out.isatty() else escape_surrogates
 
 
 def show_table(table: pa.Table, form: OutputFormat) -> None:
@@ -132,7 +132,7 @@ def text_of(text: str, style: str = "") -> Text:
     """Returns a text for a table or grid, in which control and invisible characters are replaced by escapes."""
     from rich.text import Text
 
-    return Text(visible(text), style)
+    return Text(escape_invisible(text), style)
 
 
 def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
@@ -143,7 +143,7 @@ def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
 
 
 def console_on(out: TextIO) -> Console:
-    """Returns a console that shows text through `visible`, and prints brackets instead of reading them as markup.
+    """Returns a console that escapes invisible characters, and prints brackets instead of reading them as markup.
 
     If the output is a file or a pipe, lines are not cut, folded or padded, because there is no width to fit into.
     """
@@ -159,7 +159,7 @@ def console_on(out: TextIO) -> Console:
 
 
 class _Visible:
-    """A render hook that passes drawn text through `visible`, but not the control sequences of the console itself."""
+    """A render hook that escapes invisible characters in drawn text, but not the console's own control sequences."""
 
     def process_renderables(self, renderables: list[Any]) -> list[Any]:
         """Wraps the objects to draw."""
@@ -174,7 +174,7 @@ class _Drawn:
         from rich.segment import Segment
 
         for piece in console.render(self._inner, options):
-            yield piece if piece.control else Segment(visible(piece.text), piece.style)
+            yield piece if piece.control else Segment(escape_invisible(piece.text), piece.style)
 
 
 class _Unpadded:

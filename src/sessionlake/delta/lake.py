@@ -19,7 +19,7 @@ from sessionlake.delta.storage.limits import Limits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError
 from sessionlake.errors import LakeError
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,7 +120,7 @@ class Lake:
         if not self.storage.needs_spark and self.reader(spark).count(table) <= _SMALL_ROWS:
             with suppress(TooLargeError):
                 rows = self.reader(spark).table(table, max_bytes=self.limits.driver_bytes)
-                return as_frame(spark, rows).coalesce(1)
+                return to_spark_frame(spark, rows).coalesce(1)
         return self.read(spark, table)
 
     def stream(self, spark: SparkSession, table: str, max_bytes: int, options: Mapping[str, Any]) -> DataFrame:
@@ -287,7 +287,7 @@ class Lake:
         """Returns the fix part of the error about a table whose columns differ from the configuration."""
         own = self._processor_of(table)
         if own is not None:
-            return f"Run `sessionlake rebuild {own.rebuilt_as}`, or declare the column as it was"
+            return f"Run `sessionlake rebuild {own.rebuild_argument}`, or declare the column as it was"
         if table.startswith(f"{SILVER}.") and table != PROCESSOR_ERRORS:
             return (
                 "Run `sessionlake rebuild silver`, which builds all of silver from bronze with the declared columns, "
@@ -296,7 +296,7 @@ class Lake:
         return "Restore the table's columns as they were"
 
     def _processor_of(self, table: str) -> ProcessorSettings | None:
-        return next((own for own in self.settings.processors if own.into == table), None)
+        return next((own for own in self.settings.processors if own.output_table == table), None)
 
     def _add_columns(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:
         wanted = self._schemas[table].definitions_for(self.settings)

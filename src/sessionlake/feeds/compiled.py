@@ -21,7 +21,9 @@ from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
-from sessionlake.feeds.values import FeedColumn, milliseconds_of, row_id_of, typed_constant
+from sessionlake.feeds.row_ids import row_id_of
+from sessionlake.feeds.times import milliseconds_of
+from sessionlake.feeds.values import FeedColumn, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
 
@@ -38,7 +40,7 @@ class Compiled:
 
     Attributes:
         feed: The feed.
-        source: Source text of the function; None if none could be generated and the interpreter reads all messages.
+        source: Source text of the function; None if none could be generated and `feeds.reader` reads all messages.
         slow: Number of messages that the interpreter has read so far.
     """
 
@@ -79,7 +81,7 @@ class _Writer(CodeWriter):
     """
 
     def __init__(self, feed: Feed) -> None:
-        if feed.needs_digits:
+        if feed.needs_digits or feed.decoder is not None:
             raise NoCodeError
         self._feed = feed
         exact = any(_is_exact(column) for column in feed.columns.values()) or any(
@@ -169,7 +171,7 @@ class _Writer(CodeWriter):
     def _event(self, rule: Rule, order: Order) -> None:
         feed = self._feed
         sent = "None"
-        if feed.check is not None:
+        if feed.check is not None and feed.check.sent is not None:
             found = self._find(feed.check.sent, element=None)
             sent = f"None if {found} is M else {found}"
         self._line(f"sent = {sent}")
@@ -220,6 +222,9 @@ class _Writer(CodeWriter):
         self._depth -= 1
 
     def _interval(self, order: Order) -> None:
+        if order.kind is Ordering.NONE:
+            self._line("seq, after = None, None")
+            return
         if order.kind is Ordering.ARRIVAL or order.seq is None:
             self._line("seq, after = record.offset, None")
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from sessionlake.feeds.paths import Path
 from sessionlake.feeds.values import FeedColumn
@@ -58,6 +58,10 @@ class Ordering(Enum):
     """The message gives the first and the last seq that it covers. after is the first minus 1."""
     RISING = "rising"
     """The message gives a seq that rises in any steps. after is the last seq, so there is never a gap."""
+    DECODER = "decoder"
+    """The feed's decoder class gives seq and after."""
+    NONE = "none"
+    """The message has no place in the order: it is never a duplicate, and there is never a gap."""
 
 
 @dataclass(frozen=True)
@@ -190,14 +194,35 @@ class Check:
     """A checksum that the producer sends, with which the session's table is compared after a message.
 
     Attributes:
-        sent: Path of the checksum in the message. A message without one is not checked.
+        sent: Path of the checksum in the message; None if a decoder class gives it. A message without one is not
+            checked.
         function: `module:function` of the user's function `(groups, checksum) -> bool`, true if the table is right.
         rows: Number of rows that the function receives of each group in `Keep`, or of the whole table without `Keep`.
     """
 
-    sent: Path
+    sent: Path | None
     function: str
     rows: int
+
+
+class LoadDecoder(Protocol):
+    """Loads a feed's decoder class, also in a worker. It can be pickled."""
+
+    def __call__(self) -> Any:
+        """Returns an instance of the class. Raises ConfigError if it cannot be loaded."""
+
+
+@dataclass(frozen=True)
+class DecoderUse:
+    """The decoder class that reads a feed's messages, in place of rules.
+
+    Attributes:
+        load: Returns the decoder.
+        rescue: True if values of undeclared columns are stored in `_rescued`. False if they are dropped.
+    """
+
+    load: LoadDecoder
+    rescue: bool = True
 
 
 @dataclass(frozen=True)
@@ -209,14 +234,16 @@ class Feed:
         topics: Pattern that must match the whole name of a topic.
         columns: The declared columns by name, in the order in which they are declared.
         key: The columns that identify a row.
-        session: Paths of the texts that form the session id: one text, or a JSON array of several.
+        session: Paths of the texts that form the session id: one text, or a JSON array of several. May be empty with a
+            decoder.
         time: How the event time is read.
         order: How the seq is read.
-        rules: The rules in order; the first whose conditions are met reads a message.
+        rules: The rules in order; the first whose conditions are met reads a message. Empty with a decoder.
         unavailable: Values by which the producer says that it did not send a column.
         refuse_repeats: True if a message with the same row key twice goes to quarantine.
         keep: Limit for the rows of a session's table; None if it has no limit.
         check: Checksum with which tables are compared; None if there is none.
+        decoder: The decoder class that reads the messages; None if rules do.
     """
 
     name: str
@@ -231,6 +258,7 @@ class Feed:
     refuse_repeats: bool = False
     keep: Keep | None = None
     check: Check | None = None
+    decoder: DecoderUse | None = None
     needs_digits: bool = field(default=False)
     """True if a column is `from: digits`. JSON numbers are then read with their digits, as `Digits`."""
 

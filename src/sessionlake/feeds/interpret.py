@@ -14,8 +14,11 @@ from typing import Any
 
 from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
+from sessionlake.feeds.numbers import number_of
 from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, elements, find
-from sessionlake.feeds.values import FeedColumn, json_text, milliseconds_of, number_of, row_id_of, typed_constant
+from sessionlake.feeds.row_ids import row_id_of
+from sessionlake.feeds.times import milliseconds_of
+from sessionlake.feeds.values import FeedColumn, json_text, typed_constant
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
 from sessionlake.protocol.reasons import Reason
 
@@ -24,8 +27,8 @@ _SHOWN = 60
 """Number of characters of a faulty value that the text of a refusal shows."""
 
 
-class _RefusedError(Exception):
-    """The message goes to quarantine. `interpret` catches the error and returns its `refusal`."""
+class RefusedError(Exception):
+    """The message goes to quarantine. The readers of a feed catch the error and return its `refusal`."""
 
     def __init__(self, reason: Reason, path: str, why: str) -> None:
         super().__init__(why)
@@ -44,7 +47,7 @@ def interpret(feed: Feed, place: Place) -> Decoded | Refusal:
     """
     try:
         return _read(feed, place)
-    except _RefusedError as refused:
+    except RefusedError as refused:
         return refused.refusal
 
 
@@ -53,7 +56,7 @@ def _read(feed: Feed, place: Place) -> Decoded:
     if not candidates:
         is_tombstone = place.value is MISSING
         reason = Reason.TOMBSTONE if is_tombstone else Reason.NO_RULE
-        raise _RefusedError(reason, "", f"no rule takes {_shown(place.value)}")
+        raise RefusedError(reason, "", f"no rule takes {shown(place.value)}")
     first = candidates[0]
     if first.split is None:
         return Decoded((first.number,), tuple(_event(feed, first, place)))
@@ -71,23 +74,23 @@ def _parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
     """
     found = elements(split, place)
     if found is None:
-        raise _RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
+        raise RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
     events: dict[str, Event] = {}
     numbers = set()
     for element in found:
         part = _at(place, element)
         rule = next((one for one in rules if all(_holds(c, part) for c in one.when if _is_of_part(c))), None)
         if rule is None:
-            raise _RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {_shown(element.value)}")
+            raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {shown(element.value)}")
         numbers.add(rule.number)
         for event in _event(feed, rule, part):
             before = events.get(event.session)
             if before is not None and before.kind is not event.kind:
                 why = f"parts of session {event.session} are of several kinds"
-                raise _RefusedError(Reason.BAD_VALUE, split.text, why)
+                raise RefusedError(Reason.BAD_VALUE, split.text, why)
             events[event.session] = event if before is None else replace(before, rows=before.rows + event.rows)
     for event in events.values():
-        _refuse_repeats(feed, event)
+        refuse_repeats(feed, event)
     return Decoded(tuple(sorted(numbers)), tuple(events.values()))
 
 
@@ -103,9 +106,9 @@ def _event(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
             yield Event("", Kind.IGNORE, 0, seq, after, order.kind is Ordering.LINK, _text(order.chain, place))
         return
     seq, after = _interval(order, place)
-    sent = MISSING if feed.check is None else find(feed.check.sent, place)
+    sent = MISSING if feed.check is None or feed.check.sent is None else find(feed.check.sent, place)
     event = Event(
-        session=_session(rule.session or feed.session, place),
+        session=read_session(rule.session or feed.session, place),
         kind=rule.kind,
         ts=_time(rule.time or feed.time, place),
         seq=seq,
@@ -118,15 +121,16 @@ def _event(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
         sent=None if sent is MISSING else sent,
     )
     if rule.split is None:
-        _refuse_repeats(feed, event)
+        refuse_repeats(feed, event)
     yield event
 
 
-def _refuse_repeats(feed: Feed, event: Event) -> None:
+def refuse_repeats(feed: Feed, event: Event) -> None:
+    """Raises RefusedError if the feed refuses messages with the same key twice, and the event has one."""
     keys = [row.key for row in event.rows]
     if feed.refuse_repeats and len(set(keys)) != len(keys):
         repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
-        raise _RefusedError(Reason.DUPLICATE_ROW_ID, "", f"the key {row_id_of(repeated)} is there twice")
+        raise RefusedError(Reason.DUPLICATE_ROW_ID, "", f"the key {row_id_of(repeated)} is there twice")
 
 
 def _holds(condition: Condition, place: Place) -> bool:
@@ -164,7 +168,7 @@ def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
         if part.by_name:
             if not isinstance(element.value, dict):
                 where = part.source.text if part.source else ""
-                raise _RefusedError(Reason.BAD_VALUE, where, f"{_shown(element.value)} has no fields")
+                raise RefusedError(Reason.BAD_VALUE, where, f"{shown(element.value)} has no fields")
             raw += [(column, f".{column.name}", element.value.get(column.name, MISSING)) for column in part.by_name]
         values: dict[str, Any] = {}
         for column, where, value in raw:
@@ -177,7 +181,7 @@ def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
         row_id = row_id_of(key)
         if not 1 <= len(row_id.encode()) <= MAX_ID_BYTES:
             why = f"the key has {len(row_id.encode())} bytes, 1 to {MAX_ID_BYTES} may be"
-            raise _RefusedError(Reason.BAD_ROW_ID, "", why)
+            raise RefusedError(Reason.BAD_ROW_ID, "", why)
         if _is_deleted(part, values):
             yield Delete(key, row_id, part.expect)
         else:
@@ -191,11 +195,11 @@ def _sources(part: Rows, place: Place) -> list[Element]:
     if not part.each:
         value = find(part.source, place)
         if value is MISSING or value is None:
-            raise _RefusedError(Reason.BAD_PATH, part.source.text, "there is no row")
+            raise RefusedError(Reason.BAD_PATH, part.source.text, "there is no row")
         return [Element(value, place.value)]
     found = elements(part.source, place)
     if found is None:
-        raise _RefusedError(Reason.BAD_VALUE, part.source.text, "there is no array")
+        raise RefusedError(Reason.BAD_VALUE, part.source.text, "there is no array")
     return found
 
 
@@ -203,7 +207,7 @@ def _key_value(column: FeedColumn, raw: list[tuple[FeedColumn, str, Any]], value
     value = values.get(column.name)
     if value is None:
         where = next((where for one, where, _ in raw if one is column), "")
-        raise _RefusedError(Reason.BAD_PATH, where, f"the key's column {column.name} is missing or null")
+        raise RefusedError(Reason.BAD_PATH, where, f"the key's column {column.name} is missing or null")
     return value
 
 
@@ -213,14 +217,14 @@ def _convert(column: FeedColumn, where: str, value: Any) -> Any:
     try:
         return typed_constant(value, column) if isinstance(value, Constant) else column.convert(value)
     except (ValueError, RecursionError) as error:
-        why = f"column {column.name} is {column.sql}, found {_shown(value)}: {error}"
-        raise _RefusedError(Reason.BAD_VALUE, where, why) from None
+        why = f"column {column.name} is {column.sql}, found {shown(value)}: {error}"
+        raise RefusedError(Reason.BAD_VALUE, where, why) from None
 
 
 def _required(column: FeedColumn, path: Path, place: Place) -> Any:
     value = find(path, place)
     if value is MISSING:
-        raise _RefusedError(Reason.BAD_PATH, path.text, f"the scope's column {column.name} is missing")
+        raise RefusedError(Reason.BAD_PATH, path.text, f"the scope's column {column.name} is missing")
     return _convert(column, path.text, value)
 
 
@@ -247,12 +251,13 @@ def session_of(texts: Sequence[str]) -> str | None:
     return session if fits else None
 
 
-def _session(paths: tuple[Path, ...], place: Place) -> str:
+def read_session(paths: tuple[Path, ...], place: Place) -> str:
+    """Returns the session id at some paths. Raises RefusedError if there is none, or if it cannot be used."""
     texts = [_text(path, place) for path in paths]
     session = session_of(texts)
     if session is None:
-        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {_shown(texts)}"
-        raise _RefusedError(Reason.BAD_VALUE, ", ".join(path.text for path in paths), why)
+        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {shown(texts)}"
+        raise RefusedError(Reason.BAD_VALUE, ", ".join(path.text for path in paths), why)
     return session
 
 
@@ -260,14 +265,14 @@ def _text(path: Path, place: Place) -> str:
     """Returns the value at a path as text. Only texts, whole numbers, true and false are accepted."""
     value = find(path, place)
     if value is MISSING or value is None:
-        raise _RefusedError(Reason.BAD_PATH, path.text, "it is missing or null")
+        raise RefusedError(Reason.BAD_PATH, path.text, "it is missing or null")
     if isinstance(value, Constant):
         return value.text
     if isinstance(value, str):
         return str(value)
     if isinstance(value, bool | int):
         return json_text(value)
-    raise _RefusedError(Reason.BAD_VALUE, path.text, f"{_shown(value)} is no text or whole number")
+    raise RefusedError(Reason.BAD_VALUE, path.text, f"{shown(value)} is no text or whole number")
 
 
 def _time(time: Time, place: Place) -> int:
@@ -278,18 +283,20 @@ def _time(time: Time, place: Place) -> int:
     if value is MISSING or value is None:
         if time.or_kafka:
             return place.timestamp
-        raise _RefusedError(Reason.BAD_PATH, time.path.text, "the time is missing or null")
+        raise RefusedError(Reason.BAD_PATH, time.path.text, "the time is missing or null")
     try:
         found = milliseconds_of(value, time.how, from_text=time.from_text)
     except (ValueError, OverflowError) as error:
-        raise _RefusedError(Reason.BAD_VALUE, time.path.text, f"the time is {_shown(value)}: {error}") from None
+        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time is {shown(value)}: {error}") from None
     if not INT64_MIN <= found <= INT64_MAX:
-        raise _RefusedError(Reason.BAD_VALUE, time.path.text, f"the time {_shown(value)} is beyond 64 bits")
+        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time {shown(value)} is beyond 64 bits")
     return found
 
 
-def _interval(order: Order, place: Place) -> tuple[int, int | None]:
-    """Returns seq and after of a message; after is None if the message follows any seq."""
+def _interval(order: Order, place: Place) -> tuple[int | None, int | None]:
+    """Returns seq and after of a message. after is None if the message follows any seq, and seq if it has none."""
+    if order.kind is Ordering.NONE:
+        return None, None
     if order.kind is Ordering.ARRIVAL or order.seq is None:
         return place.offset, None
     seq = _number(order.seq, place)
@@ -308,15 +315,15 @@ def _number(path: Path, place: Place) -> int:
     """Returns the signed 64-bit integer at a path, which may be written as a text."""
     value = number_of(find(path, place))
     if value is MISSING or value is None:
-        raise _RefusedError(Reason.BAD_PATH, path.text, "the order's number is missing or null")
+        raise RefusedError(Reason.BAD_PATH, path.text, "the order's number is missing or null")
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
     if type(value) is not int or not INT64_MIN < value <= INT64_MAX:
-        raise _RefusedError(Reason.BAD_VALUE, path.text, f"{_shown(value)} is no whole number of 64 bits")
+        raise RefusedError(Reason.BAD_VALUE, path.text, f"{shown(value)} is no whole number of 64 bits")
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Returns a value as it is shown in an error, cut to 60 characters."""
     if value is MISSING:
         return "a tombstone"

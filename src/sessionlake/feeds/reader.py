@@ -7,14 +7,20 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
+from sessionlake.feeds.decode import decode
+from sessionlake.feeds.decoder import Message
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.interpret import interpret
+from sessionlake.feeds.numbers import Digits
 from sessionlake.feeds.paths import MISSING, Place
-from sessionlake.feeds.values import Digits
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
+from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.reasons import Reason
 
+_EXACT = msgspec.json.Decoder(float_hook=Decimal)
 MAX_BYTES = 10 * 1024 * 1024
 """Default of the longest value in bytes. A longer one goes to quarantine."""
 
@@ -60,6 +66,8 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
     """
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
+    if feed.decoder is not None:
+        return decode(feed, feed.decoder, _message(feed, record))
     try:
         value = MISSING if record.value is None else load_json(record.value, digits=feed.needs_digits)
     except InvalidJsonError as error:
@@ -68,6 +76,29 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
     headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers.items()}
     place = Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
     return interpret(feed, place)
+
+
+def _message(feed: Feed, record: KafkaRecord) -> Message:
+    parse = load_digits if feed.needs_digits else load_json_fast
+    return Message(
+        record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers,
+        tuple(column.name for column in feed.key), tuple(feed.columns), parse, parse,
+    )  # fmt: skip
+
+
+def load_digits(value: bytes) -> Any:
+    """Parses JSON in which all numbers stay texts, as `load_json` does."""
+    return load_json(value, digits=True)
+
+
+def load_json_fast(value: bytes) -> Any:
+    """Parses JSON as `load_json` does, several times faster. Whatever is unusual is left to `load_json`."""
+    if value.count(b"[") + value.count(b"{") <= MAX_DEPTH and b"\\u" not in value:
+        try:
+            return _EXACT.decode(value)
+        except (msgspec.DecodeError, ValueError):
+            pass
+    return load_json(value)
 
 
 def load_json(value: bytes, *, digits: bool = False) -> Any:

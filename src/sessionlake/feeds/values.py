@@ -19,24 +19,31 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-import math
 import re
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation, localcontext
+from datetime import date, datetime
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
+from sessionlake.feeds.numbers import (
+    INTEGER,
+    MOST_DIGITS,
+    NUMBER,
+    BadValueError,
+    Digits,
+    bytes_of,
+    decimal_of,
+    exact_decimal,
+    float_of,
+    integer_of,
+    number_from_text,
+)
 from sessionlake.feeds.paths import Constant, Entry
+from sessionlake.feeds.times import aware_time, date_of, date_of_days, naive_time, timestamp_of
 from sessionlake.protocol.columns import INTEGER_BITS, TYPE_ALIASES
-
-
-class BadValueError(ValueError):
-    """A value of a message does not fit the column's type. The text says why, without showing the value."""
-
 
 Convert = Callable[[Any], Any]
 """Converts a message's value, which is not null, to a column's type. Raises ValueError if it does not fit."""
@@ -48,26 +55,6 @@ _HOW = {
     **dict.fromkeys(INTEGER_BITS, ("text",)),
 }  # fmt: skip
 """The allowed values of `from`, by type."""
-_MICROSECONDS = {
-    "epoch_s": Decimal(1_000_000),
-    "epoch_ms": Decimal(1000),
-    "epoch_us": Decimal(1),
-    "epoch_ns": Decimal("0.001"),
-}
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - used for `timestamp_ntz`, which has no zone, and `timestamp` in UTC
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
-_INTEGER = re.compile(r"[+-]?\d+")
-_MOST_DIGITS = 38
-_LONGEST_TIME = 64
-"""Most characters of a text that is parsed as a time."""
-_LONGEST_NUMBER = 4300
-"""Most characters of a text that is parsed as a number. A longer one fits no type and would take long to parse."""
-
-
-class Digits(str):
-    """A JSON number as text, with exactly the digits that were sent. Used by feeds with a column `from: digits`."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +66,7 @@ class FeedColumn:
         sql: Spark SQL type in its normal form: `bigint`, `decimal(20,10)`, `array<string>`.
         how: The setting `from`, which says how values are written in messages; None if it is not set.
         convert: Converts a message's value, which is not null, to the column's type.
+        convert_python: The same for a decoder's value, which may also have Python's type for the column: a `datetime`.
         constant: Converts the text of a constant to the column's type.
     """
 
@@ -86,6 +74,7 @@ class FeedColumn:
     sql: str
     how: str | None
     convert: Convert
+    convert_python: Convert
     constant: Convert
 
     def __reduce__(self) -> tuple[Callable[..., FeedColumn], tuple[str, str, str | None]]:
@@ -102,8 +91,8 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
     normal = re.sub(r"\s+", "", sql.lower())
     if inner := re.fullmatch(r"array<(.*)>", normal):
         element = feed_column(name, inner[1], how)
-        convert = element.convert
-        return FeedColumn(name, f"array<{element.sql}>", how, lambda value: _array(value, convert), _no_constant)
+        of_array = partial(_array, convert=element.convert), partial(_array, convert=element.convert_python)
+        return FeedColumn(name, f"array<{element.sql}>", how, *of_array, _no_constant)
     normal = TYPE_ALIASES.get(normal, normal)
     base, precision, scale = _decimal(name, normal)
     if base not in _HOW:
@@ -118,7 +107,8 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
         )
     convert = _converter(base, how, precision, scale)
     normal = f"decimal({precision},{scale})" if base == "decimal" else normal
-    return FeedColumn(name, normal, how, convert, _of_constant(base, precision, scale))
+    convert_python = _python_converter(base, convert, precision, scale)
+    return FeedColumn(name, normal, how, convert, convert_python, _of_constant(base, precision, scale))
 
 
 def _of_constant(base: str, precision: int, scale: int) -> Convert:
@@ -135,8 +125,8 @@ def _decimal(name: str, sql: str) -> tuple[str, int, int]:
     if found is None:
         return sql, 0, 0
     precision, scale = int(found[1] or 0), int(found[2] or 0)
-    if not found[1] or not 1 <= precision <= _MOST_DIGITS or scale > precision:
-        raise ValueError(f"column {name!r}: write decimal(p,s) with 1 to {_MOST_DIGITS} digits, s of them decimals")
+    if not found[1] or not 1 <= precision <= MOST_DIGITS or scale > precision:
+        raise ValueError(f"column {name!r}: write decimal(p,s) with 1 to {MOST_DIGITS} digits, s of them decimals")
     return "decimal", precision, scale
 
 
@@ -144,19 +134,28 @@ def _converter(base: str, how: str | None, precision: int, scale: int) -> Conver
     """Returns the function that converts values to a type. `precision` and `scale` are 0 unless it is a decimal."""
     if base in INTEGER_BITS:
         top = 2 ** (INTEGER_BITS[base] - 1)
-        return lambda value: _integer(_from_text(value, _INTEGER, int) if how == "text" else value, top)
+        return lambda value: integer_of(number_from_text(value, INTEGER, int) if how == "text" else value, top)
     if base in {"float", "double"}:
-        return lambda value: _float(_from_text(value, _NUMBER, Decimal) if how == "text" else value, base)
+        return lambda value: float_of(number_from_text(value, NUMBER, Decimal) if how == "text" else value, base)
     if base == "decimal":
-        return lambda value: _exact(_decimal_of(value, how, scale), precision, scale)
+        return lambda value: exact_decimal(decimal_of(value, how, scale), precision, scale)
     if base == "date":
-        return _days if how == "days" else _date
+        return date_of_days if how == "days" else date_of
     if base in {"timestamp", "timestamp_ntz"}:
         zone = base == "timestamp"
-        return lambda value: _timestamp(value, how or "iso", zone=zone)
-    return {"boolean": _boolean, "binary": _bytes, "variant": json_text}.get(
+        return lambda value: timestamp_of(value, how or "iso", zone=zone)
+    return {"boolean": _boolean, "binary": bytes_of, "variant": json_text}.get(
         base, _digits if how == "digits" else _text
     )
+
+
+def _python_converter(base: str, convert: Convert, precision: int, scale: int) -> Convert:
+    """Returns the function that converts values of Python's type for the column's type, and others by `convert`."""
+    own = _PYTHON_TYPES.get(base)
+    if own is None:
+        return convert
+    plain = _PYTHON_TIMES[base] if base in _PYTHON_TIMES else _converter(base, None, precision, scale)
+    return lambda value: plain(value) if type(value) in own else convert(value)
 
 
 def _no_constant(value: Any) -> Any:
@@ -188,158 +187,12 @@ def _digits(value: Any) -> str:
     return str(value)
 
 
-def _from_text(value: Any, pattern: re.Pattern[str], make: Callable[[str], Any]) -> Any:
-    if not isinstance(value, str) or len(value) > _LONGEST_NUMBER or not pattern.fullmatch(value):
-        raise BadValueError("it is no text of a number")
-    return make(value)
-
-
-def number_of(value: Any) -> Any:
-    """Converts `Digits` to an int, or if they have a point or an exponent to a Decimal. Other values are unchanged."""
-    if not isinstance(value, Digits):
-        return value
-    return int(value) if _INTEGER.fullmatch(value) else Decimal(value)
-
-
-def _integer(value: Any, top: int) -> int:
-    value = number_of(value)
-    if type(value) is not int or not -top <= value < top:
-        raise BadValueError("it is no integer in range")
-    return value
-
-
-def _float(value: Any, base: str) -> float:
-    value = number_of(value)
-    if type(value) not in (int, float, Decimal):
-        raise BadValueError("it is no number")
-    try:
-        number = float(value)
-        number = struct.unpack("<f", struct.pack("<f", number))[0] if base == "float" else number
-    except OverflowError:
-        raise BadValueError("it is beyond the type's range") from None
-    if not math.isfinite(number):
-        raise BadValueError("it is beyond the type's range")
-    return number
-
-
-def _decimal_of(value: Any, how: str | None, scale: int) -> Decimal:
-    if how == "text":
-        return Decimal(_from_text(value, _NUMBER, str))
-    if how == "base64":
-        return Decimal(int.from_bytes(_bytes(value), "big", signed=True)).scaleb(-scale)
-    value = number_of(value)
-    if type(value) is float:
-        value = Decimal(repr(value))  # a format with binary doubles: the shortest decimal that gives this double
-    if type(value) not in (int, Decimal):
-        raise BadValueError("it is no number")
-    return Decimal(value)
-
-
-def _exact(value: Decimal, precision: int, scale: int) -> Decimal:
-    """Returns the number with exactly `scale` digits after the point. Raises an error if digits would be lost."""
-    with localcontext() as context:
-        context.prec = 2 * _MOST_DIGITS
-        try:
-            rounded = value.quantize(Decimal(1).scaleb(-scale))
-        except InvalidOperation:
-            raise BadValueError(f"it has more than {precision} digits") from None
-    if rounded != value:
-        raise BadValueError(f"it has more than {scale} decimals")
-    if len(rounded.as_tuple().digits) > precision:
-        raise BadValueError(f"it has more than {precision} digits")
-    return rounded
-
-
-def _date(value: Any) -> date:
-    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
-        raise BadValueError("it is no date as 2026-01-31")
-    try:
-        return date.fromisoformat(value)
-    except ValueError:
-        raise BadValueError("it is no date as 2026-01-31") from None
-
-
-def _days(value: Any) -> date:
-    days = _integer(value, 2**31)
-    try:
-        return date(1970, 1, 1) + timedelta(days=days)
-    except OverflowError:
-        raise BadValueError("it is beyond the years 1 to 9999") from None
-
-
-def _timestamp(value: Any, how: str, *, zone: bool) -> datetime:
-    found = _iso(value, zone=zone) if how == "iso" else _since_epoch(value, how)
-    return found.replace(tzinfo=UTC) if zone and found.tzinfo is None else found
-
-
-def _iso(value: Any, *, zone: bool) -> datetime:
-    if not isinstance(value, str) or len(value) > _LONGEST_TIME:
-        raise BadValueError("it is no time as 2026-01-31T12:00:00Z")
-    try:
-        found = datetime.fromisoformat(value)
-    except ValueError:
-        raise BadValueError("it is no time as 2026-01-31T12:00:00Z") from None
-    if zone == (found.tzinfo is None):
-        raise BadValueError("it names no time zone" if zone else "it names a time zone")
-    return found.astimezone(UTC) if zone else found
-
-
-def microseconds(value: Any, how: str) -> int:
-    """Converts a number since 1970 to whole microseconds. `how` is its unit, `epoch_s` to `epoch_ns`.
-
-    Raises:
-        ValueError: The value is not a number, or has fractions of a microsecond.
-    """
-    value = number_of(value)
-    if type(value) is float:
-        value = Decimal(repr(value))
-    if type(value) not in (int, Decimal):
-        raise BadValueError("it is no number")
-    if type(value) is Decimal and abs(value.adjusted()) > _MOST_DIGITS:
-        raise BadValueError("it is beyond the years 1 to 9999")
-    with localcontext() as context:
-        context.prec = 2 * _MOST_DIGITS
-        micros = Decimal(value) * _MICROSECONDS[how]
-    if micros != micros.to_integral_value():
-        raise BadValueError("it has parts of a microsecond")
-    return int(micros)
-
-
-def milliseconds_of(value: Any, how: str, *, from_text: bool = False) -> int:
-    """Converts an event time to milliseconds since 1970, rounded down.
-
-    Args:
-        value: The time in the message.
-        how: `iso` for an ISO 8601 text with a time zone. `epoch_s`, `epoch_ms`, `epoch_us` or `epoch_ns` for a number.
-        from_text: True if the number is written as a text.
-
-    Raises:
-        ValueError: The value is not such a time, or has fractions of a microsecond.
-    """
-    if how == "iso":
-        return (_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
-    number = _from_text(value, _NUMBER, Decimal) if from_text else value
-    return microseconds(number, how) // 1000
-
-
-def _since_epoch(value: Any, how: str) -> datetime:
-    try:
-        return _EPOCH + timedelta(microseconds=microseconds(value, how))
-    except OverflowError:
-        raise BadValueError("it is beyond the years 1 to 9999") from None
-
-
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    try:
-        return base64.b64decode(value, validate=True) if isinstance(value, str) else _no_bytes()
-    except binascii.Error:
-        raise BadValueError("it is no base64") from None
-
-
-def _no_bytes() -> bytes:
-    raise BadValueError("it is no text of bytes")
+_PYTHON_TIMES: dict[str, Convert] = {"date": lambda value: value, "timestamp": aware_time, "timestamp_ntz": naive_time}
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(INTEGER_BITS, (int,)), **dict.fromkeys(("float", "double", "decimal"), (int, float, Decimal)),
+    "string": (str,), "date": (date,), "timestamp": (datetime,), "timestamp_ntz": (datetime,),
+}  # fmt: skip
+"""Python's types for values of a column, by the column's type. Other values are converted as those of messages."""
 
 
 def _array(value: Any, convert: Convert) -> list[Any]:
@@ -361,35 +214,6 @@ def json_text(value: Any) -> str:
     if isinstance(value, bytes):
         return json_text(base64.b64encode(value).decode())
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def shortest(number: Decimal) -> str:
-    """Returns a decimal as text without zeros at the end of its fraction: 1.10 gives `1.1`, 100 gives `100`."""
-    if not number:
-        return "0"
-    text = format(number, "f")
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def row_id_of(values: tuple[Any, ...]) -> str:
-    """Returns the row id of a key: equal keys give the same text.
-
-    The id of a single text is that text. All other keys give a JSON array without spaces.
-
-    Args:
-        values: The row's values in the key columns.
-    """
-    if len(values) == 1 and isinstance(values[0], str):
-        return values[0]
-    return "[" + ",".join(map(_key_text, values)) + "]"
-
-
-def _key_text(value: Any) -> str:
-    if isinstance(value, Decimal):
-        return shortest(value)
-    if isinstance(value, datetime | date):
-        return json.dumps(value.isoformat())
-    return json_text(value)
 
 
 def typed_constant(constant: Constant, column: FeedColumn) -> Any:

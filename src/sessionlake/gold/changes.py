@@ -14,10 +14,10 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import SEQ_ORDER
-from sessionlake.ledger.retained import read_heads
+from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import gathered
+from sessionlake.spark.frames import read_into_one_task
 from sessionlake.streaming import handover
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def declared_in(settings: Settings) -> Declared:
     """Returns the names of the declared columns that gold computes with: those of numbers, and those of texts."""
     columns = settings.capture.declared
-    numbers = tuple(column.name for column in columns if column.numeric)
+    numbers = tuple(column.name for column in columns if column.is_numeric)
     return Declared(numbers, tuple(column.name for column in columns if column.sql == "string"))
 
 
@@ -151,7 +151,7 @@ def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     version = version_read(settings)
     if version is None:
         return None
-    return gathered(select_changes(lake.read(spark, CHANGES, version), settings))
+    return read_into_one_task(select_changes(lake.read(spark, CHANGES, version), settings))
 
 
 def require_all_changes(lake: Lake, spark: SparkSession) -> None:
@@ -160,8 +160,8 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
     Raises:
         LakeError: Retention has removed some changes.
     """
-    found = read_heads(lake.reader(spark)).get(CHANGES)
-    if found is not None and found.gone:
+    found = read_removed_rows_without_limits(lake.reader(spark)).get(CHANGES)
+    if found is not None and found.max_missing_rows:
         raise LakeError(f"{found.summary}", why="What gold computed from them cannot be computed again")
 
 

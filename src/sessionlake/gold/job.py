@@ -47,10 +47,10 @@ from sessionlake.gold.tables.notes import (
     store_maintained,
     tables_to_rebuild,
 )
-from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
+from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import last_planned, starting_options
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.handover import Handover, ResumedFold, active_folder, read_active
@@ -224,7 +224,7 @@ class _GoldBatch:
         try:
             part = FoldResult.collect(frame, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
-            with interpreted(spark, when=part.report.read.changes <= few):
+            with without_code_generation(spark, enabled=part.report.read.changes <= few):
                 averages = writer.write(self._averages)
                 rows = BatchRows(spark, part, self._declared, self._all)
                 merger = ProductMerger(spark, self._lake, rows, txn, self._expiry, self._finals)
@@ -248,7 +248,7 @@ class _GoldBatch:
             outputs=tuple(outputs),
             messages=report.read.changes,
             applied=report.read.changes,
-            config_hash=config_hash(self._settings),
+            config_hash=hash_settings_of_layers(self._settings),
         )
-        self._ledger.write(spark, entry)
+        self._ledger.write_entry(spark, entry)
         self._expiry.remove(spark, report.times)

@@ -20,9 +20,14 @@ from sessionlake.delta.storage.far_times import ms_of, time_of, time_text
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import value_of
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.progress import last_merged_batch, last_offsets
-from sessionlake.ledger.retained import Beginning, beginnings, describe_beginning, last_removed_position
+from sessionlake.integrity.rules import RuleLookup
+from sessionlake.ledger.progress import read_last_merged_batch, read_last_offsets
+from sessionlake.ledger.retained import (
+    PartitionStart,
+    describe_partition_start,
+    read_last_removed_position,
+    read_partition_starts,
+)
 from sessionlake.ledger.silences import read_silences
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, NOT_COUNTED
@@ -197,7 +202,7 @@ class _AsOfQuery:
             ("partition", operator.eq, session.partition),
             ("session_id", operator.eq, session.session_id),
         ]
-        has_seqs = RuleBook(settings.capture).of(session.topic).integrity is not Integrity.NONE
+        has_seqs = RuleLookup(settings.capture).find_rules(session.topic).integrity is not Integrity.NONE
         self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_reached)
 
     def table(self) -> pa.Table:
@@ -231,7 +236,7 @@ class _AsOfQuery:
 
     def _merged_cuts(self) -> pa.Table:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
-        conditions = *self._session_conditions, ("_batch", operator.le, last_merged_batch(self._reader))
+        conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.table(CUTS, *conditions)
         return kept_cuts(self._reader.table, *conditions)
@@ -310,12 +315,12 @@ class _AsOfQuery:
         gone = self._beginnings.get(place)
         if gone is None or offset is None or offset >= gone.last_removed:
             return None
-        return f"{describe_beginning(place, gone)}, so stream time at offset {offset} is not known"
+        return f"{describe_partition_start(place, gone)}, so stream time at offset {offset} is not known"
 
     def _noted_stream_time(self, judged: int) -> int:
         """Returns the stream time in ms that silver stored after it judged offset `judged`. Silences are included."""
         place = self._session.topic, self._session.partition
-        (time,), _ = stored_times(self._settings, SILVER).before([place], np.array([judged + 1]))
+        (time,), _ = stored_times(self._settings, SILVER).read_times_before([place], np.array([judged + 1]))
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property
@@ -323,8 +328,8 @@ class _AsOfQuery:
         return read_silences(self._reader)
 
     @cached_property
-    def _beginnings(self) -> Mapping[TopicPartition, Beginning]:
-        return beginnings(self._reader)
+    def _beginnings(self) -> Mapping[TopicPartition, PartitionStart]:
+        return read_partition_starts(self._reader)
 
     # -- checks that the table at the moment is known
 
@@ -338,7 +343,7 @@ class _AsOfQuery:
             LakeError: Such changes are removed.
         """
         session = self._session
-        floor = last_removed_position(self._reader, session.topic, session.partition, session.session_id)
+        floor = read_last_removed_position(self._reader, session.topic, session.partition, session.session_id)
         if floor is None or (base is not None and base["position"][0].as_py() >= floor):
             return
         kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
@@ -352,7 +357,7 @@ class _AsOfQuery:
 
     def _refuse_later(self) -> None:
         session, moment = self._session, self._moment
-        judged = last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
+        judged = read_last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
         fix = f"Run `sessionlake session show {session.session_id}` for the table as it is now"
         if moment.offset is not None and moment.offset > judged:
             raise LakeError(

@@ -36,8 +36,8 @@ from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError
 from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
-from sessionlake.ledger.progress import search_windows
-from sessionlake.ledger.retained import read_head, read_heads
+from sessionlake.ledger.progress import ledger_search_windows
+from sessionlake.ledger.retained import read_removed_rows_of_table, read_removed_rows_without_limits
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 
@@ -83,7 +83,7 @@ class AsOfBatch:
             raise LakeError(f"{table} is not a table of silver; its tables are {', '.join(SILVER_WRITES)}")
         appended = _is_appended(table)
         by_rows = appended and not self.rebuilt
-        found = read_head(self.lake.reader(spark), table) if by_rows else None
+        found = read_removed_rows_of_table(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
                 f"{found.summary}, of batches up to {found.batch}, so it cannot be read as of batch {self.batch}",
@@ -108,7 +108,7 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
         )
     reader = lake.reader(spark)
     books = LedgerReader(reader, "source_to", "outputs", "batches", VERSIONS)
-    known = _LedgerSummary().with_entries(to_dicts(books.entries(_LAYERS)), batch)
+    known = _LedgerSummary().with_entries(to_dicts(books.read_entries(_LAYERS)), batch)
     if not 0 <= batch <= known.committed:
         committed = "none yet" if known.committed < 0 else f"0 to {known.committed}"
         raise LakeError(
@@ -116,7 +116,7 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
             fix="Run `sessionlake status` for the last batch of each layer",
         )
     if known.summed <= known.merged >= 0:
-        end, versions = known.merged, _versions(books.entries(_LAYERS), known.merged)
+        end, versions = known.merged, _versions(books.read_entries(_LAYERS), known.merged)
     else:  # an entry that sums up batches beyond this one does not say what was true before
         end, versions = _search_ledger(reader, known, batch)
     versioned_tables = known.versioned_tables(end)
@@ -209,7 +209,7 @@ def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tu
     Raises:
         LakeError: No merge ended up to this batch, or retention has removed the entries that record it.
     """
-    for window in search_windows(known.latest):
+    for window in ledger_search_windows(known.latest):
         ends = _merge_ends(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
@@ -219,7 +219,7 @@ def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tu
         if versions.keys() >= known.versioned_tables(end):
             break
     else:
-        cut = read_heads(reader).get(LEDGER)
+        cut = read_removed_rows_without_limits(reader).get(LEDGER)
         if cut is not None:  # the removed entries may have had the versions
             raise LakeError(f"batch {batch}: {cut.summary}, so the tables' versions after this batch are not known")
     if end is None:

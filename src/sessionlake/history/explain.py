@@ -19,7 +19,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import rows_of
-from sessionlake.errors import LakeError, NotThereError, UsageError
+from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
@@ -29,13 +29,13 @@ from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import describe_floors, read_floors
 from sessionlake.gold.tables.notes import LOGIC
-from sessionlake.ledger.entries import earliest_after_rebuild
-from sessionlake.ledger.progress import changes_read
-from sessionlake.ledger.retained import last_removed_position, read_heads
+from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
+from sessionlake.ledger.progress import read_change_progress
+from sessionlake.ledger.retained import read_last_removed_position, read_removed_rows_without_limits
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
-from sessionlake.spark.reading_plan import require_condition
+from sessionlake.spark.reading_plan import require_plain_condition
 from sessionlake.streaming.checkpoint import last_committed, reads_initial_snapshot
 from sessionlake.streaming.errors import explain_sql_error
 from sessionlake.streaming.handover import version_reached
@@ -173,7 +173,7 @@ def explain(
     rows, reader = _rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
         begins = "".join(f"; {describe_floors(*found)}" for found in read_floors(reader, [table]).items())
-        raise NotThereError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
+        raise NotFoundError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
     changes = _changes_read_by_gold(spark, lake, reader)
     logic = lake.storage.properties(spark, table).get(LOGIC)
     explained = [_explain_row(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
@@ -189,7 +189,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
     from pyspark.errors import PySparkException
 
     if where:
-        require_condition(spark, "explain: --where", where)
+        require_plain_condition(spark, "explain: --where", where)
     rows = lake.read(spark, table.table)
     try:
         rows = rows.where(where) if where else rows
@@ -201,7 +201,7 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
 def _changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
     from pyspark.sql import functions as F
 
-    taken = changes_read(reader)
+    taken = read_change_progress(reader)
     last = -1 if taken is None else taken.batch
     if not _has_read_complete_batches(lake.settings):
         last -= 1  # gold may have read only a part of silver's last batch
@@ -277,12 +277,12 @@ def _gone_before(reader: TableReader, key: Row) -> datetime | None:
         reader: Reads the tables.
         key: The row's key columns.
     """
-    cut = read_heads(reader).get(CHANGES)
-    if cut is None or not cut.gone:
+    cut = read_removed_rows_without_limits(reader).get(CHANGES)
+    if cut is None or not cut.max_missing_rows:
         return None
-    is_of_session = {"topic", "session_id"} <= key.keys()
-    if is_of_session and last_removed_position(reader, key["topic"], key.get("partition"), key["session_id"]) is None:
-        return None  # no changes of the row's session are gone
+    if {"topic", "session_id"} <= key.keys():
+        last_removed = read_last_removed_position(reader, key["topic"], key.get("partition"), key["session_id"])
+        return None if last_removed is None else cut.before
     return cut.before
 
 
@@ -368,7 +368,8 @@ def _gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: in
     """
     if not silver_numbers:
         return
-    own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, earliest_after_rebuild(reader, GOLD))]
+    rebuilt_at = find_earliest_commit_time_after_rebuild(reader, GOLD)
+    own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, rebuilt_at)]
     if renumbered in silver_numbers:
         yield from _before_rebuild(reader, own, renumbered)
     between = ("source_to", ge, silver_numbers[0]), ("source_from", le, silver_numbers[-1])

@@ -9,33 +9,33 @@ from operator import eq, ge, le
 
 from sessionlake.delta.schemas.names import ABSENT
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.ledger.absent import AbsentOffsets, Reason, count_covered
-from sessionlake.ledger.progress import Span, offset_spans
+from sessionlake.ledger.absent import AbsenceReason, AbsentOffsets, count_offsets_in_runs
+from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
 _MAX_NAMED = 20
 
 
-def missing_offsets(reader: TableReader) -> dict[Span, int]:
+def missing_offsets(reader: TableReader) -> dict[ReadOffsets, int]:
     """Returns how many messages are missing in the range of offsets that a layer has read.
 
     The keys are the ranges, one for each layer and topic-partition. A number is negative if the layer has messages
     twice. Offsets at which Kafka has no message, such as transaction markers, do not count.
     """
-    found = {span: span.last - span.first + 1 - span.messages for span in offset_spans(reader)}
+    found = {span: span.last - span.first + 1 - span.messages for span in read_layer_offsets(reader)}
     wanted: dict[TopicPartition, tuple[int, int]] = {}
     for _, topic, partition, first, last, _ in (span for span, missing in found.items() if missing):
         low, high = wanted.get((topic, partition), (first, last + 1))
         wanted[topic, partition] = min(low, first), max(high, last + 1)
-    known = AbsentOffsets(reader).overlapping(wanted)
+    known = AbsentOffsets(reader).find_overlapping_runs(wanted)
     return {
-        span: missing and missing - count_covered(known[span[1:3]], span.first, span.last + 1)
+        span: missing and missing - count_offsets_in_runs(known[span[1:3]], span.first, span.last + 1)
         for span, missing in found.items()
     }
 
 
-def why_unread(spans: list[Span], settings: Settings, topic: str, partition: int, offset: int) -> str:
+def why_unread(spans: list[ReadOffsets], settings: Settings, topic: str, partition: int, offset: int) -> str:
     """Returns a text that says why bronze does not have a message, and which offsets it has.
 
     Args:
@@ -72,13 +72,15 @@ def why_absent(reader: TableReader, topic: str, partition: int, offset: int) -> 
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
     for row in reader.rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
         where = f"topic {topic}, partition {partition}: bronze has no message at offset {offset}"
-        if row["reason"] == Reason.SKIPPED:
+        if row["reason"] == AbsenceReason.SKIPPED:
             return f"{where}: {row['who']} skipped it ({row['why']}), because Spark cannot deliver it"
         return f"{where}: Kafka used it for a transaction, as a marker or for an aborted record"
     return None
 
 
-def why_unjudged(spans: list[Span], batch: int, committed_at: datetime, topic: str, partition: int, offset: int) -> str:
+def why_unjudged(
+    spans: list[ReadOffsets], batch: int, committed_at: datetime, topic: str, partition: int, offset: int
+) -> str:
     """Returns a text that says how far silver is in the partition of a message that it has not judged yet.
 
     Args:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.storage.far_times import FarTime, time_of, time_text
 from sessionlake.errors import UsageError
-from sessionlake.integrity.cursor import INITIAL, NO_TIME, Cursor, Status, decode_memory
+from sessionlake.integrity.cursor import INITIAL_VALUES, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import session_key, session_keys
 
@@ -77,19 +77,19 @@ def session_state(stored: bytes, topic: str, partition: int, session: str) -> di
             why="It never had a message, or its state was dropped: that happens at twice the session timeout after the "
             "last message",
         )
-    cursor = Cursor.of(state.cursors[place], decode_memory(state.memories[place]))
-    lane = state.clock.lanes[cursor.lane]
+    cursor = Cursor.from_record(state.cursors[place], decode_memory(state.memories[place]))
+    lane = state.clock.partition_times[cursor.lane]
     fields = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
     bounds = cursor.taken.bounds
     return {
         "topic": topic,
         "session_id": session,
-        **{name: None if value == INITIAL.get(name) else value for name, value in fields.items()},
+        **{name: None if value == INITIAL_VALUES.get(name) else value for name, value in fields.items()},
         "status": Status(cursor.status).name.lower(),
         "expired": bool(cursor.marked),
         "stream_time": None if lane.time == NO_TIME else lane.time,
         "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],
-        "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.holes],
+        "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.open_gaps],
         "held": _held(state, session_key(topic, partition, session)),
     }
 
@@ -112,12 +112,14 @@ _TIMES = {
     *("first_ts", "last_ts", "last_kafka_ts", "ended_at", "highest_ts", "changed_at", "stream_time"),
     *("due", "ts"),  # in the entries of `unfilled` and `held`
 }
-_INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "holes", "due", "held", "status"}
+_INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "open_gaps", "due", "held", "status"}
 
 
 def _held(state: ShardState, key: str) -> list[dict[str, int]]:
-    if state.held is None:
+    if state.held_messages is None:
         return []
-    mine = pc.equal(session_keys(state.held), key)
-    found: list[dict[str, int]] = state.held.filter(mine).select(_HELD).sort_by([("ts", "ascending")]).to_pylist()
+    mine = pc.equal(session_keys(state.held_messages), key)
+    found: list[dict[str, int]] = (
+        state.held_messages.filter(mine).select(_HELD).sort_by([("ts", "ascending")]).to_pylist()
+    )
     return found

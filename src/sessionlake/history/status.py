@@ -18,10 +18,10 @@ from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGE
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import AccessError, BrokerError, ConfigError
 from sessionlake.kafka.clients import consumer_config, require_broker
-from sessionlake.ledger.absent import AbsentOffsets, count_covered
+from sessionlake.ledger.absent import AbsentOffsets, count_offsets_in_runs
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.progress import Span, changes_read, offset_spans
-from sessionlake.ledger.topics import READ_STATES, Topic, latest_generations, parse_topics
+from sessionlake.ledger.progress import ReadOffsets, read_change_progress, read_layer_offsets
+from sessionlake.ledger.topics import READ_STATES, Topic, parse_topics, select_latest_generations
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
@@ -85,9 +85,9 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     batches = _batches(reader)
     if not batches:
         return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
-    layer_spans = offset_spans(reader)
+    layer_spans = read_layer_offsets(reader)
     bronze, silver = (_ends(layer_spans, layer) for layer in ("bronze", "silver"))
-    kafka = _as_bronze_offsets(kafka_ends(settings), latest_generations(parse_topics(reader.rows(TOPICS))))
+    kafka = _as_bronze_offsets(kafka_ends(settings), select_latest_generations(parse_topics(reader.rows(TOPICS))))
     behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _unread(reader, kafka, bronze),
         "silver": _unread(reader, bronze, silver),
@@ -131,7 +131,7 @@ def kafka_ends(settings: Settings) -> KafkaEnds | None:
         consumer.close()
 
 
-def _ends(spans: Iterable[Span], layer: str) -> KafkaEnds:
+def _ends(spans: Iterable[ReadOffsets], layer: str) -> KafkaEnds:
     """Returns, for each topic-partition, the offset after the last one that a layer has read."""
     return {(span.topic, span.partition): span.last + 1 for span in spans if span.layer == layer}
 
@@ -162,7 +162,10 @@ class _BatchTotals(NamedTuple):
 
 def _batches(reader: TableReader) -> list[_BatchTotals]:
     """Returns the totals of all ledger entries, without those from before a layer's last rebuild."""
-    return [_to_totals(row) for row in to_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").current())]
+    return [
+        _to_totals(row)
+        for row in to_dicts(LedgerReader(reader, *_SUMMED_COLUMNS, "outputs").read_entries_since_rebuild())
+    ]
 
 
 def _to_totals(row: Row) -> _BatchTotals:
@@ -200,8 +203,8 @@ def _unread(reader: TableReader, source: KafkaEnds, reached: KafkaEnds) -> int:
         reached: For each topic-partition, the offset after the last one that the layer has read.
     """
     wanted = {place: (reached.get(place, 0), end) for place, end in source.items() if end > reached.get(place, 0)}
-    known = AbsentOffsets(reader).overlapping(wanted)
-    return sum(end - first - count_covered(known[place], first, end) for place, (first, end) in wanted.items())
+    known = AbsentOffsets(reader).find_overlapping_runs(wanted)
+    return sum(end - first - count_offsets_in_runs(known[place], first, end) for place, (first, end) in wanted.items())
 
 
 def _messages(batches: Iterable[_BatchTotals], layer: str) -> int:
@@ -215,7 +218,7 @@ def _changes_behind(reader: TableReader, read: int) -> int:
         reader: Reads the tables.
         read: Number of changes that gold has read since its last rebuild. Retention may have removed some of them.
     """
-    taken = changes_read(reader)
+    taken = read_change_progress(reader)
     if taken is None:
         return reader.count(CHANGES)
     later = reader.count_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()

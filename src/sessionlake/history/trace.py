@@ -24,14 +24,24 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.far_times import FarTime, ms_of
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.errors import LakeError, NotThereError
+from sessionlake.errors import LakeError, NotFoundError
 from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
 from sessionlake.history.missing import why_absent, why_unjudged, why_unread
 from sessionlake.integrity.outcome import Action
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.entries import RECOVERED
-from sessionlake.ledger.progress import find_entry, has_read, last_merged_batch, offset_spans, search_windows
-from sessionlake.ledger.retained import beginnings, describe_beginning, read_heads
+from sessionlake.ledger.progress import (
+    find_entry_of_message,
+    has_read_message,
+    ledger_search_windows,
+    read_last_merged_batch,
+    read_layer_offsets,
+)
+from sessionlake.ledger.retained import (
+    describe_partition_start,
+    read_partition_starts,
+    read_removed_rows_without_limits,
+)
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.decode import decode
 from sessionlake.protocol.erased import CODE as ERASED
@@ -169,19 +179,19 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
     raw = next(reader.rows(MESSAGES, *place, columns=_READ), None)
     bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
-    gone = beginnings(reader).get((topic, partition))
+    gone = read_partition_starts(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
-        raise NotThereError(f"{describe_beginning((topic, partition), gone)}, so offset {offset} is gone")
+        raise NotFoundError(f"{describe_partition_start((topic, partition), gone)}, so offset {offset} is gone")
     if raw is not None:
         _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
         absent = why_absent(reader, topic, partition, offset)
-        raise NotThereError(absent or why_unread(offset_spans(reader), settings, topic, partition, offset))
+        raise NotFoundError(absent or why_unread(read_layer_offsets(reader), settings, topic, partition, offset))
     silver = _find_batch(reader, SILVER, topic, partition, offset, bronze.committed_at)
     _require_entries(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
-        raise NotThereError(
-            why_unjudged(offset_spans(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
+        raise NotFoundError(
+            why_unjudged(read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
         )
     _require_complete_tables(reader, silver)
     content = decode_row(raw, settings)
@@ -224,9 +234,9 @@ def _require_entries(
         NotThereError: Retention has removed the entry.
     """
     batch, layer = found
-    cut = None if batch is not None else read_heads(reader).get(LEDGER)
-    if cut is not None and has_read(reader, layer, topic, partition, offset):
-        raise NotThereError(
+    cut = None if batch is not None else read_removed_rows_without_limits(reader).get(LEDGER)
+    if cut is not None and has_read_message(reader, layer, topic, partition, offset):
+        raise NotFoundError(
             f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but its batch is not known: "
             f"{cut.summary}",
             fix="Nothing is wrong with the message. Ask about messages that were read later",
@@ -241,10 +251,10 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
     Raises:
         NotThereError: Retention has removed rows of the batch.
     """
-    known = read_heads(reader)
+    known = read_removed_rows_without_limits(reader)
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
-            raise NotThereError(
+            raise NotFoundError(
                 f"silver judged the message in batch {silver.batch}, but {found.summary}, of batches up to "
                 f"{found.batch}, so it is no longer known what happened to the message"
             )
@@ -280,7 +290,7 @@ def _message(raw: Row, content: Content) -> TracedMessage:
 def _find_batch(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
 ) -> BatchCommit | None:
-    found = find_entry(reader, layer, topic, partition, offset, near)
+    found = find_entry_of_message(reader, layer, topic, partition, offset, near)
     return None if found is None else BatchCommit(*_commit_fields(found))
 
 
@@ -308,7 +318,7 @@ def _session(reader: TableReader, topic: str, partition: int, session_id: str | 
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)]
-    late = reader.rows(PROGRESS, *own, ("_batch", gt, last_merged_batch(reader)))
+    late = reader.rows(PROGRESS, *own, ("_batch", gt, read_last_merged_batch(reader)))
     latest = max(late, key=lambda row: row["_batch"], default=None)
     return latest or next(reader.rows(SESSIONS, *own), None)
 
@@ -322,7 +332,7 @@ def _judgement(
     silver: BatchCommit,
 ) -> Judgement:
     topic, _ = place
-    integrity = RuleBook(settings.capture).of(topic).integrity
+    integrity = RuleLookup(settings.capture).find_rules(topic).integrity
     verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, found, integrity)
     if verdict is None:
         raise LakeError(
@@ -354,7 +364,7 @@ def _committed_at(reader: TableReader, silver: BatchCommit, batch: int | None) -
 def _ledger_rows_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
     """Returns ledger entries that meet the conditions: those near `moment`, or if there are none, those of any time."""
     found: list[Row] = []
-    for window in search_windows(moment):
+    for window in ledger_search_windows(moment):
         found = list(reader.rows(LEDGER, *conditions, *window))
         if found:
             break

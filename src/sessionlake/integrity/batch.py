@@ -30,13 +30,13 @@ from sessionlake.integrity.cuts import (
     ChangesSinceCut,
     CutReason,
     changes_table,
-    cut_after,
+    compute_next_cut_time,
     cuts_in_batch,
 )
-from sessionlake.integrity.judge import REMEMBERS_SEQS, Judge, ViolationError
-from sessionlake.integrity.outcome import Outcome, Verdict
+from sessionlake.integrity.judge import SEQ_REMEMBERING_CLASSES, SessionJudge, ViolationError
+from sessionlake.integrity.outcome import JudgingOutcome, Verdict
 from sessionlake.integrity.rules import Rules
-from sessionlake.integrity.shard_batch import STREAM_COLUMNS, ShardBatch, Stream
+from sessionlake.integrity.shard_batch import MESSAGE_ARRAY_NAMES, MessageArrays, ShardBatch
 from sessionlake.integrity.transition import Run, apply_run, apply_runs
 from sessionlake.integrity.window import judge_windows
 from sessionlake.protocol.message import NO_SEQ, Link, MessageType
@@ -46,25 +46,25 @@ from sessionlake.settings.section import Integrity
 _CLASSES = list(Integrity)
 
 
-def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
+def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutcome:
     """Judges a shard's batch, updates the cursors of its sessions, and returns the verdicts, events and cuts.
 
     Args:
         batch: The messages and sessions; their cursors and memories are updated in place.
-        bulk: True judges simple sessions with array operations; False judges every message one by one. The result is
-            the same.
+        is_vectorized: True judges simple sessions with array operations; False judges every message one by one. The
+            result is the same.
     """
-    out = Outcome(len(batch.held.seq) + len(batch.stream.seq))
-    busy = len(batch.stream.starts)
+    out = JudgingOutcome(len(batch.held_messages.seq) + len(batch.new_messages.seq))
+    busy = len(batch.new_messages.starts)
     slow = list(range(busy, len(batch.cursors)))
     if busy:
         breaks = _breaks(batch)
         is_fast = _fast_sessions(batch, breaks)
-        is_fast &= bulk
+        is_fast &= is_vectorized
         _advance(batch, is_fast, out)
-        if bulk:
+        if is_vectorized:
             is_fast |= judge_windows(batch, out)
-        if not bulk:
+        if not is_vectorized:
             breaks[:] = True
         slow = [*np.flatnonzero(~is_fast).tolist(), *slow]
     for number in slow:
@@ -74,12 +74,12 @@ def judge_batch(batch: ShardBatch, *, bulk: bool = True) -> Outcome:
 
 def _per_session(batch: ShardBatch, value: Callable[[Rules], int]) -> Int64s:
     """Returns `value(rules)` for every session that has messages in the batch."""
-    return np.array([value(rules) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
+    return np.array([value(rules) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
 def _breaks(batch: ShardBatch) -> Bools:
     """Returns a boolean for each message: True if it starts a new run."""
-    stream = batch.stream
+    stream = batch.new_messages
     lengths = stream.ends - stream.starts
     timeout = np.repeat(_per_session(batch, lambda r: r.session_timeout), lengths)[1:]
     in_seq = np.repeat(_per_session(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(np.bool_)
@@ -92,7 +92,7 @@ def _breaks(batch: ShardBatch) -> Bools:
     return breaks
 
 
-def _follows(stream: Stream, places: Int64s | slice, last: Int64s) -> Bools:
+def _follows(stream: MessageArrays, places: Int64s | slice, last: Int64s) -> Bools:
     """Returns a boolean for each message at the indices `places`: True if it follows seq `last` without a gap."""
     seq, after, link = stream.seq[places], stream.after[places], stream.link[places]
     continues = np.where(link == Link.LINK, after == last, after <= last)
@@ -106,8 +106,8 @@ def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     This needs a single run that continues the cursor or validly starts the session. The session must also have no held
     messages, no gaps and no operator's decision, and its class must not be `window`.
     """
-    stream, busy = batch.stream, len(batch.stream.starts)
-    cursors, first = batch.cursors[:busy], batch.stream.starts
+    stream, busy = batch.new_messages, len(batch.new_messages.starts)
+    cursors, first = batch.cursors[:busy], batch.new_messages.starts
     integrity = _per_session(batch, lambda r: _CLASSES.index(r.integrity))
     timeout = _per_session(batch, lambda r: r.session_timeout)
     is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
@@ -128,11 +128,11 @@ def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     return is_fast
 
 
-def _advance(batch: ShardBatch, is_fast: Bools, out: Outcome) -> None:
+def _advance(batch: ShardBatch, is_fast: Bools, out: JudgingOutcome) -> None:
     """Applies all messages of the sessions in `is_fast`: sets their outcome and updates the cursors."""
     if not is_fast.any():
         return
-    stream = batch.stream
+    stream = batch.new_messages
     cursors = batch.cursors[: len(is_fast)]
     moved = cursors[is_fast]
     epochs = _epochs(stream, cursors["epoch"])
@@ -152,28 +152,28 @@ def _advance(batch: ShardBatch, is_fast: Bools, out: Outcome) -> None:
 
 def _update_arrived(batch: ShardBatch, is_fast: Bools, moved: Cursors) -> None:
     """Updates the cursor fields that depend on which messages arrived, whatever the verdict on them."""
-    stream, first, last = batch.stream, batch.stream.starts[is_fast], batch.stream.ends[is_fast] - 1
+    stream, first, last = batch.new_messages, batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
     moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
     moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
     moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.time[last]
 
 
 def _set_applied(
-    batch: ShardBatch, is_fast: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: Outcome
+    batch: ShardBatch, is_fast: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: JudgingOutcome
 ) -> None:
     """Sets the outcome of the applied messages; `inside` has their indices in the batch's stream."""
-    stream, places = batch.stream, len(batch.held.seq) + inside
+    stream, places = batch.new_messages, len(batch.held_messages.seq) + inside
     out.verdict[places] = Verdict.APPLIED
     out.epoch[places] = epochs[inside]
-    out.position[places] = out.by[places] = stream.offset[inside]
-    out.at[places] = stream.now[inside]
+    out.position[places] = out.applied_by[places] = stream.offset[inside]
+    out.applied_at[places] = stream.now[inside]
     out.life[places] = np.repeat(lives, (stream.ends - stream.starts)[is_fast])
 
 
 def _update_taken(batch: ShardBatch, is_fast: Bools, run: Run, moved: Cursors) -> None:
     """Updates the cursors of class `once`: lowest and highest taken seq, and the seq of the highest snapshot."""
-    first, last = batch.stream.starts[is_fast], batch.stream.ends[is_fast] - 1
-    seq = batch.stream.seq
+    first, last = batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
+    seq = batch.new_messages.seq
     snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)
     once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(is_fast)]], np.bool_)[is_fast]
     moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), seq[first], moved["taken_from"])
@@ -181,13 +181,13 @@ def _update_taken(batch: ShardBatch, is_fast: Bools, run: Run, moved: Cursors) -
     moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
 
 
-def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: Outcome) -> ChangesSinceCut:
+def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: JudgingOutcome) -> ChangesSinceCut:
     """Records the cuts of tables that are due within the batch.
 
     Returns:
         For each session in `is_fast`, what changed in its table since its last cut.
     """
-    stream = batch.stream
+    stream = batch.new_messages
     owner = np.repeat(np.arange(int(is_fast.sum())), (stream.ends - stream.starts)[is_fast])
     now, offset = stream.now[inside], stream.offset[inside]
     changes = stream.changes[inside]
@@ -195,11 +195,11 @@ def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: Outcome)
     before = batch.cursors[: len(is_fast)][is_fast]
     cuts, since = cuts_in_batch(Arrived(owner, now, offset), applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(is_fast)[cuts["session"]]
-    out.cut(cuts)
+    out.add_cuts(cuts)
     return since
 
 
-def _epochs(stream: Stream, before: Int64s) -> Int64s:
+def _epochs(stream: MessageArrays, before: Int64s) -> Int64s:
     """Returns each message's epoch: the offset of its session's last snapshot so far, else the epoch in `before`."""
     index = np.arange(len(stream.seq))
     latest = np.maximum.accumulate(np.where(stream.type == MessageType.SNAPSHOT, index, -1))
@@ -208,27 +208,27 @@ def _epochs(stream: Stream, before: Int64s) -> Int64s:
     return np.where(inside, stream.offset[latest], np.repeat(before, lengths))
 
 
-def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Outcome) -> None:
+def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: JudgingOutcome) -> None:
     """Judges the messages of one session run by run, then the gaps, cuts and expiry due by the end of the batch."""
-    rules, stream, base = batch.rules[number], batch.stream, len(batch.held.seq)
-    cursor = Cursor.of(batch.cursors[number], decode_memory(batch.memories[number]))
-    if rules.integrity in REMEMBERS_SEQS:
+    rules, stream, base = batch.rules[number], batch.new_messages, len(batch.held_messages.seq)
+    cursor = Cursor.from_record(batch.cursors[number], decode_memory(batch.memories[number]))
+    if rules.integrity in SEQ_REMEMBERING_CLASSES:
         cursor.assume_all_taken()
-    held = [batch.held.header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
+    held = [batch.held_messages.build_header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
     decisions = batch.decisions.get(number, {})
-    out.session = number
-    judge = Judge(cursor, held, rules, out, decisions)
+    out.session_number = number
+    judge = SessionJudge(cursor, held, rules, out, decisions)
     try:
         if breaks is not None:
             start, end = int(stream.starts[number]), int(stream.ends[number])
             for run in _runs(start, end, breaks):
                 _judge_run(judge, cursor, run, stream, base)
-        judge.pass_time(int(batch.ends[number]))
+        judge.advance_time(int(batch.ends[number]))
     except ViolationError:
         pass  # the batch will not be committed, so the rest of its outcome does not matter
-    cursor.held = len(judge.held)
-    batch.memories[number] = encode_memory(cursor.memory())
-    batch.cursors[number] = cursor.as_tuple()
+    cursor.held = len(judge.held_messages)
+    batch.memories[number] = encode_memory(cursor.to_memory())
+    batch.cursors[number] = cursor.to_record_values()
 
 
 def _runs(start: int, end: int, breaks: Bools) -> list[tuple[int, int]]:
@@ -236,38 +236,38 @@ def _runs(start: int, end: int, breaks: Bools) -> list[tuple[int, int]]:
     return list(zip(firsts, [*firsts[1:], end], strict=True))
 
 
-def _judge_run(judge: Judge, cursor: Cursor, run: tuple[int, int], stream: Stream, base: int) -> None:
+def _judge_run(judge: SessionJudge, cursor: Cursor, run: tuple[int, int], stream: MessageArrays, base: int) -> None:
     index, past = run
     while index < past:
-        header = stream.header(index, base)
-        judge.arrive(header)
+        header = stream.build_header(index, base)
+        judge.judge_message(header)
         index += 1
         if index < past and judge.applies_rest_of_run(header):
-            cut_due = cut_after(header.now, judge.rules.snapshot_interval)
-            stop = _before(stream, index, past, min(cursor.next_due(), cut_due - 1))
+            cut_due = compute_next_cut_time(header.now, judge.rules.snapshot_interval)
+            stop = _before(stream, index, past, min(cursor.find_next_due_time(), cut_due - 1))
             _apply_rest(stream, index, stop, cursor, base, judge)
             index = stop
 
 
-def _before(stream: Stream, index: int, past: int, due: int) -> int:
+def _before(stream: MessageArrays, index: int, past: int, due: int) -> int:
     """Returns the index of the first message that arrives after stream time `due` (ms); `past` if there is none."""
     late = np.flatnonzero(stream.now[index:past] > due)
     return index + int(late[0]) if len(late) else past
 
 
-def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int, judge: Judge) -> None:
+def _apply_rest(stream: MessageArrays, start: int, end: int, cursor: Cursor, base: int, judge: SessionJudge) -> None:
     """Applies the messages from index `start` to before `end`. They follow an applied message in the same run."""
     if start == end:
         return
     out = judge.outcome
-    part = Stream(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in STREAM_COLUMNS))
+    part = MessageArrays(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in MESSAGE_ARRAY_NAMES))
     places = slice(base + start, base + end)
     epochs = _epochs(part, np.array([cursor.epoch]))
     out.verdict[places] = Verdict.APPLIED
     out.epoch[places] = epochs
     out.position[places] = positions(cursor.position, part.offset)
     out.life[places] = cursor.first_offset
-    out.at[places], out.by[places] = part.now, part.offset
+    out.applied_at[places], out.applied_by[places] = part.now, part.offset
     apply_run(cursor, Run(part.starts, part.type, part.seq, part.ts, out.position[places]))
     cursor.epoch = int(epochs[-1])
     cursor.last_offset = int(part.offset[-1])
@@ -281,7 +281,7 @@ def _apply_rest(stream: Stream, start: int, end: int, cursor: Cursor, base: int,
         cursor.changed_at = int(np.where(changes_table(part.type), part.now, NEVER).min())
     cursor.changes += int(part.changes.sum())
     if cursor.status == Status.ENDED:
-        judge.cut(CutReason.END, int(part.now[-1]))
+        judge.record_cut(CutReason.END, int(part.now[-1]))
 
 
 def positions(before: int, releasing: Int64s) -> Int64s:

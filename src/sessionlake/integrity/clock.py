@@ -2,13 +2,13 @@
 
 It must not depend on how messages are split among shards and tasks. But a shard sees only some messages of a
 topic-partition, and a task packs only some of its offsets. So each task cuts its messages into segments of consecutive
-offsets and sends their timestamps (`Segments`) to every shard. A shard combines all segments of a batch
-(`Clock.advance`) into the stream time at each of its messages. It remembers only topic-partitions that have sessions.
+offsets and sends their timestamps (`Segments`) to every shard. `ShardClock.advance_clock` combines all segments
+of a batch into the stream time at each message of the shard. It remembers only topic-partitions that have sessions.
 
 A silence (`protocol.silence`) also moves the clock, for everything after its offset.
 
 A topic-partition has no stream time (`NO_TIME`) until a message or a silence gives one. That first time also counts for
-the messages before it: `Clock.first_times` has it for each topic-partition that got it with the batch.
+the messages before it: `ShardClock.first_times` has it for each topic-partition that got it with the batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIELDS = ("lane", "first", "last", "start", "highest")
 _SILENT = ("silent", "behind", "until")
 
 
-class LaneTime(msgspec.Struct, array_like=True):
+class PartitionTime(msgspec.Struct, array_like=True):
     """The stream time of a topic-partition in ms (`NO_TIME`: none yet), and its last offset seen."""
 
     topic: str
@@ -48,15 +48,15 @@ class LaneTime(msgspec.Struct, array_like=True):
         return NO_KAFKA_TIME if self.time == NO_TIME else self.time
 
 
-class TimesBefore(Protocol):
+class EarlierStreamTimes(Protocol):
     """Looks up the stream times from before a batch. Picklable, because Spark sends it to its workers."""
 
-    def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
+    def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the stream time of each topic-partition before a given offset.
 
         Args:
-            names: Topic-partitions, each once.
-            first: For each topic-partition, the offset before which its stream time is wanted.
+            partitions: Topic-partitions, each once.
+            offsets: For each topic-partition, the offset before which its stream time is wanted.
 
         Returns:
             Two arrays with a value for each topic-partition: the stream time (ms) that earlier batches left, and the
@@ -96,12 +96,12 @@ class Segments:
     until: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
-    def silences(self) -> list[LaneTime]:
+    def silences(self) -> list[PartitionTime]:
         """For each silence, its topic-partition, the stream time after it, and the offset of the message before it."""
         time = np.maximum(self.until, self.before[self.silent])
         names = (self.names[place] for place in self.silent.tolist())
         stands = zip(names, time.tolist(), self.behind.tolist(), strict=True)
-        return [LaneTime(topic, partition, at, offset) for (topic, partition), at, offset in stands]
+        return [PartitionTime(topic, partition, at, offset) for (topic, partition), at, offset in stands]
 
 
 class _EncodedSegments(msgspec.Struct, array_like=True):
@@ -121,39 +121,39 @@ def encode_segments(segments: Segments) -> bytes:
     columns = np.stack([getattr(segments, name) for name in _FIELDS])
     known = np.stack([segments.before, segments.since])
     silent = np.stack([getattr(segments, name) for name in _SILENT])
-    packed = [columns.shape[1], _packed(columns), _packed(known), silent.shape[1], _packed(silent)]
+    packed = [columns.shape[1], _pack_rows(columns), _pack_rows(known), silent.shape[1], _pack_rows(silent)]
     return msgspec.msgpack.encode(_EncodedSegments(segments.names, *packed))
 
 
 def decode_segments(payload: bytes) -> Segments:
     """Decodes segments that `encode_segments` wrote."""
     segments = _decoder.decode(payload)
-    known = _unpacked(segments.known, 2, len(segments.names))
-    silent = _unpacked(segments.silent, len(_SILENT), segments.silences)
-    return Segments(segments.names, *known, *_unpacked(segments.packed, len(_FIELDS), segments.count), *silent)
+    known = _unpack_rows(segments.known, 2, len(segments.names))
+    silent = _unpack_rows(segments.silent, len(_SILENT), segments.silences)
+    return Segments(segments.names, *known, *_unpack_rows(segments.packed, len(_FIELDS), segments.count), *silent)
 
 
-def _packed(columns: Int64s) -> bytes:
+def _pack_rows(rows: Int64s) -> bytes:
     """Compresses rows of integers: their differences, with bytes of equal significance next to each other."""
-    steps = np.diff(columns, axis=1, prepend=0)
+    steps = np.diff(rows, axis=1, prepend=0)
     planes = np.ascontiguousarray(steps.view(np.uint8).reshape(*steps.shape, 8).transpose(0, 2, 1))
     packed: bytes = pa.compress(planes.tobytes(), codec=_CODEC, asbytes=True)
     return packed
 
 
-def _unpacked(packed: bytes, rows: int, count: int) -> Int64s:
-    shape = rows, 8, count
+def _unpack_rows(packed: bytes, row_count: int, column_count: int) -> Int64s:
+    shape = row_count, 8, column_count
     raw = pa.decompress(packed, decompressed_size=int(np.prod(shape)), codec=_CODEC, asbytes=True)
     steps = np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(shape).transpose(0, 2, 1)).view(np.int64)
-    return np.cumsum(steps.reshape(rows, count), axis=1)
+    return np.cumsum(steps.reshape(row_count, column_count), axis=1)
 
 
-def segments_of(
-    lane: Int64s,
-    names: list[TopicPartition],
-    offset: Int64s,
+def cut_into_segments(
+    partition_indices: Int64s,
+    partitions: list[TopicPartition],
+    message_offsets: Int64s,
     timestamps: Int64s,
-    times: TimesBefore,
+    earlier_times: EarlierStreamTimes,
     silences: Sequence[Silence] = (),
 ) -> tuple[Segments, Int64s]:
     """Cuts messages into segments of consecutive offsets.
@@ -161,27 +161,27 @@ def segments_of(
     A segment that starts with messages without a timestamp ends before the first message with one.
 
     Args:
-        lane: For each message, in any order, the index of its topic-partition in `names`.
+        partition_indices: For each message, in any order, the index of its topic-partition in `partitions`.
         timestamps: The timestamp of each message, ms; `NO_TIME` where it has none.
 
     Returns:
         The segments, and for each message the highest timestamp (ms) in its segment up to this message.
     """
-    order = np.lexsort((offset, lane))
-    lanes, offsets, at = lane[order], offset[order], timestamps[order]
+    order = np.lexsort((message_offsets, partition_indices))
+    lanes, offsets, at = partition_indices[order], message_offsets[order], timestamps[order]
     is_start = (np.diff(lanes, prepend=-1) != 0) | (np.diff(offsets, prepend=0) != 1)
     running = running_maximum(at, np.cumsum(is_start))
     timed = running != NO_TIME
     is_start[1:] |= timed[1:] & ~timed[:-1]
     starts = np.flatnonzero(is_start)
     ends = np.append(starts[1:], len(order))[: len(starts)]
-    places = {name: place for place, name in enumerate(names)}
+    places = {name: place for place, name in enumerate(partitions)}
     silent = [places.setdefault(silence.place, len(places)) for silence in silences]
     lowest, begins = np.full(len(places), np.iinfo(np.int64).max), np.flatnonzero(np.diff(lanes, prepend=-1))
     lowest[lanes[begins]] = offsets[begins]
     silence_ends = np.array([(silence.behind, silence.until) for silence in silences], np.int64).reshape(-1, 2).T
     np.minimum.at(lowest, silent, silence_ends[0] + 1)
-    known = times.before([*places], lowest)
+    known = earlier_times.read_times_before([*places], lowest)
     columns = lanes[starts], offsets[starts], offsets[ends - 1], at[starts], running[ends - 1]
     segments = Segments([*places], *known, *columns, np.array(silent, np.int64), *silence_ends)
     unsorted = np.empty_like(running)
@@ -194,7 +194,7 @@ class StretchTimes:
     """The stream time before each stretch: the offsets from one segment's first offset to the next segment's.
 
     Attributes:
-        lane: For each stretch, the index of its topic-partition in `Clock.lanes`; ascending.
+        lane: For each stretch, the index of its topic-partition in `ShardClock.partition_times`; ascending.
         first: First offset of each stretch; ascending within a lane.
         before: Stream time before each stretch, ms. No stretches if it is never above the messages' own timestamps.
         silences: Stretches after silences, each from a silence to the end of its lane; `before` is the time after the
@@ -206,30 +206,32 @@ class StretchTimes:
     before: Int64s
     silences: StretchTimes | None = None
 
-    def times(self, lane: Int64s, offset: Int64s, within: Int64s) -> Int64s:
+    def compute_message_times(self, partition_indices: Int64s, offsets: Int64s, segment_maxima: Int64s) -> Int64s:
         """Returns the stream time at each message of the batch, ms.
 
         Args:
-            within: The highest timestamp in each message's segment up to the message, ms.
+            segment_maxima: The highest timestamp in each message's segment up to the message, ms.
         """
-        times = np.maximum(within, self._before(lane, offset)) if len(self.first) and len(lane) else within
-        return times if self.silences is None else self.silences.times(lane, offset, times)
+        times, silences = segment_maxima, self.silences
+        if len(self.first) and len(partition_indices):
+            times = np.maximum(times, self._find_times_before(partition_indices, offsets))
+        return times if silences is None else silences.compute_message_times(partition_indices, offsets, times)
 
-    def _before(self, lane: Int64s, offset: Int64s) -> Int64s:
+    def _find_times_before(self, partition_indices: Int64s, offsets: Int64s) -> Int64s:
         """Returns the stream time before the stretch of each message, ms; `NO_TIME` if the message is in no stretch."""
         stretches = len(self.first)
         # Sorted together, a message comes directly after the start of its stretch and the messages before it.
-        is_message = np.repeat([False, True], [stretches, len(lane)])
-        order = np.lexsort((is_message, np.append(self.first, offset), np.append(self.lane, lane)))
+        is_message = np.repeat([False, True], [stretches, len(partition_indices)])
+        order = np.lexsort((is_message, np.append(self.first, offsets), np.append(self.lane, partition_indices)))
         place = np.cumsum(~is_message[order]) - 1
         messages = is_message[order]
-        stretch = np.empty(len(lane), np.int64)
+        stretch = np.empty(len(partition_indices), np.int64)
         stretch[order[messages] - stretches] = place[messages]
-        return np.where((stretch >= 0) & (self.lane[stretch] == lane), self.before[stretch], NO_TIME)
+        return np.where((stretch >= 0) & (self.lane[stretch] == partition_indices), self.before[stretch], NO_TIME)
 
 
-_NONE = np.zeros(0, np.int64)
-NO_STRETCHES = StretchTimes(_NONE, _NONE, _NONE)
+_EMPTY = np.zeros(0, np.int64)
+NO_STRETCHES = StretchTimes(_EMPTY, _EMPTY, _EMPTY)
 
 
 class FirstTime(NamedTuple):
@@ -240,89 +242,88 @@ class FirstTime(NamedTuple):
 
 
 @dataclass
-class Clock:
+class ShardClock:
     """The stream times of a shard's topic-partitions.
 
     Attributes:
-        lanes: Stream time and offset of each topic-partition. Its index in this list is its *lane*, which cursors
-            store.
-        since: For each topic-partition with messages in the batch, its last offset before the batch.
+        partition_times: Stream time and offset of each topic-partition; its index is its *lane*, which cursors store.
+        previous_offsets: For each topic-partition with messages in the batch, its last offset before the batch.
         first_times: For each lane whose stream time became known with the batch, that first time.
     """
 
-    lanes: list[LaneTime]
-    since: dict[TopicPartition, int] = field(default_factory=dict)
+    partition_times: list[PartitionTime]
+    previous_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     first_times: dict[int, FirstTime] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.lanes)}
+        self._index = {(lane.topic, lane.partition): number for number, lane in enumerate(self.partition_times)}
 
-    def index(self, lane: TopicPartition) -> int:
-        """Returns the lane of a topic-partition: its index in `lanes`."""
-        return self._index[lane]
+    def find_index(self, topic_partition: TopicPartition) -> int:
+        """Returns the lane of a topic-partition: its index in `partition_times`."""
+        return self._index[topic_partition]
 
-    def add(self, lane: LaneTime) -> int:
-        """Returns the lane (index in `lanes`) of `lane`'s topic-partition, after appending it if it is new."""
-        place = self._index.setdefault((lane.topic, lane.partition), len(self.lanes))
-        if place == len(self.lanes):
-            self.lanes.append(lane)
+    def add_partition(self, partition_time: PartitionTime) -> int:
+        """Returns the lane of the topic-partition, its index in `partition_times`; appends a new topic-partition."""
+        place = self._index.setdefault((partition_time.topic, partition_time.partition), len(self.partition_times))
+        if place == len(self.partition_times):
+            self.partition_times.append(partition_time)
         return place
 
     @property
-    def now(self) -> dict[TopicPartition, int]:
+    def stream_times_by_partition(self) -> dict[TopicPartition, int]:
         """The stream time (ms) of every topic-partition, `NO_KAFKA_TIME` where it has none."""
-        return {(lane.topic, lane.partition): lane.now for lane in self.lanes}
+        return {(lane.topic, lane.partition): lane.now for lane in self.partition_times}
 
     @property
-    def times(self) -> Int64s:
-        """The stream time (ms) of every lane (index in `lanes`), `NO_KAFKA_TIME` where there is none."""
-        return np.array([lane.now for lane in self.lanes], np.int64)
+    def stream_times(self) -> Int64s:
+        """The stream time (ms) of every lane (index in `partition_times`), `NO_KAFKA_TIME` where there is none."""
+        return np.array([lane.now for lane in self.partition_times], np.int64)
 
     @property
     def first_known_times(self) -> dict[TopicPartition, int]:
         """The first known stream time (ms) of each topic-partition that got it with the batch."""
-        known = ((self.lanes[place], first.time) for place, first in self.first_times.items())
+        known = ((self.partition_times[place], first.time) for place, first in self.first_times.items())
         return {(lane.topic, lane.partition): time for lane, time in known}
 
     @property
     def first_timed_offsets(self) -> Int64s:
         """For every lane, the first offset in the batch at which its stream time was known; `NEVER` if none was."""
-        found = np.array([NEVER if lane.time == NO_TIME else BEGINNING for lane in self.lanes], np.int64)
+        found = np.array([NEVER if lane.time == NO_TIME else BEGINNING for lane in self.partition_times], np.int64)
         found[[*self.first_times]] = [known.offset for known in self.first_times.values()]
         return found
 
     @property
-    def has_untimed(self) -> bool:
+    def may_have_untimed_messages(self) -> bool:
         """True if the batch may have messages that arrived before their topic-partition had a stream time."""
-        return bool(self.first_times) or any(lane.time == NO_TIME for lane in self.lanes)
+        return bool(self.first_times) or any(lane.time == NO_TIME for lane in self.partition_times)
 
-    def with_first_time(self, lane: Int64s, now: Int64s) -> Int64s:
-        """Returns `now` with `NO_TIME` replaced by the lane's first known time, or by `NO_KAFKA_TIME` if it has none.
+    def replace_unknown_times(self, partition_indices: Int64s, stream_times: Int64s) -> Int64s:
+        """Returns stream times in which `NO_TIME` is replaced by the lane's first known time, else by `NO_KAFKA_TIME`.
 
         Args:
-            lane: The lane of each message: the index of its topic-partition in `lanes`.
-            now: Stream time at each message's arrival, ms; `NO_TIME` where it was not known.
+            partition_indices: The lane of each message: the index of its topic-partition in `partition_times`.
+            stream_times: Stream time at each message's arrival, ms; `NO_TIME` where it was not known.
         """
-        if not self.has_untimed:
-            return now
-        first = np.full(len(self.lanes), NO_KAFKA_TIME, np.int64)
+        if not self.may_have_untimed_messages:
+            return stream_times
+        first = np.full(len(self.partition_times), NO_KAFKA_TIME, np.int64)
         first[[*self.first_times]] = [known.time for known in self.first_times.values()]
-        return np.where(now == NO_TIME, first[lane], now)
+        return np.where(stream_times == NO_TIME, first[partition_indices], stream_times)
 
     @property
-    def offsets(self) -> Int64s:
-        """The last offset of every lane (index in `lanes`)."""
-        return np.array([lane.offset for lane in self.lanes], np.int64)
+    def last_offsets(self) -> Int64s:
+        """The last offset of every lane (index in `partition_times`)."""
+        return np.array([lane.offset for lane in self.partition_times], np.int64)
 
-    def advance(self, batch_segments: Sequence[Segments], batch_partitions: Collection[TopicPartition]) -> StretchTimes:
+    def advance_clock(self, batch_segments: Sequence[Segments], partitions: Collection[TopicPartition]) -> StretchTimes:
         """Moves the clock over the segments and silences of a batch; returns the stream times for its messages.
 
         Args:
             batch_segments: The segments sent by all tasks.
-            batch_partitions: The topic-partitions of the shard's messages. Others count only if they have a lane.
+            partitions: The topic-partitions of the shard's messages. Others count only if they have a lane.
         """
-        waiting = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
-        parts = [self._of_this_shard(segments, batch_partitions) for segments in batch_segments]
+        waiting = {place for place, lane in enumerate(self.partition_times) if lane.time == NO_TIME}
+        parts = [self._select_segments(segments, partitions) for segments in batch_segments]
         mine, silent = zip(*parts, strict=True) if parts else ((), ())
         segments = np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1)
         silences = np.concatenate([np.zeros((len(_SILENT), 0), np.int64), *silent], axis=1)
@@ -331,11 +332,11 @@ class Clock:
         silent_stretches = self._advance_silences(silences)
         return stretches if silent_stretches is None else replace(stretches, silences=silent_stretches)
 
-    def _note_first_times(self, waiting: Collection[int], segments: Int64s, silences: Int64s) -> None:
+    def _note_first_times(self, untimed_before: Collection[int], segments: Int64s, silences: Int64s) -> None:
         """Sets `first_times` of lanes without a time, from an earlier batch, or a silence or message of this one."""
-        known = (place for place in waiting if self.lanes[place].time != NO_TIME)
-        self.first_times = {place: FirstTime(self.lanes[place].time, BEGINNING) for place in known}
-        untimed = {place for place, lane in enumerate(self.lanes) if lane.time == NO_TIME}
+        known = (place for place in untimed_before if self.partition_times[place].time != NO_TIME)
+        self.first_times = {place: FirstTime(self.partition_times[place].time, BEGINNING) for place in known}
+        untimed = {place for place, lane in enumerate(self.partition_times) if lane.time == NO_TIME}
         if not untimed:
             return
         timed = segments[:, segments[4] != NO_TIME]
@@ -355,7 +356,7 @@ class Clock:
         lane, first, last, start, highest = (values[order] for values in (lane, first, last, start, highest))
         begins = np.flatnonzero(np.diff(lane, prepend=-1))
         ends = np.append(begins[1:], len(lane)) - 1
-        stands = [self.lanes[place] for place in lane[begins].tolist()]
+        stands = [self.partition_times[place] for place in lane[begins].tolist()]
         # `after` is the stream time after each segment, `before` the one after the segment in front of it.
         highest[begins] = np.maximum(highest[begins], [item.time for item in stands])
         after = running_maximum(highest, lane)
@@ -373,28 +374,27 @@ class Clock:
         silences = silences[:, np.lexsort((silences[1], silences[0]))]
         lane, behind, until = silences[0], silences[1], running_maximum(silences[2], silences[0])
         for place, time in zip(lane.tolist(), until.tolist(), strict=True):
-            self.lanes[place].time = max(self.lanes[place].time, time)
+            self.partition_times[place].time = max(self.partition_times[place].time, time)
         return StretchTimes(lane, behind + 1, until)
 
-    def _of_this_shard(self, segments: Segments, batch_partitions: Collection[TopicPartition]) -> tuple[Int64s, Int64s]:
+    def _select_segments(self, segments: Segments, partitions: Collection[TopicPartition]) -> tuple[Int64s, Int64s]:
         """Returns the segments and silences of the shard's topic-partitions as rows of `_FIELDS` and `_SILENT`.
 
         Adds these topic-partitions to the clock, with their latest known stream time before the batch.
         """
         places = np.full(len(segments.names), -1, np.int64)
         for number, name in enumerate(segments.names):
-            if name in self._index or name in batch_partitions:
-                place = places[number] = self.add(LaneTime(*name, NO_TIME, BEGINNING))
-                lane, since = self.lanes[place], int(segments.since[number])
+            if name in self._index or name in partitions:
+                place = places[number] = self.add_partition(PartitionTime(*name, NO_TIME, BEGINNING))
+                lane, since = self.partition_times[place], int(segments.since[number])
                 if since > lane.offset:
                     lane.time, lane.offset = int(segments.before[number]), since
-                self.since[name] = lane.offset
-        return _renumbered(places, [getattr(segments, name) for name in _FIELDS]), _renumbered(
-            places, [getattr(segments, n) for n in _SILENT]
-        )
+                self.previous_offsets[name] = lane.offset
+        columns, silences = ([getattr(segments, name) for name in names] for names in (_FIELDS, _SILENT))
+        return _replace_partition_indices(places, columns), _replace_partition_indices(places, silences)
 
 
-def _renumbered(places: Int64s, columns: Sequence[Int64s]) -> Int64s:
-    """Returns columns whose first one, an index of names, is replaced by the lane `places[index]`; -1 is dropped."""
-    place = places[columns[0]]
+def _replace_partition_indices(new_indices: Int64s, columns: Sequence[Int64s]) -> Int64s:
+    """Returns columns whose first one, an index of names, is replaced by `new_indices[index]`; -1 is dropped."""
+    place = new_indices[columns[0]]
     return np.stack([place, *columns[1:]])[:, place >= 0]

@@ -65,9 +65,9 @@ CURSOR = np.dtype(
         ("changes", np.int64),  # number of changes applied since the last cut
     ]
 )
-FIELDS = CURSOR.names or ()
+CURSOR_FIELDS = CURSOR.names or ()
 Cursors = npt.NDArray[np.void]
-INITIAL: dict[str, int] = {
+INITIAL_VALUES: dict[str, int] = {
     "epoch": NO_EPOCH,
     "last_seq": NO_SEQ,
     "first_ts": NO_TIME,
@@ -90,12 +90,12 @@ INITIAL: dict[str, int] = {
 def new_cursors(count: int) -> Cursors:
     """Returns `count` cursors with the values of a session that has no message yet."""
     cursors = np.zeros(count, CURSOR)
-    for name, value in INITIAL.items():
+    for name, value in INITIAL_VALUES.items():
         cursors[name] = value
     return cursors
 
 
-class Hole(msgspec.Struct, array_like=True):
+class OpenGap(msgspec.Struct, array_like=True):
     """A gap under class `once`: the missing seqs from `start` up to but not including `end`.
 
     Attributes:
@@ -121,15 +121,15 @@ class SeqMemory(msgspec.Struct, array_like=True):
     Attributes:
         taken: First and last seq of each interval of taken seqs, alternating, as `SeqSet.bounds`.
         snapshots: `[seq, offset]` of the last applied snapshot in each interval that has one, ascending (`once`).
-        holes: The open gaps, in the order in which messages revealed them.
+        open_gaps: The open gaps, in the order in which messages revealed them.
     """
 
     taken: list[int] = []
     snapshots: list[tuple[int, int]] = []
-    holes: list[Hole] = []
+    open_gaps: list[OpenGap] = []
 
 
-_memories = msgspec.msgpack.Decoder(SeqMemory)
+_memory_decoder = msgspec.msgpack.Decoder(SeqMemory)
 
 
 def encode_memory(memory: SeqMemory | None) -> bytes | None:
@@ -139,15 +139,15 @@ def encode_memory(memory: SeqMemory | None) -> bytes | None:
 
 def decode_memory(stored: bytes | None) -> SeqMemory | None:
     """Decodes the variable-length part of a cursor, which `encode_memory` wrote; None stays None."""
-    return None if stored is None else _memories.decode(stored)
+    return None if stored is None else _memory_decoder.decode(stored)
 
 
-def postpone_gaps(stored: bytes | None, by: int) -> bytes | None:
-    """Returns an encoded `SeqMemory` in which every gap becomes a violation `by` ms of stream time later."""
+def postpone_gaps(stored: bytes | None, delay_ms: int) -> bytes | None:
+    """Returns an encoded `SeqMemory` in which every gap becomes a violation `delay_ms` ms of stream time later."""
     memory = decode_memory(stored)
     if memory is not None:
-        for hole in memory.holes:
-            hole.due += by
+        for hole in memory.open_gaps:
+            hole.due += delay_ms
     return encode_memory(memory)
 
 
@@ -184,14 +184,14 @@ class Cursor:
     changes: int = 0
     taken: SeqSet = field(default_factory=SeqSet)
     snapshots: list[tuple[int, int]] = field(default_factory=list)
-    holes: list[Hole] = field(default_factory=list)
+    open_gaps: list[OpenGap] = field(default_factory=list)
 
     @classmethod
-    def of(cls, record: np.void, memory: SeqMemory | None = None) -> Cursor:
+    def from_record(cls, record: np.void, memory: SeqMemory | None = None) -> Cursor:
         """Returns the cursor with the values of one record of a cursor array and of the session's memory."""
         cursor = cls(*record.tolist())
         if memory is not None:
-            cursor.taken, cursor.snapshots, cursor.holes = SeqSet(memory.taken), memory.snapshots, memory.holes
+            cursor.taken, cursor.snapshots, cursor.open_gaps = SeqSet(memory.taken), memory.snapshots, memory.open_gaps
         else:
             if cursor.taken_from != NO_SEQ:
                 cursor.taken.add(cursor.taken_from, cursor.taken_to)
@@ -212,8 +212,8 @@ class Cursor:
         self.taken.add(first, last)
         while self.taken.gaps > max_gaps:
             self.taken.close_lowest_gap()
-        if self.holes:
-            self.holes = [hole for hole in self.holes if not self.taken.contains_all(hole.start, hole.end - 1)]
+        if self.open_gaps:
+            self.open_gaps = [hole for hole in self.open_gaps if not self.taken.contains_all(hole.start, hole.end - 1)]
         if len(self.snapshots) > 1:  # no later message can have a seq between two snapshots without a gap between them
             pairs = zip(self.snapshots, self.snapshots[1:], strict=False)
             kept = [one for one, following in pairs if not self.taken.contains_all(one[0], following[0])]
@@ -221,20 +221,20 @@ class Cursor:
         if self.snapshots:
             self.epoch_seq, self.epoch = self.snapshots[-1]
 
-    def next_due(self) -> int:
+    def find_next_due_time(self) -> int:
         """Returns the stream time (ms) after which the earliest gap is a violation; `NEVER` if there is no gap."""
-        return min((hole.due for hole in self.holes), default=NEVER)
+        return min((hole.due for hole in self.open_gaps), default=NEVER)
 
-    def memory(self) -> SeqMemory | None:
+    def to_memory(self) -> SeqMemory | None:
         """Returns the values that do not fit the fixed-size record; None if the taken seqs have no gap."""
-        return SeqMemory(self.taken.bounds, self.snapshots, self.holes) if self.taken.gaps else None
+        return SeqMemory(self.taken.bounds, self.snapshots, self.open_gaps) if self.taken.gaps else None
 
-    def as_tuple(self) -> tuple[int, ...]:
+    def to_record_values(self) -> tuple[int, ...]:
         """Returns the values of the record `CURSOR`, to be stored in a cursor array."""
         bounds = self.taken.bounds
         self.taken_from, self.taken_to = (bounds[0], bounds[-1]) if bounds else (NO_SEQ, NO_SEQ)
-        self.due = self.next_due()
-        return tuple(getattr(self, name) for name in FIELDS)
+        self.due = self.find_next_due_time()
+        return tuple(getattr(self, name) for name in CURSOR_FIELDS)
 
     def start_new_life(self) -> None:
         """Resets the cursor for a new life of the session. Only the position is kept: later ones must be higher."""

@@ -54,18 +54,18 @@ CUT_DTYPE = np.dtype(
 T = TypeVar("T", int, Int64s)
 
 
-def cut_after(now: T, interval: int) -> T:
-    """Returns the stream time (ms) of the cut after a change at `now`: the first multiple of `interval` after it."""
-    return (now // interval + 1) * interval
+def compute_next_cut_time(changed_at: T, interval: int) -> T:
+    """Returns the stream time (ms) of the next cut: the first multiple of `interval` after `changed_at`."""
+    return (changed_at // interval + 1) * interval
 
 
-def cuts_due(changed_at: Int64s, interval: int) -> Int64s:
+def compute_cut_times(changed_at: Int64s, interval: int) -> Int64s:
     """Returns the stream time (ms) of each table's next cut; `NEVER` where the table has not changed."""
     waits = changed_at != NEVER
-    return np.where(waits, cut_after(np.where(waits, changed_at, 0), interval), NEVER)
+    return np.where(waits, compute_next_cut_time(np.where(waits, changed_at, 0), interval), NEVER)
 
 
-def no_cuts(count: int = 0) -> Cuts:
+def create_cuts(count: int = 0) -> Cuts:
     """Returns an array of `count` cuts with their initial values, for the caller to fill in."""
     return np.zeros(count, CUT_DTYPE)
 
@@ -147,7 +147,7 @@ def cuts_in_batch(arrived: Arrived, applied: Applied, before: Cursors, interval:
     changed_at = (
         np.minimum.reduceat(np.where(changes_table(applied.type), applied.at, NEVER), starts) if len(at) else at
     )
-    waits = cuts_due(before["changed_at"], interval)
+    waits = compute_cut_times(before["changed_at"], interval)
     goes_on = np.zeros(len(before), np.bool_)
     goes_on[session[is_first]] = waits[session[is_first]] > at[is_first]
     goes_on &= waits != NEVER
@@ -155,9 +155,9 @@ def cuts_in_batch(arrived: Arrived, applied: Applied, before: Cursors, interval:
     changed_at[still] = np.minimum(changed_at, before["changed_at"][session])[still]
     changes = np.add.reduceat(applied.changes, starts) if len(at) else at
     changes += np.where(still, before["changes"][session], 0)
-    due, ended = cuts_due(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
+    due, ended = compute_cut_times(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
     here = ended | (due <= clock.now[session])
-    cuts = no_cuts(int(here.sum()))
+    cuts = create_cuts(int(here.sum()))
     cuts["session"], cuts["life"] = session[here], clock.life[session[here]]
     cuts["at"] = np.where(ended, applied.at[last], due)[here]
     cuts["reason"] = np.where(ended, CutReason.END, CutReason.INTERVAL)[here]
@@ -206,14 +206,14 @@ class _LastOffsets:
         return np.where(found, self._arrived.offset[place], self._last[session])
 
 
-def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
+def make_cuts_due_by_time(cursors: Cursors, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
     """Returns the cuts that are due by the given stream times, and updates the cursors for them.
 
     The sessions must have no messages held back.
 
     Args:
         cursors: The cursors, updated in place.
-        times: Stream time of each session's topic-partition, ms.
+        stream_times: Stream time of each session's topic-partition, ms.
         timeouts: Session timeout of each session, ms.
         interval: The snapshot interval, ms.
 
@@ -222,8 +222,8 @@ def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: in
     """
     seen = cursors["last_kafka_ts"] != NO_TIME
     expiry = np.where(seen, cursors["last_kafka_ts"], 0) + timeouts
-    over = seen & (expiry < times)
-    at_interval = cuts_due(cursors["changed_at"], interval) <= np.where(over, expiry, times)
+    over = seen & (expiry < stream_times)
+    at_interval = compute_cut_times(cursors["changed_at"], interval) <= np.where(over, expiry, stream_times)
     cuts = _waiting(cursors, np.flatnonzero(at_interval), interval)
     cursors["changed_at"][at_interval], cursors["changes"][at_interval] = NEVER, 0
     at_expiry = over & (cursors["position"] > cursors["cut_position"])
@@ -237,8 +237,8 @@ def cuts_by_time(cursors: Cursors, times: Int64s, timeouts: Int64s, interval: in
 
 def _waiting(cursors: Cursors, places: Int64s, interval: int) -> Cuts:
     """Returns the cuts of reason `interval` that are due, one for each cursor at the indices `places`."""
-    cuts, found = no_cuts(len(places)), cursors[places]
-    cuts["session"], cuts["at"] = places, cuts_due(found["changed_at"], interval)
+    cuts, found = create_cuts(len(places)), cursors[places]
+    cuts["session"], cuts["at"] = places, compute_cut_times(found["changed_at"], interval)
     for name in ("position", "last_seq", "changed_at", "changes"):
         cuts[name] = found[name]
     cuts["life"], cuts["offset"] = found["first_offset"], found["last_offset"]

@@ -27,18 +27,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, Hole, Status
-from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, cut_after
-from sessionlake.integrity.outcome import Action, Event, EventKind, MessageHeader, Outcome, Verdict
+from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, OpenGap, Status
+from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
+from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.transition import apply_message
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.section import Integrity, OnViolation
 
-CHANGING = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
+TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
 """The message types that may change a table."""
-REMEMBERS_SEQS = frozenset({Integrity.ONCE, Integrity.WINDOW})
+SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
 """The classes that remember which seqs were applied or held back."""
 
 
@@ -46,12 +46,12 @@ class ViolationError(Exception):
     """Raised when a session violates its class under `fail`. The violation is already recorded; judging stops here."""
 
 
-class Judge:
+class SessionJudge:
     """Judges the messages of one session in order, and updates its cursor.
 
     Args:
         cursor: The session's cursor, updated in place.
-        held: The session's held messages in (`ts`, `seq`) order.
+        held_messages: The session's held messages in (`ts`, `seq`) order.
         rules: The rules of the session's topic.
         outcome: Where verdicts, events and cuts are recorded.
         decisions: Operators' decisions, by the offset of the message.
@@ -60,90 +60,90 @@ class Judge:
     def __init__(
         self,
         cursor: Cursor,
-        held: list[MessageHeader],
+        held_messages: list[MessageHeader],
         rules: Rules,
-        outcome: Outcome,
+        outcome: JudgingOutcome,
         decisions: Mapping[int, Decision] | None = None,
     ) -> None:
         self._cursor = cursor
-        self.held = held
-        self._bytes = sum(message.size for message in held)
+        self.held_messages = held_messages
+        self._held_bytes = sum(message.size for message in held_messages)
         self.rules = rules
         self.outcome = outcome
         self._decisions = decisions or {}
         # Stream time, and offset of the arriving message, that are recorded with the next applied message.
-        self._at, self._by = NO_TIME, NO_OFFSET
+        self._applied_at, self._applied_by = NO_TIME, NO_OFFSET
 
-    def arrive(self, message: MessageHeader) -> None:
+    def judge_message(self, message: MessageHeader) -> None:
         """Judges the session's next message in offset order.
 
         Raises:
             ViolationError: The session violated its class under `fail`.
         """
-        self.pass_time(message.now)
-        self._at, self._by = message.now, message.offset
+        self.advance_time(message.now)
+        self._applied_at, self._applied_by = message.now, message.offset
         if self._decisions.get(message.offset) is Decision.SKIP:
-            self.outcome.decided.add((self.outcome.session, message.offset))
-            self._event(message, EventKind.SKIPPED, Action.QUARANTINED)
-            self._quarantine(message, Reason.SKIPPED)
+            self.outcome.followed_decisions.add((self.outcome.session_number, message.offset))
+            self._record_event(message, EventKind.SKIPPED, Action.QUARANTINED)
+            self._quarantine_message(message, Reason.SKIPPED)
             return
-        if self._is_over(message):
-            self._release_all()
-            self._judge_due_holes(NEVER)  # messages missing from the life that has ended can no longer arrive
+        if self._starts_new_life(message):
+            self._release_held_messages()
+            self._judge_due_gaps(NEVER)  # messages missing from the life that has ended can no longer arrive
             self._cursor.start_new_life()
-        self._touch(message)
+        self._note_last_message(message)
         self.outcome.life[message.index] = self._cursor.first_offset
         if self._is_duplicate(message):
             self._cursor.duplicates += 1
-            self._event(message, EventKind.DUPLICATE, Action.DROPPED)
+            self._record_event(message, EventKind.DUPLICATE, Action.DROPPED)
             self.outcome.verdict[message.index] = Verdict.DUPLICATE
         elif self.rules.integrity is Integrity.WINDOW:
-            self._hold_back(message)
+            self._hold_back_message(message)
         else:
-            self._judge(message, message.offset)
-        if self._expiry < message.now:
-            self._expire(message.now)
+            self._judge_new_message(message, message.offset)
+        if self._expiry_time < message.now:
+            self._expire_session(message.now)
 
-    def pass_time(self, now: int) -> None:
+    def advance_time(self, now: int) -> None:
         """Judges what is due when stream time reaches `now` (ms): unfilled gaps, cuts and expiry."""
-        self._judge_due_holes(now)
-        expiry = self._expiry
-        if self._cut_due <= min(now, expiry):
-            self.cut(CutReason.INTERVAL, self._cut_due)
+        self._judge_due_gaps(now)
+        expiry = self._expiry_time
+        if self._next_cut_time <= min(now, expiry):
+            self.record_cut(CutReason.INTERVAL, self._next_cut_time)
         if expiry < now:
-            self._at, self._by = expiry + 1, NO_OFFSET
-            self._expire(expiry)
+            self._applied_at, self._applied_by = expiry + 1, NO_OFFSET
+            self._expire_session(expiry)
 
-    def cut(self, reason: CutReason, at: int) -> None:
-        """Records a cut of the session's table as it is now, at stream time `at` (ms)."""
+    def record_cut(self, reason: CutReason, stream_time: int) -> None:
+        """Records a cut of the session's table as it is now, at stream time `stream_time` (ms)."""
         cursor, offset = self._cursor, self._cursor.last_offset
         if reason is CutReason.EXPIRY:
             cursor.cut_position = cursor.position
-        if reason is CutReason.EXPIRY or (reason is CutReason.END and self._by == NO_OFFSET):
+        if reason is CutReason.EXPIRY or (reason is CutReason.END and self._applied_by == NO_OFFSET):
             offset = NO_OFFSET
         values = (cursor.position, cursor.first_offset, cursor.last_seq, cursor.changed_at, offset, cursor.changes)
-        self.outcome.cut(np.array([(self.outcome.session, at, reason, *values)], CUT_DTYPE))
+        self.outcome.add_cuts(np.array([(self.outcome.session_number, stream_time, reason, *values)], CUT_DTYPE))
         cursor.changed_at, cursor.changes = NEVER, 0
 
     @property
-    def _expiry(self) -> int:
+    def _expiry_time(self) -> int:
         """Stream time (ms) after which the session has expired; `NEVER` before its first message."""
         last = self._cursor.last_kafka_ts
         return NEVER if last == NO_TIME else last + self.rules.session_timeout
 
     @property
-    def _cut_due(self) -> int:
+    def _next_cut_time(self) -> int:
         """Stream time (ms) at which the table is cut; `NEVER` if it has not changed since its last cut."""
         changed_at = self._cursor.changed_at
-        return NEVER if changed_at == NEVER else cut_after(changed_at, self.rules.snapshot_interval)
+        return NEVER if changed_at == NEVER else compute_next_cut_time(changed_at, self.rules.snapshot_interval)
 
-    def _expire(self, at: int) -> None:
+    def _expire_session(self, stream_time: int) -> None:
         """Lets the session expire: releases held messages; cuts the table unless an earlier cut contains it all."""
         cursor = self._cursor
-        self._release_all()
+        self._release_held_messages()
         ended = cursor.status == Status.ENDED
         if cursor.position > cursor.cut_position and not (ended and cursor.changed_at == NEVER):
-            self.cut(CutReason.EXPIRY, at)
+            self.record_cut(CutReason.EXPIRY, stream_time)
         cursor.marked = int(not ended)
 
     def applies_rest_of_run(self, message: MessageHeader) -> bool:
@@ -153,11 +153,11 @@ class Judge:
         latest = message.seq == cursor.last_seq or integrity is Integrity.NONE
         return bool(applied and latest and integrity is not Integrity.WINDOW and not self._decisions)
 
-    def _is_over(self, message: MessageHeader) -> bool:
+    def _starts_new_life(self, message: MessageHeader) -> bool:
         last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
         return last != NO_TIME and (message.time - last > timeout or message.now - last > 2 * timeout)
 
-    def _touch(self, message: MessageHeader) -> None:
+    def _note_last_message(self, message: MessageHeader) -> None:
         cursor = self._cursor
         cursor.lane, cursor.partition, cursor.marked = message.lane, message.partition, 0
         if cursor.first_offset == NO_TIME:
@@ -169,12 +169,12 @@ class Judge:
         integrity, last = self.rules.integrity, self._cursor.last_seq
         if integrity is Integrity.NONE:
             return False
-        if integrity in REMEMBERS_SEQS:
+        if integrity in SEQ_REMEMBERING_CLASSES:
             return message.seq in self._cursor.taken
         is_keep_alive = message.type == MessageType.HEARTBEAT and message.after == message.seq == last
         return message.seq <= last and message.link != Link.RESTART and not is_keep_alive
 
-    def _is_behind_gap(self, message: MessageHeader) -> bool:
+    def _has_gap_before(self, message: MessageHeader) -> bool:
         """Returns True if a message is missing between the session's last one and this one, which is no duplicate."""
         last = self._cursor.last_seq
         if message.link == Link.LINK:
@@ -183,120 +183,121 @@ class Judge:
 
     # -- class `window`: held back until the watermark passes
 
-    def _hold_back(self, message: MessageHeader) -> None:
+    def _hold_back_message(self, message: MessageHeader) -> None:
         cursor, rules = self._cursor, self.rules
         cursor.highest_ts = max(cursor.highest_ts, message.ts)
         watermark = cursor.highest_ts - rules.lateness
         if message.ts < watermark:
             cursor.late += 1
-            self._event(message, EventKind.LATE, Action.QUARANTINED)
-            self._quarantine(message, Reason.LATE)
+            self._record_event(message, EventKind.LATE, Action.QUARANTINED)
+            self._quarantine_message(message, Reason.LATE)
             return
-        if self._has_too_many_gaps(message):
+        if self._is_rejected_by_gap_limit(message):
             return
         cursor.mark_taken(message.seq, message.seq, rules.max_gaps)
-        self._hold(message)
-        while self.held and self.held[0].ts < watermark:
-            self._judge(self._next_held(), message.offset)
-        if self._exceeds_held_limits() and not self._is_applied_despite(
+        self._add_held_message(message)
+        while self.held_messages and self.held_messages[0].ts < watermark:
+            self._judge_new_message(self._pop_held_message(), message.offset)
+        if self._exceeds_held_limits() and not self._is_applied_despite_violation(
             message, EventKind.HELD_LIMIT, Reason.HELD_LIMIT
         ):
-            del self.held[bisect_left(self.held, _by_time(message), key=_by_time)]
-            self._bytes -= message.size
+            del self.held_messages[bisect_left(self.held_messages, _event_time_key(message), key=_event_time_key)]
+            self._held_bytes -= message.size
         while self._exceeds_held_limits():
-            self._judge(self._next_held(), message.offset)
+            self._judge_new_message(self._pop_held_message(), message.offset)
 
-    def _hold(self, message: MessageHeader) -> None:
-        insort(self.held, message, key=_by_time)
-        self._bytes += message.size
+    def _add_held_message(self, message: MessageHeader) -> None:
+        insort(self.held_messages, message, key=_event_time_key)
+        self._held_bytes += message.size
         self.outcome.verdict[message.index] = Verdict.HELD
 
-    def _next_held(self) -> MessageHeader:
-        message = self.held.pop(0)
-        self._bytes -= message.size
+    def _pop_held_message(self) -> MessageHeader:
+        message = self.held_messages.pop(0)
+        self._held_bytes -= message.size
         return message
 
     def _exceeds_held_limits(self) -> bool:
-        return len(self.held) > self.rules.max_held_messages or self._bytes > self.rules.max_held_bytes
+        return len(self.held_messages) > self.rules.max_held_messages or self._held_bytes > self.rules.max_held_bytes
 
-    def _release_all(self) -> None:
-        while self.held:
-            self._judge(self._next_held(), self._cursor.last_offset)
+    def _release_held_messages(self) -> None:
+        while self.held_messages:
+            self._judge_new_message(self._pop_held_message(), self._cursor.last_offset)
 
     # -- every class
 
-    def _judge(self, message: MessageHeader, releasing: int) -> None:
+    def _judge_new_message(self, message: MessageHeader, releasing_offset: int) -> None:
         """Judges a message that is not a duplicate.
 
         Args:
             message: The message.
-            releasing: Offset of the message whose arrival had this one judged; it can be the same message.
+            releasing_offset: Offset of the message whose arrival had this one judged; it can be the same message.
         """
         cursor, integrity = self._cursor, self.rules.integrity
         if cursor.status == Status.ENDED and not self._is_late_fill(message):
-            if self._is_applied_despite(message, EventKind.AFTER_END, Reason.AFTER_END):
-                self._apply(message, releasing)
+            if self._is_applied_despite_violation(message, EventKind.AFTER_END, Reason.AFTER_END):
+                self._apply_message(message, releasing_offset)
         elif cursor.status == Status.BROKEN:
-            self._judge_while_broken(message, releasing)
+            self._judge_in_broken_session(message, releasing_offset)
         elif integrity is Integrity.NONE:
-            self._apply(message, releasing)
-        elif integrity is Integrity.ONCE and self._has_too_many_gaps(message):
+            self._apply_message(message, releasing_offset)
+        elif integrity is Integrity.ONCE and self._is_rejected_by_gap_limit(message):
             return
         elif cursor.last_seq == NO_SEQ:
             if (
                 message.type == MessageType.SNAPSHOT
                 or integrity is Integrity.ONCE
-                or self._is_applied_despite(message, EventKind.ORPHAN, Reason.ORPHAN)
+                or self._is_applied_despite_violation(message, EventKind.ORPHAN, Reason.ORPHAN)
             ):
-                self._apply(message, releasing)
-        elif self._is_behind_gap(message):
-            self._gap(message, releasing)
+                self._apply_message(message, releasing_offset)
+        elif self._has_gap_before(message):
+            self._judge_after_gap(message, releasing_offset)
         else:
-            self._apply(message, releasing)
+            self._apply_message(message, releasing_offset)
 
     def _is_late_fill(self, message: MessageHeader) -> bool:
         """Returns True if the message, which must not be a duplicate, has a seq below that of the session's `end`."""
         return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
-    def _judge_while_broken(self, message: MessageHeader, releasing: int) -> None:
+    def _judge_in_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
         is_new = message.seq > self._cursor.last_seq or message.link == Link.RESTART
         if message.type == MessageType.SNAPSHOT and is_new:
-            self._event(message, EventKind.HEALED, Action.APPLIED)
-            self._apply(message, releasing)
+            self._record_event(message, EventKind.HEALED, Action.APPLIED)
+            self._apply_message(message, releasing_offset)
         else:
-            self._quarantine(message, Reason.SESSION_BROKEN)
+            self._quarantine_message(message, Reason.SESSION_BROKEN)
 
-    def _gap(self, message: MessageHeader, releasing: int) -> None:
+    def _judge_after_gap(self, message: MessageHeader, releasing_offset: int) -> None:
         cursor, rules = self._cursor, self.rules
         cursor.gaps += 1
         if rules.integrity is Integrity.STRICT:
-            if message.type == MessageType.SNAPSHOT and self._policy(message.offset) is OnViolation.ISOLATE:
+            if message.type == MessageType.SNAPSHOT and self._choose_policy(message.offset) is OnViolation.ISOLATE:
                 # The gap breaks the session, and this snapshot heals it at once.
-                self._event(message, EventKind.GAP, Action.ISOLATED)
-                self._apply(message, releasing)
-            elif self._is_applied_despite(message, EventKind.GAP, Reason.GAP):
-                self._apply(message, releasing)
+                self._record_event(message, EventKind.GAP, Action.ISOLATED)
+                self._apply_message(message, releasing_offset)
+            elif self._is_applied_despite_violation(message, EventKind.GAP, Reason.GAP):
+                self._apply_message(message, releasing_offset)
             return
-        self._event(message, EventKind.GAP, Action.APPLIED)
+        self._record_event(message, EventKind.GAP, Action.APPLIED)
         if rules.integrity is Integrity.ONCE:
             due = message.time + rules.gap_timeout
             start = cursor.last_seq + 1
-            cursor.holes.append(Hole(start, message.seq, due, message.offset, message.kafka_ts, message.partition))
-        self._apply(message, releasing)
+            gap = OpenGap(start, message.seq, due, message.offset, message.kafka_ts, message.partition)
+            cursor.open_gaps.append(gap)
+        self._apply_message(message, releasing_offset)
 
-    def _apply(self, message: MessageHeader, releasing: int) -> None:
+    def _apply_message(self, message: MessageHeader, releasing_offset: int) -> None:
         cursor, out, index = self._cursor, self.outcome, message.index
-        position = max(cursor.position + 1, releasing)
+        position = max(cursor.position + 1, releasing_offset)
         out.verdict[index] = Verdict.APPLIED
-        out.epoch[index] = self._epoch(message)
+        out.epoch[index] = self._assign_epoch(message)
         out.position[index] = position
         out.life[index] = cursor.first_offset
-        out.at[index], out.by[index] = self._at, self._by
+        out.applied_at[index], out.applied_by[index] = self._applied_at, self._applied_by
         if cursor.status == Status.BROKEN:
             cursor.status = Status.OPEN
         ends = message.type == MessageType.END and cursor.status == Status.OPEN
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
-            out.late_fills.add(out.session)
+            out.late_fills.add(out.session_number)
         if message.link == Link.RESTART:
             cursor.last_seq = NO_SEQ
         apply_message(cursor, message.seq, message.ts, position, ends=ends)
@@ -304,11 +305,11 @@ class Judge:
             cursor.mark_taken(message.seq, message.seq, self.rules.max_gaps)
         cursor.changes += message.changes
         if ends:
-            self.cut(CutReason.END, self._at)
-        elif message.type in CHANGING and cursor.changed_at == NEVER:
-            cursor.changed_at = self._at
+            self.record_cut(CutReason.END, self._applied_at)
+        elif message.type in TABLE_CHANGING_TYPES and cursor.changed_at == NEVER:
+            cursor.changed_at = self._applied_at
 
-    def _epoch(self, message: MessageHeader) -> int:
+    def _assign_epoch(self, message: MessageHeader) -> int:
         """Returns the epoch of a message: the offset of the last snapshot up to it, under `once` in seq order."""
         cursor, snapshots = self._cursor, self._cursor.snapshots
         if self.rules.integrity is not Integrity.ONCE:
@@ -324,77 +325,76 @@ class Judge:
 
     # -- the gaps between taken seqs (classes `once` and `window`)
 
-    def _has_too_many_gaps(self, message: MessageHeader) -> bool:
+    def _is_rejected_by_gap_limit(self, message: MessageHeader) -> bool:
         too_many = self._cursor.taken.gaps_with(message.seq) > self.rules.max_gaps
-        return too_many and not self._is_applied_despite(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
+        return too_many and not self._is_applied_despite_violation(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
 
-    def _judge_due_holes(self, now: int) -> None:
+    def _judge_due_gaps(self, now: int) -> None:
         cursor = self._cursor
-        due = sorted((hole for hole in cursor.holes if hole.due < now), key=lambda hole: hole.due)
+        due = sorted((hole for hole in cursor.open_gaps if hole.due < now), key=lambda hole: hole.due)
         for hole in due:
-            if hole not in cursor.holes:
+            if hole not in cursor.open_gaps:
                 return  # an earlier gap broke the session, and this removed all its gaps
-            cursor.holes.remove(hole)
-            self._unfilled(hole)
+            cursor.open_gaps.remove(hole)
+            self._judge_unfilled_gap(hole)
 
-    def _unfilled(self, hole: Hole) -> None:
+    def _judge_unfilled_gap(self, gap: OpenGap) -> None:
         cursor = self._cursor
-        policy = self._policy(hole.offset)
-        expected = next(cursor.taken.missing(hole.start, hole.end))
-        action = self._action(hole.offset, policy)
-        self._note(EventKind.GAP, action, hole, (expected, hole.end))
+        policy = self._choose_policy(gap.offset)
+        expected = next(cursor.taken.missing(gap.start, gap.end))
+        action = self._choose_action(gap.offset, policy)
+        self._append_event(EventKind.GAP, action, gap, (expected, gap.end))
         if policy is OnViolation.FAIL:
             raise ViolationError
-        if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < hole.end:
+        if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < gap.end:
             cursor.status = Status.BROKEN
-            cursor.holes = []
+            cursor.open_gaps = []
 
     # -- violations
 
-    def _is_applied_despite(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
+    def _is_applied_despite_violation(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
         """Records a violation. Returns True if the message is applied despite it, False if it was quarantined."""
-        policy = self._policy(message.offset)
-        self._event(message, kind, self._action(message.offset, policy))
+        policy = self._choose_policy(message.offset)
+        self._record_event(message, kind, self._choose_action(message.offset, policy))
         if policy is OnViolation.FAIL:
             raise ViolationError
         if policy is OnViolation.RECORD:
             return True
         if self._cursor.status != Status.ENDED:
             self._cursor.status = Status.BROKEN
-        self._quarantine(message, reason)
+        self._quarantine_message(message, reason)
         return False
 
-    def _policy(self, offset: int) -> OnViolation:
+    def _choose_policy(self, offset: int) -> OnViolation:
         decision = self._decisions.get(offset)
         if decision is None or decision.policy is None:
             return self.rules.on_violation
-        self.outcome.decided.add((self.outcome.session, offset))
+        self.outcome.followed_decisions.add((self.outcome.session_number, offset))
         return decision.policy
 
-    def _action(self, offset: int, policy: OnViolation) -> Action:
+    def _choose_action(self, offset: int, policy: OnViolation) -> Action:
         if policy is OnViolation.RECORD:
             return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
         return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
 
-    def _quarantine(self, message: MessageHeader, reason: Reason) -> None:
+    def _quarantine_message(self, message: MessageHeader, reason: Reason) -> None:
         self.outcome.verdict[message.index] = Verdict.QUARANTINED
         self.outcome.reason[message.index] = CODE_OF[reason]
         if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
             self._cursor.taken.discard(message.seq)  # it was not applied, so the same seq is no duplicate next time
 
-    def _event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
+    def _record_event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
         last = self._cursor.last_seq
         # The highest possible seq is its own successor: tables cannot hold a higher one.
         expected = None if last == NO_SEQ or message.link == Link.LINK else min(last + 1, INT64_MAX)
-        actual = None if message.seq == NO_SEQ else message.seq
-        self._note(kind, action, message, (expected, actual))
+        self._append_event(kind, action, message, (expected, None if message.seq == NO_SEQ else message.seq))
 
-    def _note(
-        self, kind: EventKind, action: Action, at: MessageHeader | Hole, seqs: tuple[int | None, int | None]
+    def _append_event(
+        self, kind: EventKind, action: Action, cause: MessageHeader | OpenGap, seqs: tuple[int | None, int | None]
     ) -> None:
-        number = self.outcome.session
-        self.outcome.events.append(Event(number, kind, action, at.partition, at.offset, *seqs, at.kafka_ts))
+        what, place = (self.outcome.session_number, kind, action), (cause.partition, cause.offset)
+        self.outcome.events.append(IntegrityEvent(*what, *place, *seqs, cause.kafka_ts))
 
 
-def _by_time(message: MessageHeader) -> tuple[int, int]:
+def _event_time_key(message: MessageHeader) -> tuple[int, int]:
     return message.ts, message.seq

@@ -90,7 +90,7 @@ class MessageHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class IntegrityEvent:
     """One integrity event: a row of `silver.integrity_events`, such as a duplicate or a gap.
 
     Attributes:
@@ -114,59 +114,59 @@ class Event:
     kafka_ts: int
 
 
-class Outcome:
+class JudgingOutcome:
     """The result of judging a batch: arrays with a value for each message, then lists of events, cuts and sessions.
 
-    The arrays `epoch`, `position`, `at` and `by` are set only for applied messages.
+    The arrays `epoch`, `position`, `applied_at` and `applied_by` are set only for applied messages.
 
     Attributes:
         verdict: A `Verdict` for each message.
         reason: Code of the quarantine reason; 0 for messages that are not quarantined.
         epoch: Offset of the last snapshot when the message was applied.
         position: Place of the message in the session's order of application.
-        at: Stream time (ms) at application. If expiry released the message, 1 ms after the expiry.
-        by: Offset of the message whose arrival had this one applied; `NO_OFFSET` if expiry did.
+        applied_at: Stream time (ms) at application. If expiry released the message, 1 ms after the expiry.
+        applied_by: Offset of the message whose arrival had this one applied; `NO_OFFSET` if expiry did.
         life: First offset of the session's life; not set for messages that an operator had skipped.
         events: Integrity events, by session and then in the order of judging.
         late_fills: Numbers of the sessions in which a message was applied after messages with higher seqs (class
             `once`).
-        decided: Session number and message offset of each operator's decision that was followed.
-        session: Number of the session that is being judged.
+        followed_decisions: Session number and message offset of each operator's decision that was followed.
+        session_number: Number of the session that is being judged.
     """
 
-    def __init__(self, count: int) -> None:
-        self.verdict: Int8s = np.full(count, Verdict.HELD, np.int8)
-        self.reason: Int8s = np.zeros(count, np.int8)
-        self.epoch: Int64s = np.full(count, NO_EPOCH, np.int64)
-        self.position: Int64s = np.zeros(count, np.int64)
-        self.at: Int64s = np.zeros(count, np.int64)
-        self.life: Int64s = np.zeros(count, np.int64)
-        self.by: Int64s = np.full(count, NO_OFFSET, np.int64)
-        self.events: list[Event] = []
+    def __init__(self, message_count: int) -> None:
+        self.verdict: Int8s = np.full(message_count, Verdict.HELD, np.int8)
+        self.reason: Int8s = np.zeros(message_count, np.int8)
+        self.epoch: Int64s = np.full(message_count, NO_EPOCH, np.int64)
+        self.position: Int64s = np.zeros(message_count, np.int64)
+        self.applied_at: Int64s = np.zeros(message_count, np.int64)
+        self.life: Int64s = np.zeros(message_count, np.int64)
+        self.applied_by: Int64s = np.full(message_count, NO_OFFSET, np.int64)
+        self.events: list[IntegrityEvent] = []
         self._cuts: list[Cuts] = []
         self.late_fills: set[int] = set()
-        self.decided: set[tuple[int, int]] = set()
-        self.session = 0
+        self.followed_decisions: set[tuple[int, int]] = set()
+        self.session_number = 0
 
     @property
     def cuts(self) -> Cuts:
         """The recorded cuts of tables; their `session` is the session's number in the batch."""
         return np.concatenate([np.zeros(0, CUT_DTYPE), *self._cuts])
 
-    def before_time(self, of_message: Int64s, of_session: Int64s) -> None:
+    def clear_unknown_times(self, message_timed_offsets: Int64s, session_timed_offsets: Int64s) -> None:
         """Marks times as unknown in `at` and in the cuts, where the topic-partition had no stream time yet.
 
         Args:
-            of_message: For each message, the first offset at which the stream time of its topic-partition was known.
-            of_session: The same offset for each session, by the session's number in the batch.
+            message_timed_offsets: For each message, the first offset at which its topic-partition had a stream time.
+            session_timed_offsets: The same offset for each session, by the session's number in the batch.
         """
-        self.at[(self.by != NO_OFFSET) & (self.by < of_message)] = NO_KAFKA_TIME
+        self.applied_at[(self.applied_by != NO_OFFSET) & (self.applied_by < message_timed_offsets)] = NO_KAFKA_TIME
         for cuts in self._cuts:
             early = (cuts["reason"] == CutReason.END) & (cuts["offset"] != NO_OFFSET)
-            early &= cuts["offset"] < of_session[cuts["session"]]
+            early &= cuts["offset"] < session_timed_offsets[cuts["session"]]
             cuts["at"][early] = NO_KAFKA_TIME
             cuts["changed_at"][early & (cuts["changed_at"] != NEVER)] = NO_KAFKA_TIME
 
-    def cut(self, cuts: Cuts) -> None:
+    def add_cuts(self, cuts: Cuts) -> None:
         """Records cuts; their `session` is the session's number in the batch."""
         self._cuts.append(cuts)

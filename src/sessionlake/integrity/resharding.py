@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.integrity.clock import Clock
+from sessionlake.integrity.clock import ShardClock
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import session_keys
 from sessionlake.protocol.types import Bools, TopicPartition
@@ -15,30 +15,34 @@ from sessionlake.protocol.types import Bools, TopicPartition
 
 def session_keys_of(state: ShardState) -> list[str]:
     """Returns the keys of the sessions in a state, each once, including sessions that have only held messages."""
-    held = [] if state.held is None else session_keys(state.held).to_pylist()
+    held = [] if state.held_messages is None else session_keys(state.held_messages).to_pylist()
     return list(dict.fromkeys([*state.keys.to_pylist(), *held]))
 
 
 def select_sessions(
-    state: ShardState, keys: Collection[str], extra_lanes: Collection[TopicPartition] = ()
+    state: ShardState, keys: Collection[str], extra_partitions: Collection[TopicPartition] = ()
 ) -> ShardState:
     """Returns a state with only some sessions of another state.
 
     Args:
         state: The state with all sessions; it is not changed.
         keys: The keys of the sessions to copy.
-        extra_lanes: Topic-partitions whose stream times are copied although none of these sessions is in them.
+        extra_partitions: Topic-partitions whose stream times are copied although none of these sessions is in them.
     """
     mine = _among(state.keys, keys)
-    held = None if state.held is None else state.held.filter(pa.array(_among(session_keys(state.held), keys)))
+    held = (
+        None
+        if state.held_messages is None
+        else state.held_messages.filter(pa.array(_among(session_keys(state.held_messages), keys)))
+    )
     part = ShardState(
         keys=state.keys.filter(pa.array(mine)),
         cursors=state.cursors[mine],
         memories=state.memories[mine],
-        clock=Clock(list(state.clock.lanes)),
-        held=held if held is not None and held.num_rows else None,
+        clock=ShardClock(list(state.clock.partition_times)),
+        held_messages=held if held is not None and held.num_rows else None,
     )
-    part.drop_unused_lanes(extra_lanes)
+    part.drop_unused_partitions(extra_partitions)
     return part
 
 
@@ -50,12 +54,16 @@ def join_states(parts: Iterable[ShardState]) -> ShardState:
     joined = ShardState()
     for part in parts:
         cursors = part.cursors.copy()
-        places = np.array([*(joined.clock.add(lane) for lane in part.clock.lanes), 0], np.int32)
+        places = np.array([*(joined.clock.add_partition(lane) for lane in part.clock.partition_times), 0], np.int32)
         cursors["lane"] = places[cursors["lane"]]
-        joined.update(np.full(len(cursors), -1, np.int64), part.keys, cursors, part.memories)
-        if part.held is not None:
-            held = part.held if joined.held is None else pa.concat_tables([joined.held, part.held])
-            joined.held = held.combine_chunks()
+        joined.store_cursors(np.full(len(cursors), -1, np.int64), part.keys, cursors, part.memories)
+        if part.held_messages is not None:
+            held = (
+                part.held_messages
+                if joined.held_messages is None
+                else pa.concat_tables([joined.held_messages, part.held_messages])
+            )
+            joined.held_messages = held.combine_chunks()
     return joined
 
 

@@ -44,7 +44,7 @@ class Rules:
 
 
 @dataclass
-class RuleBook:
+class RuleLookup:
     """Looks up a topic's rules: the first entry of `by_topic` whose pattern matches it, with defaults for the rest.
 
     Attributes:
@@ -56,13 +56,13 @@ class RuleBook:
     snapshot_interval: int = 600_000
     _known: dict[str, Rules] = field(default_factory=dict)
 
-    def of(self, topic: str) -> Rules:
+    def find_rules(self, topic: str) -> Rules:
         """Returns the rules by which sessions of this topic are judged."""
         if topic not in self._known:
-            self._known[topic] = self._resolve(topic)
+            self._known[topic] = self._resolve_rules(topic)
         return self._known[topic]
 
-    def _resolve(self, topic: str) -> Rules:
+    def _resolve_rules(self, topic: str) -> Rules:
         capture = self.capture
         rule = next((rule for rule in capture.by_topic if re.fullmatch(rule.pattern, topic)), None)
         return Rules(
@@ -79,17 +79,17 @@ class RuleBook:
 
 
 @dataclass(frozen=True)
-class SeqOptional:
+class IsSeqOptional:
     """A function that says whether messages of a topic may lack a `seq`: only under class `none`. Picklable."""
 
     capture: CaptureSettings
 
     def __call__(self, topic: str) -> bool:
         """Returns True if messages of the topic may lack a `seq`."""
-        return RuleBook(self.capture).of(topic).integrity is Integrity.NONE
+        return RuleLookup(self.capture).find_rules(topic).integrity is Integrity.NONE
 
 
-def decode_rules(capture: CaptureSettings) -> DecodeRules:
+def build_decode_rules(capture: CaptureSettings) -> DecodeRules:
     """Returns the rules by which a Kafka value is accepted as a message, from the capture settings."""
     skew = milliseconds(capture.max_future_skew)
-    return DecodeRules(capture.declared, capture.max_message_bytes, skew, SeqOptional(capture))
+    return DecodeRules(capture.declared, capture.max_message_bytes, skew, IsSeqOptional(capture))

@@ -17,7 +17,7 @@ from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 
 @dataclass(frozen=True)
-class Stream:
+class MessageArrays:
     """Well-formed messages as arrays, one value per message, sorted by session and then by offset. Times are in ms.
 
     Attributes:
@@ -60,13 +60,13 @@ class Stream:
         """The time of each message in ms: its Kafka timestamp, or stream time if it has none."""
         return message_times(self.kafka_ts, self.now)
 
-    def header(self, index: int, base: int = 0) -> MessageHeader:
+    def build_header(self, index: int, outcome_base: int = 0) -> MessageHeader:
         """Returns the message at `index` as a `MessageHeader`, whose index in the outcome is `base + index`."""
-        columns: Any = (getattr(self, name)[index].item() for name in STREAM_COLUMNS)
-        return MessageHeader(*(*columns, base + index))
+        columns: Any = (getattr(self, name)[index].item() for name in MESSAGE_ARRAY_NAMES)
+        return MessageHeader(*(*columns, outcome_base + index))
 
 
-STREAM_COLUMNS = (
+MESSAGE_ARRAY_NAMES = (
     "type", "seq", "ts", "offset", "kafka_ts", "partition", "lane", "now", "size", "changes", "after", "link",
 )  # fmt: skip
 
@@ -76,24 +76,26 @@ class ShardBatch:
     """The sessions of a shard to judge in one batch: first those with messages, then others with something due by time.
 
     A session's index in these sequences is its number in the batch. Sessions with messages are in the stream's order.
-    In the outcome, held messages come first: a new message has its index in `stream` plus the number of held messages.
+    In the outcome, held messages come first. The index of a new message is its index in `new_messages` plus the number
+    of held messages.
 
     Attributes:
-        stream: The batch's new messages.
+        new_messages: The batch's new messages.
         cursors: The cursor of each session, updated in place.
         memories: The encoded memory of each cursor, replaced in place.
         rules: The rules of each session.
         ends: Stream time (ms) of each session's topic-partition at the end of the batch.
-        held: Messages held back by earlier batches, sorted by session and then by (`ts`, `seq`).
-        held_bounds: Index of each session's first message in `held`; the next value is the index after its last one.
+        held_messages: Messages held back by earlier batches, sorted by session and then by (`ts`, `seq`).
+        held_bounds: Index of each session's first message in `held_messages`; the next value is the index after the
+            session's last one.
         decisions: Operators' decisions by session number and then by offset.
     """
 
-    stream: Stream
+    new_messages: MessageArrays
     cursors: Cursors
     memories: Objects
     rules: Sequence[Rules]
     ends: Int64s
-    held: Stream
+    held_messages: MessageArrays
     held_bounds: Int64s
     decisions: Mapping[int, Mapping[int, Decision]] = field(default_factory=dict)

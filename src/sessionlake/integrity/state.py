@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.clock import Clock, LaneTime
-from sessionlake.integrity.cursor import FIELDS, NEVER, Cursors, new_cursors, postpone_gaps
-from sessionlake.integrity.cuts import Cuts, cuts_by_time
+from sessionlake.integrity.clock import PartitionTime, ShardClock
+from sessionlake.integrity.cursor import CURSOR_FIELDS, NEVER, Cursors, new_cursors, postpone_gaps
+from sessionlake.integrity.cuts import Cuts, make_cuts_due_by_time
 from sessionlake.protocol.arrow import contiguous, session_keys, split_session_key
-from sessionlake.protocol.chunk import align_columns, read_ipc, write_ipc
+from sessionlake.protocol.chunk import align_columns, decode_ipc, encode_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
@@ -33,7 +33,7 @@ class _Stored(msgspec.Struct):
 
     format: str
     cursors: bytes
-    lanes: list[LaneTime]
+    lanes: list[PartitionTime]
     columns: list[tuple[str, str]]
     held: bytes | None
 
@@ -50,33 +50,33 @@ class ShardState:
         cursors: One record of `CURSOR` per session.
         memories: The encoded `SeqMemory` of each cursor; None for most.
         clock: Stream times of the topic-partitions that have sessions.
-        held: Messages held back, as rows of decoded messages; None if there are none.
+        held_messages: Messages held back, as rows of decoded messages; None if there are none.
     """
 
     keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
     cursors: Cursors = field(default_factory=lambda: new_cursors(0))
     memories: Objects = field(default_factory=lambda: np.empty(0, object))
-    clock: Clock = field(default_factory=lambda: Clock([]))
-    held: pa.Table | None = None
+    clock: ShardClock = field(default_factory=lambda: ShardClock([]))
+    held_messages: pa.Table | None = None
     _stored: bytes | None = field(default=None, repr=False)
     """The cursors as they were stored, until one changes. It saves encoding them again when only time has passed."""
 
-    def find(self, keys: pa.Array) -> Int64s:
+    def find_cursor_indices(self, keys: pa.Array) -> Int64s:
         """Returns the index of the cursor of each session key, or -1 where the state has none."""
         return pc.fill_null(pc.index_in(keys, value_set=self.keys), -1).to_numpy().astype(np.int64)
 
-    def update(self, places: Int64s, keys: pa.Array, cursors: Cursors, memories: Objects) -> Int64s:
-        """Replaces the cursors at the indices `places` and appends those with index -1; returns the index of each."""
-        known = places >= 0
+    def store_cursors(self, cursor_indices: Int64s, keys: pa.Array, cursors: Cursors, memories: Objects) -> Int64s:
+        """Replaces the cursors at `cursor_indices` and appends the cursors with index -1; returns the index of each."""
+        known = cursor_indices >= 0
         count = len(self.cursors)
         self._stored = None
         self.cursors = self.cursors.copy()
-        self.cursors[places[known]] = cursors[known]
-        self.memories[places[known]] = memories[known]
+        self.cursors[cursor_indices[known]] = cursors[known]
+        self.memories[cursor_indices[known]] = memories[known]
         self.keys = pa.concat_arrays([self.keys, keys.filter(pa.array(~known))])
         self.cursors = np.concatenate([self.cursors, cursors[~known]])
         self.memories = np.concatenate([self.memories, memories[~known]])
-        indices = places.copy()
+        indices = cursor_indices.copy()
         indices[~known] = count + np.arange(int((~known).sum()))
         return indices
 
@@ -96,36 +96,36 @@ class ShardState:
             found.append(places)
         return np.concatenate(found)
 
-    def mark_expired(self, sessions: Int64s) -> None:
+    def mark_expired(self, cursor_indices: Int64s) -> None:
         """Marks the sessions at these cursor indices as expired."""
-        if len(sessions):
+        if len(cursor_indices):
             self._stored = None
-            self.cursors["marked"][sessions] = 1
+            self.cursors["marked"][cursor_indices] = 1
 
-    def cut_by_time(self, times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
+    def make_cuts_due_by_time(self, stream_times: Int64s, timeouts: Int64s, interval: int) -> Cuts:
         """Returns the cuts that are due by these stream times, and updates the cursors for them.
 
         Args:
-            times: Stream time of each session's topic-partition, ms.
+            stream_times: Stream time of each session's topic-partition, ms.
             timeouts: Session timeout of each session, ms.
             interval: The snapshot interval, ms.
         """
-        cuts = cuts_by_time(self.cursors, times, timeouts, interval)
+        cuts = make_cuts_due_by_time(self.cursors, stream_times, timeouts, interval)
         if len(cuts):
             self._stored = None
         return cuts
 
-    def keep_sessions(self, wanted: Bools) -> None:
-        """Keeps the sessions where `wanted` is True and drops the cursors and keys of all others."""
-        if not wanted.all():
+    def keep_sessions(self, is_kept: Bools) -> None:
+        """Keeps the sessions where `is_kept` is True and drops the cursors and keys of all others."""
+        if not is_kept.all():
             self._stored = None
-            self.keys = self.keys.filter(pa.array(wanted))
-            self.cursors, self.memories = self.cursors[wanted], self.memories[wanted]
+            self.keys = self.keys.filter(pa.array(is_kept))
+            self.cursors, self.memories = self.cursors[is_kept], self.memories[is_kept]
 
-    def drop_unused_lanes(self, extra_lanes: Collection[TopicPartition] = ()) -> None:
-        """Removes topic-partitions without sessions from the clock, except those in `extra_lanes`."""
-        lanes = self.clock.lanes
-        used = np.array([(lane.topic, lane.partition) in extra_lanes for lane in lanes], np.bool_)
+    def drop_unused_partitions(self, extra_partitions: Collection[TopicPartition] = ()) -> None:
+        """Removes topic-partitions without sessions from the clock, except those in `extra_partitions`."""
+        lanes = self.clock.partition_times
+        used = np.array([(lane.topic, lane.partition) in extra_partitions for lane in lanes], np.bool_)
         used[self.cursors["lane"]] = True
         if used.all():
             return
@@ -134,35 +134,35 @@ class ShardState:
             self._stored = None
             self.cursors = self.cursors.copy()
             self.cursors["lane"] = places[self.cursors["lane"]]
-        self.clock = Clock([lane for lane, wanted in zip(lanes, used.tolist(), strict=True) if wanted])
+        self.clock = ShardClock([lane for lane, wanted in zip(lanes, used.tolist(), strict=True) if wanted])
 
     def replace_sessions(
         self,
         source: ShardState,
         is_selected: Callable[[str, int, str], bool],
-        extra_lanes: Collection[TopicPartition] = (),
+        extra_partitions: Collection[TopicPartition] = (),
     ) -> None:
         """Replaces the selected sessions of this state by the selected sessions of another state.
 
         Args:
             source: A state of the same shard after the same messages. An empty one removes the selected sessions.
             is_selected: Called with topic, partition and session id; returns True if that session is to be replaced.
-            extra_lanes: Topic-partitions whose stream times are kept although no session is in them.
+            extra_partitions: Topic-partitions whose stream times are kept although no session is in them.
         """
         self.keep_sessions(~_selected(self.keys, is_selected))
         chosen = np.flatnonzero(_selected(source.keys, is_selected))
         cursors = source.cursors[chosen]
-        lanes = [self.clock.add(lane) for lane in source.clock.lanes]
+        lanes = [self.clock.add_partition(lane) for lane in source.clock.partition_times]
         cursors["lane"] = np.array([*lanes, 0], np.int32)[cursors["lane"]]
         absent = np.full(len(chosen), -1, np.int64)
-        self.update(absent, source.keys.take(pa.array(chosen)), cursors, source.memories[chosen])
+        self.store_cursors(absent, source.keys.take(pa.array(chosen)), cursors, source.memories[chosen])
         parts = [
             None if held is None else held.filter(pa.array(_selected(session_keys(held), is_selected) == wanted))
-            for held, wanted in ((self.held, False), (source.held, True))
+            for held, wanted in ((self.held_messages, False), (source.held_messages, True))
         ]
         used = [part for part in parts if part is not None]
-        self.held = pa.concat_tables(used).combine_chunks() if used else None
-        self.drop_unused_lanes(extra_lanes)
+        self.held_messages = pa.concat_tables(used).combine_chunks() if used else None
+        self.drop_unused_partitions(extra_partitions)
 
     def encode(self, columns: tuple[Column, ...]) -> bytes:
         """Encodes the state as bytes that `decode` reads.
@@ -170,17 +170,17 @@ class ShardState:
         Args:
             columns: The declared columns, which held messages contain.
         """
-        held = None if self.held is None or not self.held.num_rows else write_ipc(self.held)
+        held = None if self.held_messages is None or not self.held_messages.num_rows else encode_ipc(self.held_messages)
         declared = [(column.name, column.sql) for column in columns]
         return msgspec.msgpack.encode(
-            _Stored(FORMAT, self._stored or self._encoded(), self.clock.lanes, declared, held)
+            _Stored(FORMAT, self._stored or self._encoded(), self.clock.partition_times, declared, held)
         )
 
     def _encoded(self) -> bytes:
-        arrays = [np.ascontiguousarray(self.cursors[name]) for name in FIELDS]
+        arrays = [np.ascontiguousarray(self.cursors[name]) for name in CURSOR_FIELDS]
         columns = [self.keys, *map(pa.array, arrays), pa.array(self.memories, pa.binary())]
-        table = pa.table(columns, names=["key", *FIELDS, "memory"])
-        return write_ipc(table, compress_columns=table.num_rows > _FEW)
+        table = pa.table(columns, names=["key", *CURSOR_FIELDS, "memory"])
+        return encode_ipc(table, compress_columns=table.num_rows > _FEW)
 
     @classmethod
     def decode(cls, stored: bytes | None, columns: tuple[Column, ...] | None) -> ShardState:
@@ -198,16 +198,16 @@ class ShardState:
         if stored is None:
             return cls()
         found = _read(stored)
-        table = read_ipc(found.cursors)
+        table = decode_ipc(found.cursors)
         cursors = new_cursors(table.num_rows)
-        for name in FIELDS:
+        for name in CURSOR_FIELDS:
             cursors[name] = table[name].to_numpy()
-        held = None if found.held is None else read_ipc(found.held)
+        held = None if found.held is None else decode_ipc(found.held)
         if columns is not None:
             _require_columns(found, columns)
             held = None if held is None else align_columns(held, found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
-        return cls(contiguous(table["key"]), cursors, memories, Clock(found.lanes), held, found.cursors)
+        return cls(contiguous(table["key"]), cursors, memories, ShardClock(found.lanes), held, found.cursors)
 
 
 def changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:

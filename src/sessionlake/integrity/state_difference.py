@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import LaneTime
-from sessionlake.integrity.cursor import FIELDS, INITIAL, NO_POSITION, Cursors, SeqMemory, decode_memory
+from sessionlake.integrity.clock import PartitionTime
+from sessionlake.integrity.cursor import CURSOR_FIELDS, INITIAL_VALUES, NO_POSITION, Cursors, SeqMemory, decode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.types import Int64s, TopicPartition
@@ -70,7 +70,7 @@ def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference 
 
 def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
     """Yields differences in stream time, by topic-partition: its index in the two clocks can differ."""
-    sides = [{(lane.topic, lane.partition): lane for lane in state.clock.lanes} for state in (found, rebuilt)]
+    sides = [{(lane.topic, lane.partition): lane for lane in state.clock.partition_times} for state in (found, rebuilt)]
     needed = _of_sessions(found) | _of_sessions(rebuilt)
     for topic, partition in sorted({*sides[0], *sides[1]}):
         one, other = (side.get((topic, partition)) for side in sides)
@@ -78,7 +78,7 @@ def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]
             if (topic, partition) in needed:
                 yield _missing(topic, None, None, f"clock of partition {partition}", is_stored=one is not None)
             continue
-        for name in LaneTime.__struct_fields__:
+        for name in PartitionTime.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
                 values = (repr(getattr(one, name)), repr(getattr(other, name)))
                 yield StateDifference(topic, None, None, f"clock of partition {partition}, {name}", *values)
@@ -86,7 +86,7 @@ def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]
 
 def _of_sessions(state: ShardState) -> set[TopicPartition]:
     """Returns the topic-partitions that have sessions. An older version also stored unused ones without sessions."""
-    lanes = state.clock.lanes
+    lanes = state.clock.partition_times
     return {(lanes[n].topic, lanes[n].partition) for n in set(state.cursors["lane"].tolist()) if n < len(lanes)}
 
 
@@ -102,9 +102,9 @@ def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference
     order, other_order = _by_key(found), _by_key(rebuilt)
     one, other = _comparable(found.cursors[order]), _comparable(rebuilt.cursors[other_order])
     other["lane"] = _renumbered(rebuilt, found)[other["lane"]]
-    differs = np.stack([one[name] != other[name] for name in FIELDS], axis=1)
+    differs = np.stack([one[name] != other[name] for name in CURSOR_FIELDS], axis=1)
     for row, column in np.argwhere(differs).tolist():
-        name = FIELDS[column]
+        name = CURSOR_FIELDS[column]
         values = (_as_text(found, name, int(side[name][row])) for side in (one, other))
         yield StateDifference(*split_session_key(found.keys[order[row]].as_py()), name, *values)
 
@@ -124,7 +124,7 @@ def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifferenc
 
 def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
     """Yields differences in held messages, after sorting both states: the stored order depends on the batches."""
-    sides = [_sorted_messages(state.held) for state in (found, rebuilt)]
+    sides = [_sorted_messages(state.held_messages) for state in (found, rebuilt)]
     longest = max((side.num_rows for side in sides if side is not None), default=0)
     for start in range(0, longest, _LOOKED_AT):
         one, other = (None if side is None else side.slice(start, _LOOKED_AT) for side in sides)
@@ -173,14 +173,14 @@ def _comparable(cursors: Cursors) -> Cursors:
 
 def _renumbered(state: ShardState, other: ShardState) -> Int64s:
     """Returns for each topic-partition of `state`'s clock its index in the clock of `other`, -1 where it is missing."""
-    number = {(lane.topic, lane.partition): number for number, lane in enumerate(other.clock.lanes)}
-    return np.array([number.get((lane.topic, lane.partition), -1) for lane in state.clock.lanes], np.int64)
+    number = {(lane.topic, lane.partition): number for number, lane in enumerate(other.clock.partition_times)}
+    return np.array([number.get((lane.topic, lane.partition), -1) for lane in state.clock.partition_times], np.int64)
 
 
 def _as_text(state: ShardState, name: str, value: int) -> str:
-    if name == "lane" and 0 <= value < len(state.clock.lanes):
-        return f"{state.clock.lanes[value].topic}/{state.clock.lanes[value].partition}"
-    return _NOTHING if value == INITIAL.get(name) else str(value)
+    if name == "lane" and 0 <= value < len(state.clock.partition_times):
+        return f"{state.clock.partition_times[value].topic}/{state.clock.partition_times[value].partition}"
+    return _NOTHING if value == INITIAL_VALUES.get(name) else str(value)
 
 
 def _sorted_messages(held: pa.Table | None) -> pa.Table | None:

@@ -18,28 +18,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import BEGINNING, LaneTime
+from sessionlake.integrity.clock import BEGINNING, PartitionTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.protocol.arrow import dictionary_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
 
-SCHEMA = pa.schema(
+NOTES_SCHEMA = pa.schema(
     [("topic_partition", pa.string()), ("offset", pa.int64()), ("time", pa.int64())],
     metadata={"format": "sessionlake.stream_times/2"},
 )
 # Recent notes are rewritten with every batch, so there are at most this many, or this share of the settled notes.
-_RECENT = 4_096
+_MAX_RECENT_NOTES = 4_096
 _RECENT_SHARE = 1 / 16
 # Number of notes kept per topic-partition: from before and after the last batch that had messages of it.
-_KEPT = 2
+_NOTES_PER_PARTITION = 2
 
 
-def _none() -> pa.Table:
-    return SCHEMA.empty_table()
+def _create_empty_notes() -> pa.Table:
+    return NOTES_SCHEMA.empty_table()
 
 
 @dataclass(frozen=True)
-class StreamTimes:
+class StreamTimeNotes:
     """The notes in memory, as tables of `SCHEMA`: at least the last two notes of each topic-partition.
 
     Attributes:
@@ -47,26 +47,26 @@ class StreamTimes:
         recent: The notes written since `settled` was made. A note can be in both.
     """
 
-    settled: pa.Table = field(default_factory=_none)
-    recent: pa.Table = field(default_factory=_none)
+    settled: pa.Table = field(default_factory=_create_empty_notes)
+    recent: pa.Table = field(default_factory=_create_empty_notes)
 
-    def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
+    def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns the stream time of each topic-partition before a given offset, from its last note before that offset.
 
         Args:
-            names: Topic-partitions, each once.
-            first: For each topic-partition, the offset before which its stream time is wanted.
+            partitions: Topic-partitions, each once.
+            offsets: For each topic-partition, the offset before which its stream time is wanted.
 
         Returns:
             For each topic-partition, stream time (ms) and offset of the note; `NO_TIME` and `BEGINNING` without one.
         """
-        time, offset = np.full(len(names), NO_TIME), np.full(len(names), BEGINNING, np.int64)
-        wanted = pa.array([_key(*name) for name in names], pa.string())
+        time, offset = np.full(len(partitions), NO_TIME), np.full(len(partitions), BEGINNING, np.int64)
+        wanted = pa.array([_partition_key(*name) for name in partitions], pa.string())
         for notes in (self.settled, self.recent):
             place = pc.fill_null(pc.index_in(notes["topic_partition"], value_set=wanted), -1).to_numpy()
             found = np.flatnonzero(place >= 0)
             place, at = place[found], notes["offset"].to_numpy()[found]
-            found, place, at = (values[at < first[place]] for values in (found, place, at))
+            found, place, at = (values[at < offsets[place]] for values in (found, place, at))
             come = notes["time"].to_numpy()[found]
             # The note of a silence has the offset of the message before it, so two notes can have the same offset.
             later = (at > offset[place]) | ((at == offset[place]) & (come > time[place]))
@@ -76,26 +76,26 @@ class StreamTimes:
             offset[place[order]], time[place[order]] = at[order], come[order]
         return time, offset
 
-    def noted(self, ends: Iterable[LaneTime]) -> StreamTimes:
+    def add_notes(self, partition_times: Iterable[PartitionTime]) -> StreamTimeNotes:
         """Returns these notes and new ones.
 
         Args:
-            ends: Stream time and last offset of each topic-partition after a batch.
+            partition_times: Stream time and last offset of each topic-partition after a batch.
         """
-        rows = [(_key(end.topic, end.partition), end.offset, end.time) for end in ends]
-        columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
-        added = pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+        rows = [(_partition_key(end.topic, end.partition), end.offset, end.time) for end in partition_times]
+        columns = zip(*rows, strict=True) if rows else [()] * len(NOTES_SCHEMA)
+        added = pa.table([pa.array(c, f.type) for c, f in zip(columns, NOTES_SCHEMA, strict=True)], schema=NOTES_SCHEMA)
         recent = pa.concat_tables([self.recent, added]).combine_chunks()
-        if recent.num_rows <= max(_RECENT, self.settled.num_rows * _RECENT_SHARE):
-            return StreamTimes(self.settled, recent)
-        return StreamTimes(_last_of_each(pa.concat_tables([self.settled, recent])))
+        if recent.num_rows <= max(_MAX_RECENT_NOTES, self.settled.num_rows * _RECENT_SHARE):
+            return StreamTimeNotes(self.settled, recent)
+        return StreamTimeNotes(_select_last_notes(pa.concat_tables([self.settled, recent])))
 
 
-def _key(topic: str, partition: int) -> str:
+def _partition_key(topic: str, partition: int) -> str:
     return f"{topic}\0{partition}"
 
 
-def _last_of_each(notes: pa.Table) -> pa.Table:
+def _select_last_notes(notes: pa.Table) -> pa.Table:
     """Returns the last `_KEPT` notes of each topic-partition, with only the latest of those with the same offset."""
     code, offset = dictionary_codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
     order = np.lexsort((notes["time"].to_numpy(), offset, code))
@@ -103,4 +103,4 @@ def _last_of_each(notes: pa.Table) -> pa.Table:
     distinct = np.append((np.diff(code) != 0) | (np.diff(offset) != 0), True)[: len(order)]
     code, order = code[distinct], order[distinct]
     behind = np.searchsorted(code, code, side="right") - np.arange(len(code))
-    return notes.take(pa.array(order[behind <= _KEPT])).combine_chunks()
+    return notes.take(pa.array(order[behind <= _NOTES_PER_PARTITION])).combine_chunks()

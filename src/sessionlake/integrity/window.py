@@ -15,7 +15,7 @@ import numpy as np
 
 from sessionlake.integrity.cursor import NO_TIME, Status
 from sessionlake.integrity.cuts import Applied, Arrived, cuts_in_batch
-from sessionlake.integrity.outcome import Action, Event, EventKind, Outcome, Verdict
+from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, Verdict
 from sessionlake.integrity.shard_batch import ShardBatch
 from sessionlake.integrity.transition import Run, apply_runs
 from sessionlake.protocol.arrow import running_maximum
@@ -24,7 +24,7 @@ from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
 
 
-def judge_windows(batch: ShardBatch, out: Outcome) -> Bools:
+def judge_windows(batch: ShardBatch, out: JudgingOutcome) -> Bools:
     """Judges the sessions that the fast path can handle and updates their cursors.
 
     Returns:
@@ -44,7 +44,7 @@ def judge_windows(batch: ShardBatch, out: Outcome) -> Bools:
 
 
 def _candidates(batch: ShardBatch) -> Bools:
-    busy = len(batch.stream.starts)
+    busy = len(batch.new_messages.starts)
     cursors = batch.cursors[:busy]
     wanted = np.array([rules.integrity is Integrity.WINDOW for rules in batch.rules[:busy]], np.bool_)
     wanted &= cursors["status"] == Status.OPEN
@@ -55,7 +55,7 @@ def _candidates(batch: ShardBatch) -> Bools:
 
 
 def _of_rules(batch: ShardBatch, name: str) -> Int64s:
-    return np.array([getattr(rules, name) for rules in batch.rules[: len(batch.stream.starts)]], np.int64)
+    return np.array([getattr(rules, name) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
 def _released_after(ts: Int64s, batch: ShardBatch, owner: Int64s) -> Int64s:
@@ -75,7 +75,7 @@ class _Arrivals:
     """
 
     def __init__(self, batch: ShardBatch, wanted: Bools) -> None:
-        stream = batch.stream
+        stream = batch.new_messages
         self._batch = batch
         self.sessions = len(wanted)
         lengths = stream.ends - stream.starts
@@ -101,7 +101,7 @@ class _Arrivals:
         return self._sessions_with(self.highest > _released_after(self.ts, self._batch, self.owner))
 
     def _out_of_time(self) -> Bools:
-        stream, cursors = self._batch.stream, self._batch.cursors[: self.sessions]
+        stream, cursors = self._batch.new_messages, self._batch.cursors[: self.sessions]
         timeout = _of_rules(self._batch, "session_timeout")
         before = np.roll(stream.time, 1)
         before[stream.starts] = cursors["last_kafka_ts"]
@@ -124,9 +124,9 @@ class _Arrivals:
 
     def _exceeds_limits(self) -> Bools:
         batch, count = self._batch, np.bincount(self.owner, minlength=self.sessions)
-        sizes = np.bincount(self.owner, weights=batch.stream.size[self.place], minlength=self.sessions)
+        sizes = np.bincount(self.owner, weights=batch.new_messages.size[self.place], minlength=self.sessions)
         bounds = batch.held_bounds[: self.sessions + 1]
-        held_bytes = np.append(0, np.cumsum(batch.held.size.astype(np.int64)))
+        held_bytes = np.append(0, np.cumsum(batch.held_messages.size.astype(np.int64)))
         sizes = sizes + held_bytes[bounds[1:]] - held_bytes[bounds[:-1]]
         follows = np.append(False, (np.diff(self.seq) == 1) | (np.diff(self.owner) != 0))
         in_order = ~self._sessions_with(~follows & np.append(False, np.diff(self.owner) == 0))
@@ -147,7 +147,7 @@ class _Releases:
 
     def __init__(self, batch: ShardBatch, wanted: Bools, arrivals: _Arrivals) -> None:
         self._batch, self._sessions = batch, len(wanted)
-        stream, held = batch.stream, batch.held
+        stream, held = batch.new_messages, batch.held_messages
         mine = wanted[arrivals.owner]
         owners = np.repeat(np.arange(len(batch.held_bounds) - 1), np.diff(batch.held_bounds))
         before = np.flatnonzero(np.append(wanted, np.zeros(len(batch.cursors) - len(wanted), np.bool_))[owners])
@@ -208,8 +208,8 @@ class _Releases:
         self._select(kept)
 
 
-def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Releases, out: Outcome) -> None:
-    stream, cursors = batch.stream, batch.cursors[: len(wanted)]
+def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Releases, out: JudgingOutcome) -> None:
+    stream, cursors = batch.new_messages, batch.cursors[: len(wanted)]
     last = stream.ends[wanted] - 1
     moved = cursors[wanted]
     new = moved["first_offset"] == NO_TIME
@@ -230,7 +230,7 @@ def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Rel
     before = cursors[wanted]
     cursors[wanted] = moved
     mine = wanted[arrivals.owner]
-    out.life[len(batch.held.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
+    out.life[len(batch.held_messages.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
     if len(releases.owner):
         _apply_released(batch, releases, out)
     number = np.cumsum(wanted) - 1
@@ -240,7 +240,7 @@ def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Rel
     applied = Applied(number[releases.owner], releases.type, releases.seq, *times, releases.changes)
     cuts, since = cuts_in_batch(arrived, applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(wanted)[cuts["session"]]
-    out.cut(cuts)
+    out.add_cuts(cuts)
     since.note(cursors, wanted)
 
 
@@ -259,7 +259,7 @@ class _Groups:
     sessions: Int64s
 
 
-def _apply_released(batch: ShardBatch, releases: _Releases, out: Outcome) -> None:
+def _apply_released(batch: ShardBatch, releases: _Releases, out: JudgingOutcome) -> None:
     starts = np.flatnonzero(releases.first)
     ends = np.append(starts[1:], len(releases.owner))
     groups = _Groups(starts, ends, releases.owner[starts])
@@ -277,7 +277,7 @@ def _apply_released(batch: ShardBatch, releases: _Releases, out: Outcome) -> Non
     position += place
     out.verdict[index] = Verdict.APPLIED
     out.epoch[index], out.position[index] = epoch, position
-    out.at[index], out.by[index] = releases.at, releases.releasing
+    out.applied_at[index], out.applied_by[index] = releases.at, releases.releasing
     out.life[index] = np.repeat(before["first_offset"], lengths)
     gaps = _note_gaps(releases, np.repeat(before["last_seq"], lengths), out)
 
@@ -287,7 +287,7 @@ def _apply_released(batch: ShardBatch, releases: _Releases, out: Outcome) -> Non
     cursors[groups.sessions] = before
 
 
-def _note_gaps(releases: _Releases, last_seq: Int64s, out: Outcome) -> Bools:
+def _note_gaps(releases: _Releases, last_seq: Int64s, out: JudgingOutcome) -> Bools:
     """Records an event for each released message whose seq is higher than expected.
 
     Returns:
@@ -298,7 +298,7 @@ def _note_gaps(releases: _Releases, last_seq: Int64s, out: Outcome) -> Bools:
     previous[releases.first] = last_seq[releases.first]
     gaps: Bools = (previous != NO_SEQ) & (releases.seq - 1 > previous)
     for i in np.flatnonzero(gaps).tolist():
-        event = Event(
+        event = IntegrityEvent(
             session=int(releases.owner[i]),
             kind=EventKind.GAP,
             action=Action.APPLIED,

@@ -24,19 +24,19 @@ from sessionlake.delta.schemas.names import ABSENT, TOPICS
 from sessionlake.delta.schemas.tables import arrow_schema
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.ledger.topics import Jumps, offset_jumps, parse_topics
+from sessionlake.ledger.topics import UnusedOffsets, find_unused_offsets, parse_topics
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Run = tuple[int, int]
+OffsetRun = tuple[int, int]
 """Consecutive offsets of one topic-partition, from `first` to just before `end`: `(first, end)`."""
 NO_END = 2**63 - 1
 """The `end` of a run without an upper limit."""
 
 
-class Reason(StrEnum):
+class AbsenceReason(StrEnum):
     """Why offsets hold no message."""
 
     TRANSACTION = "transaction"
@@ -55,30 +55,34 @@ class AbsentOffsets:
     """
 
     reader: TableReader | None = None
-    jumps: Jumps | None = None
+    unused_offsets: UnusedOffsets | None = None
 
-    def overlapping(self, wanted: Mapping[TopicPartition, Run]) -> dict[TopicPartition, list[Run]]:
+    def find_overlapping_runs(
+        self, searched_offsets: Mapping[TopicPartition, OffsetRun]
+    ) -> dict[TopicPartition, list[OffsetRun]]:
         """Returns the runs of offsets without messages that overlap the wanted offsets, by topic-partition.
 
         A topic-partition without such a run has an empty list. Runs are unordered and may overlap each other.
         """
-        found: dict[TopicPartition, list[Run]] = {place: [] for place in wanted}
-        if not wanted:
+        found: dict[TopicPartition, list[OffsetRun]] = {place: [] for place in searched_offsets}
+        if not searched_offsets:
             return found
-        for place, runs in chain(self._jumps().items(), recorded_runs(self.reader, wanted).items()):
+        for place, runs in chain(self._read_jumps().items(), read_absent_runs(self.reader, searched_offsets).items()):
             if place in found:
                 found[place].extend(runs)
         return found
 
-    def _jumps(self) -> Jumps:
-        if self.jumps is None and self.reader is not None:
-            return offset_jumps(parse_topics(self.reader.rows(TOPICS)))
-        return self.jumps or {}
+    def _read_jumps(self) -> UnusedOffsets:
+        if self.unused_offsets is None and self.reader is not None:
+            return find_unused_offsets(parse_topics(self.reader.rows(TOPICS)))
+        return self.unused_offsets or {}
 
 
-def recorded_runs(
-    reader: TableReader | None, wanted: Mapping[TopicPartition, Run], reason: Reason | None = None
-) -> dict[TopicPartition, list[Run]]:
+def read_absent_runs(
+    reader: TableReader | None,
+    searched_offsets: Mapping[TopicPartition, OffsetRun],
+    reason: AbsenceReason | None = None,
+) -> dict[TopicPartition, list[OffsetRun]]:
     """Returns the runs of `ops.absent_offsets` that overlap the wanted offsets, by topic-partition.
 
     The result has only topic-partitions with such runs. It is empty if the table does not exist. The table is read
@@ -86,26 +90,26 @@ def recorded_runs(
 
     Args:
         reader: None if there are no tables yet.
-        wanted: the offsets of each topic-partition to look up.
+        searched_offsets: the offsets of each topic-partition to look up.
         reason: the reason that returned runs have; None for any reason.
     """
-    if reader is None or not wanted:
+    if reader is None or not searched_offsets:
         return {}
     conditions: list[Condition] = [
-        ("last", ge, min(first for first, _ in wanted.values())),
-        ("first", le, max(end for _, end in wanted.values()) - 1),
+        ("last", ge, min(first for first, _ in searched_offsets.values())),
+        ("first", le, max(end for _, end in searched_offsets.values()) - 1),
     ]
     if reason is not None:
         conditions.append(("reason", eq, str(reason)))
-    found: dict[TopicPartition, list[Run]] = {}
+    found: dict[TopicPartition, list[OffsetRun]] = {}
     for row in reader.rows(ABSENT, *conditions, columns=["topic", "partition", "first", "last"]):
         place, run = (row["topic"], row["partition"]), (row["first"], row["last"] + 1)
-        if place in wanted and run[1] > wanted[place][0] and run[0] < wanted[place][1]:
+        if place in searched_offsets and run[1] > searched_offsets[place][0] and run[0] < searched_offsets[place][1]:
             found.setdefault(place, []).append(run)
     return found
 
 
-def count_covered(runs: Iterable[Run], first: int, end: int) -> int:
+def count_offsets_in_runs(runs: Iterable[OffsetRun], first: int, end: int) -> int:
     """Counts the offsets from `first` to just before `end` that are in at least one of the runs."""
     cut = np.array(sorted((max(a, first), min(b, end)) for a, b in runs if b > first and a < end), np.int64)
     if not len(cut):
@@ -115,7 +119,7 @@ def count_covered(runs: Iterable[Run], first: int, end: int) -> int:
     return int(np.maximum(ends - np.maximum(starts, reached), 0).sum())
 
 
-def skip_runs(runs: Iterable[Run], offset: int) -> int:
+def find_offset_after_runs(runs: Iterable[OffsetRun], offset: int) -> int:
     """Returns the lowest offset, equal to `offset` or higher, that is in none of the runs."""
     for first, end in sorted(runs):
         if first <= offset < end:
@@ -123,7 +127,7 @@ def skip_runs(runs: Iterable[Run], offset: int) -> int:
     return offset
 
 
-def missing_runs(offsets: Int64s, first: int, end: int) -> list[Run]:
+def find_missing_runs(offsets: Int64s, first: int, end: int) -> list[OffsetRun]:
     """Returns the runs of offsets in `[first, end)` that are missing in `offsets`.
 
     Args:
@@ -134,13 +138,13 @@ def missing_runs(offsets: Int64s, first: int, end: int) -> list[Run]:
     return [(int(edges[i]) + 1, int(edges[i + 1])) for i in at]
 
 
-def record_absent(
+def record_absent_offsets(
     spark: SparkSession,
     lake: Lake,
-    runs: Mapping[TopicPartition, Iterable[Run]],
+    runs: Mapping[TopicPartition, Iterable[OffsetRun]],
     txn: Txn,
     *,
-    reason: Reason,
+    reason: AbsenceReason,
     who: str | None = None,
     why: str | None = None,
 ) -> None:

@@ -83,28 +83,28 @@ class StoredSums(NamedTuple):
             return [[]]
         return [[("committed_at", ge, self.removed_before)], [("committed_at", lt, self.removed_before)]]
 
-    def drop_summed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def drop_summed_entries(self, entries: pa.RecordBatch) -> pa.RecordBatch:
         """Returns these ledger rows without entries that are part of a carried sum."""
         if self.removed_before is None:
-            return batch
+            return entries
         known = self.carried
-        names, known_names = _layer_and_app(batch), _layer_and_app(known)
+        names, known_names = _join_layer_and_app(entries), _join_layer_and_app(known)
         last = known["batch_id"].combine_chunks().take(pc.index_in(names, value_set=known_names))
         old = pc.less(
-            batch.column("committed_at"), pa.scalar(self.removed_before, batch.schema.field("committed_at").type)
+            entries.column("committed_at"), pa.scalar(self.removed_before, entries.schema.field("committed_at").type)
         )
-        gone = pc.and_(old, pc.fill_null(pc.less_equal(batch.column("batch_id"), last), fill_value=False))
-        return batch.filter(pc.invert(gone))
+        gone = pc.and_(old, pc.fill_null(pc.less_equal(entries.column("batch_id"), last), fill_value=False))
+        return entries.filter(pc.invert(gone))
 
 
-def _layer_and_app(rows: pa.Table | pa.RecordBatch) -> pa.Array:
+def _join_layer_and_app(rows: pa.Table | pa.RecordBatch) -> pa.Array:
     """Returns one text for each row: its layer and its application id, joined."""
     parts = [rows.column(name) for name in ("layer", "app_id")]
     joined = pc.binary_join_element_wise(*parts, "\0")
     return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
 
 
-def stored_sums(reader: TableReader) -> StoredSums:
+def read_stored_sums(reader: TableReader) -> StoredSums:
     """Reads `ops.positions`. If the table is missing, there are no sums of either kind."""
     if not reader.exists(POSITIONS):
         return StoredSums(None, pa.table({}))
@@ -123,10 +123,10 @@ class LastRebuild(NamedTuple):
     """
 
     column: str
-    since: Any
+    first_value: Any
 
 
-Rebuilds = Mapping[str, LastRebuild]
+LastRebuilds = Mapping[str, LastRebuild]
 """The last rebuild of each layer, by the layer's name. Layers that were never rebuilt are missing."""
 
 
@@ -155,61 +155,69 @@ class LedgerReader:
         self._reader = reader
         self._columns = list(dict.fromkeys([*ENTRY, *columns]))
         self._before = before
-        sums = stored_sums(reader)
+        sums = read_stored_sums(reader)
         self._carried = sums.carried.to_batches() if include_carried else []
         self._sums = sums
-        self._short = None if every_entry else _copies_and_later(reader, self._columns, before, sums)
-        _refuse_carried(before, sums)
+        self._copies_and_later_entries = (
+            None if every_entry else _read_copies_and_later_entries(reader, self._columns, before, sums)
+        )
+        _require_batch_not_in_carried_sums(before, sums)
 
     @property
     def uses_copies(self) -> bool:
         """True if copied sums are read instead of the ledger's old entries."""
-        return self._short is not None
+        return self._copies_and_later_entries is not None
 
     @property
     def has_sums(self) -> bool:
         """True if some rows may be sums of several entries, copied or carried."""
         return self.uses_copies or self._sums.removed_before is not None
 
-    def entries(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
+    def read_entries(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
         """Yields all rows that meet the conditions. A sum meets them if its last batch does.
 
         Args:
             conditions: on columns of `ENTRY` only.
         """
-        for batch in self._read(conditions, self._columns):
-            yield from self._without_excluded(batch)
+        for batch in self._read_rows(conditions, self._columns):
+            yield from self._drop_excluded_batches(batch)
 
-    def current(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
+    def read_entries_since_rebuild(self, *conditions: Condition) -> Iterator[pa.RecordBatch]:
         """Yields the rows of each layer since the layer's last rebuild; all rows of layers that were never rebuilt.
 
         Args:
             conditions: on the column `layer` only.
         """
-        batches = self._read(conditions, self._columns)
-        first = list(_up_to(_AT_ONCE, batches))
+        batches = self._read_rows(conditions, self._columns)
+        first = list(_take_batches_up_to(_AT_ONCE, batches))
         # If all rows are in memory, the rebuilds are found among them, without another read.
-        since = last_rebuilds(first) if sum(batch.num_rows for batch in first) <= _AT_ONCE else self.rebuilds()
+        since = (
+            find_last_rebuilds(first)
+            if sum(batch.num_rows for batch in first) <= _AT_ONCE
+            else self.read_last_rebuilds()
+        )
         for batch in chain(first, batches):
-            yield from self._without_excluded(batch.filter(current_mask(batch, since)))
+            yield from self._drop_excluded_batches(batch.filter(mask_entries_since_rebuild(batch, since)))
 
-    def rebuilds(self) -> Rebuilds:
+    def read_last_rebuilds(self) -> LastRebuilds:
         """Reads the last rebuild of each layer; layers that were never rebuilt are missing."""
-        return last_rebuilds(self._read([("app_id", starts_with, REBUILD)], ENTRY))
+        return find_last_rebuilds(self._read_rows([("app_id", starts_with, REBUILD)], ENTRY))
 
-    def _read(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        if self._short is None:
+    def _read_rows(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        if self._copies_and_later_entries is None:
             for when in self._sums.ledger_conditions:
-                for batch in self._reader.batches(LEDGER, *conditions, *when, columns=_of_ledger([*ENTRY, *columns])):
-                    yield as_sums(self._sums.drop_summed(batch), columns)
-        for batch in (*self._carried, *(self._short or ())):
+                for batch in self._reader.batches(
+                    LEDGER, *conditions, *when, columns=_find_needed_ledger_columns([*ENTRY, *columns])
+                ):
+                    yield convert_entries_to_sums(self._sums.drop_summed_entries(batch), columns)
+        for batch in (*self._carried, *(self._copies_and_later_entries or ())):
             meets = [compare(pc.field(name), value) for name, compare, value in conditions]
             found = pa.Table.from_batches([batch])
             for wanted in meets:
                 found = found.filter(wanted)
             yield from found.select(list(columns)).to_batches()
 
-    def _without_excluded(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _drop_excluded_batches(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         rows = pa.Table.from_batches([batch])
         if self._before is not None:
             behind = (pc.field("app_id") == self._before.app_id) & (pc.field("batch_id") >= self._before.version)
@@ -217,12 +225,12 @@ class LedgerReader:
         yield from rows.to_batches()
 
 
-def _up_to(rows: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _take_batches_up_to(row_limit: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields record batches until their rows together exceed this number, including the batch that exceeds it."""
     for batch in batches:
         yield batch
-        rows -= batch.num_rows
-        if rows < 0:
+        row_limit -= batch.num_rows
+        if row_limit < 0:
             return
 
 
@@ -232,58 +240,58 @@ def to_dicts(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def last_rebuilds(batches: Iterable[pa.RecordBatch]) -> Rebuilds:
+def find_last_rebuilds(entries: Iterable[pa.RecordBatch]) -> LastRebuilds:
     """Returns the last rebuild of each layer that is in these ledger rows.
 
     Args:
-        batches: rows with at least the columns `ENTRY`.
+        entries: rows with at least the columns `ENTRY`.
     """
     found: dict[str, LastRebuild] = {}
-    for batch in batches:
+    for batch in entries:
         named = batch.filter(pc.starts_with(batch.column("app_id"), REBUILD))
         for row in named.select(ENTRY).to_pylist():
             layer, by = row["layer"], _RISING.get(row["layer"], "committed_at")
-            found[layer] = LastRebuild(by, max(row[by], found.get(layer, LastRebuild(by, row[by])).since))
+            found[layer] = LastRebuild(by, max(row[by], found.get(layer, LastRebuild(by, row[by])).first_value))
     return found
 
 
-def current_mask(batch: pa.RecordBatch, since: Rebuilds) -> pa.BooleanArray:
+def mask_entries_since_rebuild(entries: pa.RecordBatch, last_rebuilds: LastRebuilds) -> pa.BooleanArray:
     """Returns for each ledger row whether its layer wrote it in its last rebuild or later.
 
-    True for all rows of layers without an entry in `since`.
+    True for all rows of layers without an entry in `last_rebuilds`.
     """
-    counts = pa.array([True] * batch.num_rows, pa.bool_())
-    for layer, (by, least) in since.items():
-        column = batch.column(by)
+    counts = pa.array([True] * entries.num_rows, pa.bool_())
+    for layer, (by, least) in last_rebuilds.items():
+        column = entries.column(by)
         later = pc.greater_equal(column, pa.scalar(least, column.type))
-        counts = pc.and_(counts, pc.or_(pc.not_equal(batch.column("layer"), layer), later))
+        counts = pc.and_(counts, pc.or_(pc.not_equal(entries.column("layer"), layer), later))
     return counts
 
 
-def as_sums(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+def convert_entries_to_sums(entries: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
     """Returns ledger entries in the form of sums: one row for each entry, with `batches` = 1.
 
     Args:
         columns: the result's columns.
     """
-    found = {name: batch.column(name) for name in columns if name not in _MADE_OF}
+    found = {name: entries.column(name) for name in columns if name not in _MADE_OF}
     if VERSIONS in columns:
-        found[VERSIONS] = _table_versions(batch)
+        found[VERSIONS] = _collect_table_versions(entries)
     if "batches" in columns:
-        found["batches"] = pa.array([1] * batch.num_rows, pa.int64())
+        found["batches"] = pa.array([1] * entries.num_rows, pa.int64())
     if "unaccounted" in columns:
-        left = batch.column(COUNTS[0])
+        left = entries.column(COUNTS[0])
         for name in COUNTS[1:]:
-            left = pc.subtract(left, batch.column(name))
+            left = pc.subtract(left, entries.column(name))
         found["unaccounted"] = pc.abs(left)
     return pa.RecordBatch.from_pydict({name: found[name] for name in columns})
 
 
-def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
+def _collect_table_versions(entries: pa.RecordBatch) -> pa.ListArray:
     """Returns the column `VERSIONS` of ledger entries: the written tables, their versions afterwards, and the time."""
-    lists = batch.column("outputs")
+    lists = entries.column("outputs")
     outputs = lists.flatten()
-    times = batch.column("committed_at").take(pc.list_parent_indices(lists))
+    times = entries.column("committed_at").take(pc.list_parent_indices(lists))
     fields = [pc.struct_field(outputs, "table"), pc.struct_field(outputs, "version"), times]
     items = [column.cast(field.type) for column, field in zip(fields, TABLE_VERSIONS.value_type, strict=True)]
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(lists), 0))
@@ -291,12 +299,12 @@ def _table_versions(batch: pa.RecordBatch) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(items, fields=[*TABLE_VERSIONS.value_type]))
 
 
-def _of_ledger(columns: Sequence[str]) -> list[str]:
+def _find_needed_ledger_columns(sum_columns: Sequence[str]) -> list[str]:
     """Returns the ledger columns to read in order to compute the given columns of sums."""
-    return list(dict.fromkeys(name for column in columns for name in _MADE_OF.get(column, (column,))))
+    return list(dict.fromkeys(name for column in sum_columns for name in _MADE_OF.get(column, (column,))))
 
 
-def _copies_and_later(
+def _read_copies_and_later_entries(
     reader: TableReader, columns: Sequence[str], before: Txn | None, sums: StoredSums
 ) -> list[pa.RecordBatch] | None:
     """Returns the copied sums and the entries after them; None if the copies cannot be used.
@@ -311,22 +319,22 @@ def _copies_and_later(
         if same.num_rows and pc.max(same["batch_id"]).as_py() >= before.version:
             return None
     since = ("committed_at", ge, copies["until"][0].as_py())
-    entries, known = reader.read_with_count(LEDGER, since, columns=_of_ledger(columns))
-    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_leftover(reader, sums):
+    entries, known = reader.read_with_count(LEDGER, since, columns=_find_needed_ledger_columns(columns))
+    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_leftover_entries(reader, sums):
         return None
-    late = [as_sums(batch, columns) for batch in entries.to_batches()]
+    late = [convert_entries_to_sums(batch, columns) for batch in entries.to_batches()]
     return [*copies.select(list(columns)).to_batches(), *late]
 
 
-def _count_leftover(reader: TableReader, sums: StoredSums) -> int:
+def _count_leftover_entries(reader: TableReader, sums: StoredSums) -> int:
     """Counts entries that the ledger still has although carried sums already replace them."""
     if sums.removed_before is None:
         return 0
     early = reader.batches(LEDGER, ("committed_at", lt, sums.removed_before), columns=list(ENTRY))
-    return sum(batch.num_rows - sums.drop_summed(batch).num_rows for batch in early)
+    return sum(batch.num_rows - sums.drop_summed_entries(batch).num_rows for batch in early)
 
 
-def _refuse_carried(before: Txn | None, sums: StoredSums) -> None:
+def _require_batch_not_in_carried_sums(before: Txn | None, sums: StoredSums) -> None:
     """Checks that no carried sum includes the batch `before`, which readers must leave out.
 
     Raises:

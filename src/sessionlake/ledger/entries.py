@@ -27,7 +27,7 @@ from sessionlake.settings.model import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_OF_REBUILD: Condition = ("app_id", starts_with, REBUILD)
+_WRITTEN_BY_REBUILD: Condition = ("app_id", starts_with, REBUILD)
 _NEVER = datetime.fromtimestamp(0, UTC)
 RECOVERED = "recovered"
 """Value of `source` in an entry that was reconstructed from tables, for one batch or for a batch and all before it."""
@@ -50,7 +50,7 @@ class OffsetRange:
     messages: int
 
     @property
-    def missing(self) -> int:
+    def missing_messages(self) -> int:
         """Number of offsets in the range without a message; negative if messages occur twice."""
         return self.last - self.first + 1 - self.messages
 
@@ -88,7 +88,7 @@ class LedgerEntry:
         duplicates: number of duplicates dropped.
         quarantined: number of messages quarantined.
         held: number of messages held back.
-        config_hash: from `config_hash`.
+        config_hash: from `hash_settings_of_layers`.
         decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
     """
 
@@ -121,39 +121,41 @@ class Ledger:
         self._lake = lake
         self._rebuilt: dict[str, datetime] = {}
 
-    def write(self, spark: SparkSession, entry: LedgerEntry, txn: Txn | None = None) -> None:
+    def write_entry(self, spark: SparkSession, entry: LedgerEntry, txn: Txn | None = None) -> None:
         """Appends the entry. If a batch is replayed, the ledger keeps the entry of the first run.
 
         Args:
             txn: Delta transaction of the append; None to use the entry's own.
         """
-        row = _row(entry, max(datetime.now(UTC), self._earliest(spark, entry)))
+        row = _convert_to_row(entry, max(datetime.now(UTC), self._find_earliest_commit_time(spark, entry)))
         append(spark, self._lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
-    def _earliest(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
+    def _find_earliest_commit_time(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
         """Returns the earliest commit time that the entry may get, so that it is ordered correctly around rebuilds."""
         if entry.txn.app_id.startswith(REBUILD):
             books = LedgerReader(self._lake.reader(spark))
-            return _behind(chain(books.entries(("layer", eq, entry.layer)), books.entries(_OF_REBUILD)))
+            return _time_after_entries(
+                chain(books.read_entries(("layer", eq, entry.layer)), books.read_entries(_WRITTEN_BY_REBUILD))
+            )
         if entry.layer not in self._rebuilt:
-            self._rebuilt[entry.layer] = earliest_after_rebuild(self._lake.reader(spark), entry.layer)
+            self._rebuilt[entry.layer] = find_earliest_commit_time_after_rebuild(self._lake.reader(spark), entry.layer)
         return self._rebuilt[entry.layer]
 
 
-def earliest_after_rebuild(reader: TableReader, layer: str) -> datetime:
+def find_earliest_commit_time_after_rebuild(reader: TableReader, layer: str) -> datetime:
     """Returns the commit time of the layer's last rebuild plus one microsecond; 1970 if it was never rebuilt.
 
     The result is in the future if the machine's clock now shows an earlier time than it did at the rebuild.
     """
-    return _behind(LedgerReader(reader).entries(("layer", eq, layer), _OF_REBUILD))
+    return _time_after_entries(LedgerReader(reader).read_entries(("layer", eq, layer), _WRITTEN_BY_REBUILD))
 
 
-def _behind(entries: Iterator[pa.RecordBatch]) -> datetime:
+def _time_after_entries(entries: Iterator[pa.RecordBatch]) -> datetime:
     times = [pc.max(batch.column("committed_at")).as_py() for batch in entries]
     return max((time for time in times if time is not None), default=_NEVER) + timedelta(microseconds=1)
 
 
-def _row(entry: LedgerEntry, committed_at: datetime) -> Row:
+def _convert_to_row(entry: LedgerEntry, committed_at: datetime) -> Row:
     return {
         "layer": entry.layer,
         "app_id": entry.txn.app_id,
@@ -176,15 +178,15 @@ def _row(entry: LedgerEntry, committed_at: datetime) -> Row:
     }
 
 
-_DECIDING: dict[str, set[str]] = {SILVER: {"snapshot_interval"}, GOLD: {"rolling_points"}}
+_SETTINGS_THAT_DECIDE_RESULTS: dict[str, set[str]] = {SILVER: {"snapshot_interval"}, GOLD: {"rolling_points"}}
 
 
-def config_hash(settings: Settings, *layers: str) -> str:
+def hash_settings_of_layers(settings: Settings, *layers: str) -> str:
     """Returns a hash of the settings that affect the results of these layers.
 
     Args:
         layers: names of layers; none for all layers.
     """
-    deciding = {layer: _DECIDING[layer] for layer in layers or _DECIDING}
+    deciding = {layer: _SETTINGS_THAT_DECIDE_RESULTS[layer] for layer in layers or _SETTINGS_THAT_DECIDE_RESULTS}
     text = settings.capture.model_dump_json() + settings.model_dump_json(include=deciding)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -72,16 +72,16 @@ class Erasure:
     report: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def removed(self) -> dict[str, int]:
+    def removed_rows_by_table(self) -> dict[str, int]:
         """Number of removed rows of each table; tables without removed rows are left out."""
         return {table: counts["rows"] for table, counts in self.report.get("tables", {}).items() if counts["rows"]}
 
     def is_for(self, topic: str, session: str) -> bool:
         """True if the receipt is for the session with this topic and session id."""
-        return self.session_hash == session_hash_of(self.salt, topic, session)
+        return self.session_hash == hash_session(self.salt, topic, session)
 
 
-def session_hash_of(salt: str, topic: str, session: str) -> str:
+def hash_session(salt: str, topic: str, session: str) -> str:
     """Returns the hash by which a receipt identifies a session, in hexadecimal.
 
     Args:
@@ -114,10 +114,10 @@ def read_receipts(reader: TableReader) -> list[Erasure]:
 def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
     """Writes a receipt: adds it, or replaces the stored receipt with the same number. The caller must hold `CLAIM`."""
     others = [other for other in read_receipts(lake.reader(spark)) if other.receipt != erasure.receipt]
-    _replace(spark, lake, [*others, erasure])
+    _replace_receipts(spark, lake, [*others, erasure])
 
 
-def _replace(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> None:
+def _replace_receipts(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> None:
     rows = [asdict(one) | {"report": json.dumps(one.report), "format": FORMAT} for one in receipts]
     replace_claimed(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
 
@@ -127,25 +127,25 @@ def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:
     known = read_receipts(lake.reader(spark))
     left = [one for one in known if one.receipt != receipt]
     if len(left) < len(known):
-        _replace(spark, lake, left)
+        _replace_receipts(spark, lake, left)
 
 
-def lake_salt(known: Iterable[Erasure]) -> str:
+def read_or_create_salt(receipts: Iterable[Erasure]) -> str:
     """Returns the salt of the lake's receipts; a new one if there are none."""
-    return next((erasure.salt for erasure in known), None) or secrets.token_hex(_SALT_BYTES)
+    return next((erasure.salt for erasure in receipts), None) or secrets.token_hex(_SALT_BYTES)
 
 
-def erase_forgotten(messages: DataFrame, known: Iterable[Erasure]) -> DataFrame:
+def erase_forgotten_messages(messages: DataFrame, receipts: Iterable[Erasure]) -> DataFrame:
     """Returns the messages, with the content of those that belong to a forgotten session erased.
 
     Args:
         messages: with the columns of `bronze.messages`.
-        known: the receipts of forgotten sessions.
+        receipts: the receipts of forgotten sessions.
     """
     from pyspark.sql import functions as F
 
     by_salt: dict[str, list[str]] = {}
-    for erasure in known:
+    for erasure in receipts:
         by_salt.setdefault(erasure.salt, []).append(erasure.session_hash)
     for salt, hashes in by_salt.items():
         salted = F.concat(F.lit(bytearray.fromhex(salt)), F.encode("topic", "UTF-8"), F.lit(bytearray(1)), "key")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.ledger.absent import AbsentOffsets, count_covered
+from sessionlake.ledger.absent import AbsentOffsets, count_offsets_in_runs
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.ledger.progress import last_offsets
+from sessionlake.ledger.progress import read_last_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,26 +29,26 @@ class OffsetLog:
         self._absent = absent or AbsentOffsets()
 
     @classmethod
-    def empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
+    def create_empty(cls, spark: SparkSession, lake: Lake) -> OffsetLog:
         """Returns the offset log of a layer that has read nothing yet."""
         return cls({}, AbsentOffsets(lake.reader(spark)))
 
     @classmethod
-    def load(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
+    def load_from_ledger(cls, spark: SparkSession, lake: Lake, layer: str, before: Txn | None = None) -> OffsetLog:
         """Returns the offset log of a layer, read from the ledger.
 
         Args:
             before: the batch that will be repeated. This batch and later ones are left out. None to leave out none.
         """
         reader = lake.reader(spark)
-        return cls(last_offsets(reader, layer, before), AbsentOffsets(reader))
+        return cls(read_last_offsets(reader, layer, before), AbsentOffsets(reader))
 
     @property
     def last_offsets(self) -> Mapping[tuple[str, int], int]:
         """The last offset read of each topic-partition."""
         return self._ends
 
-    def check(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
+    def check_ranges(self, ranges: Iterable[OffsetRange], *, allow_gaps: bool, layer: str) -> None:
         """Checks a batch's ranges before it is committed.
 
         Each range must start after the last offset read of its topic-partition and contain no message twice. Without
@@ -70,44 +70,46 @@ class OffsetLog:
                     f"{place}: the batch starts at offset {item.first}, but offsets up to {previous} were read before",
                     why="The topic was deleted and created again, or the checkpoint is older than the tables",
                 )
-            if item.missing < 0:
+            if item.missing_messages < 0:
                 raise OffsetHoleError(
                     f"{place}: the offsets {item.first} to {item.last} have {item.messages} messages",
                     why="Some messages are in the source table more than once",
                     fix="Restore the source table to a version without the duplicates",
                 )
         if not allow_gaps:
-            self._refuse_gaps([item for item in items if item.missing or self._start(item) < item.first], layer)
+            self._require_no_unknown_gaps(
+                [item for item in items if item.missing_messages or self._find_expected_start(item) < item.first], layer
+            )
 
-    def _refuse_gaps(self, items: Iterable[OffsetRange], layer: str) -> None:
+    def _require_no_unknown_gaps(self, ranges: Iterable[OffsetRange], layer: str) -> None:
         """Checks that all missing offsets are known to hold no message.
 
         Raises:
             OffsetHoleError: other offsets are missing.
         """
-        wanted = {(item.topic, item.partition): (self._start(item), item.last + 1) for item in items}
-        known = self._absent.overlapping(wanted)
-        for item in items:
-            runs, start = known[item.topic, item.partition], self._start(item)
+        wanted = {(item.topic, item.partition): (self._find_expected_start(item), item.last + 1) for item in ranges}
+        known = self._absent.find_overlapping_runs(wanted)
+        for item in ranges:
+            runs, start = known[item.topic, item.partition], self._find_expected_start(item)
             place = f"{layer}: topic {item.topic}, partition {item.partition}"
-            if item.first - start > count_covered(runs, start, item.first):
+            if item.first - start > count_offsets_in_runs(runs, start, item.first):
                 raise OffsetHoleError(
                     f"{place}: offsets {start} to {item.first - 1} are missing",
                     why="Their messages were deleted before they were read",
                     fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
                 )
-            inside = item.missing - count_covered(runs, item.first, item.last + 1)
+            inside = item.missing_messages - count_offsets_in_runs(runs, item.first, item.last + 1)
             if inside > 0:
                 raise OffsetHoleError(
                     f"{place}: {inside} of the offsets {item.first} to {item.last} are missing",
                     fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
                 )
 
-    def _start(self, item: OffsetRange) -> int:
+    def _find_expected_start(self, offset_range: OffsetRange) -> int:
         """Returns the offset after the last one read; if the topic-partition is new, the range's own first offset."""
-        return self._ends.get((item.topic, item.partition), item.first - 1) + 1
+        return self._ends.get((offset_range.topic, offset_range.partition), offset_range.first - 1) + 1
 
-    def advance(self, ranges: Iterable[OffsetRange]) -> None:
+    def record_committed_ranges(self, ranges: Iterable[OffsetRange]) -> None:
         """Stores the last offsets of a committed batch, so that the next batch is checked against them."""
         for item in ranges:
             self._ends[item.topic, item.partition] = item.last

@@ -29,9 +29,9 @@ from sessionlake.ledger.books import (
     TABLE_VERSIONS,
     VERSIONS,
     LedgerReader,
-    current_mask,
-    last_rebuilds,
-    stored_sums,
+    find_last_rebuilds,
+    mask_entries_since_rebuild,
+    read_stored_sums,
 )
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.protocol.types import Row
@@ -85,61 +85,61 @@ _KEY = ("layer", "app_id", "current")
 _SUMMED = pa.schema([*(field for field in SCHEMA if field.name in {*_KEY, *_COLUMNS}), ("current", pa.bool_())])
 
 
-def update_sums(spark: SparkSession, lake: Lake) -> bool:
+def update_copied_sums(spark: SparkSession, lake: Lake) -> bool:
     """Updates the copied sums if enough new entries can be summed.
 
     Returns:
         True if the sums were updated; False if too few entries are new or another process holds the claim.
     """
     books = LedgerReader(lake.reader(spark), *_COLUMNS, include_carried=False)
-    times = [batch.column("committed_at") for batch in books.entries()]
+    times = [batch.column("committed_at") for batch in books.read_entries()]
     latest = pc.max(pa.chunked_array(times, _TIME)).as_py()
     if latest is None:
         return False
     until = latest - _LAG
-    if sum(pc.sum(_earlier(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
+    if sum(pc.sum(_mask_earlier_times(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
         return False
     with suppress(ClaimedError), lake.storage.claim(spark, CLAIM, "sums the ledger up"):
         # Carried sums are not copies and must stay. Another process may have changed them since the first read.
         reader = lake.reader(spark)
-        known = stored_sums(reader).carried
-        own = sum_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).entries, until)
+        known = read_stored_sums(reader).carried
+        own = sum_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).read_entries, until)
         sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
         replace_claimed(spark, lake, POSITIONS, sums)
         return True
     return False
 
 
-def carry_forward(spark: SparkSession, lake: Lake, cut: datetime) -> None:
-    """Writes carried sums for all ledger entries committed before `cut`, so that retention can remove these entries.
+def write_carried_sums(spark: SparkSession, lake: Lake, cutoff: datetime) -> None:
+    """Writes carried sums for all ledger entries committed before `cutoff`, so that retention can remove these entries.
 
-    Copied sums are dropped; `update_sums` computes them again. The caller must hold `retained.CLAIM`.
+    Copied sums are dropped; `update_copied_sums` computes them again. The caller must hold `retained.CLAIM`.
     """
-    replace_claimed(spark, lake, POSITIONS, carried_sums(lake.reader(spark), cut))
+    replace_claimed(spark, lake, POSITIONS, compute_carried_sums(lake.reader(spark), cutoff))
 
 
-def carried_sums(reader: TableReader, cut: datetime) -> pa.Table:
-    """Returns the carried sums for all ledger entries committed before `cut`, as rows of `ops.positions`.
+def compute_carried_sums(reader: TableReader, cutoff: datetime) -> pa.Table:
+    """Returns the carried sums for all ledger entries committed before `cutoff`, as rows of `ops.positions`.
 
     Entries that were removed earlier are included through the present carried sums.
     """
-    sums = sum_entries(LedgerReader(reader, *_COLUMNS, every_entry=True).entries, cut)
+    sums = sum_entries(LedgerReader(reader, *_COLUMNS, every_entry=True).read_entries, cutoff)
     carried = pa.array([CARRIED] * sums.num_rows, pa.int32())
     return sums.set_column(SCHEMA.get_field_index("format"), "format", carried)
 
 
-def drop_carried(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
+def drop_carried_sums(spark: SparkSession, lake: Lake, layers: Collection[str]) -> None:
     """Drops all copied sums, and the carried sums of the given layers, whose ledger entries a rebuild writes again.
 
     The caller must hold `retained.CLAIM`.
     """
-    known = stored_sums(lake.reader(spark)).carried
+    known = read_stored_sums(lake.reader(spark)).carried
     if known.num_rows:
         others = pc.invert(pc.is_in(known["layer"], pa.array(layers, pa.string())))
         replace_claimed(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
 
 
-def verify_sums(reader: TableReader) -> bool:
+def verify_copied_sums(reader: TableReader) -> bool:
     """Compares the copied sums with sums computed from the whole ledger.
 
     Returns:
@@ -148,13 +148,13 @@ def verify_sums(reader: TableReader) -> bool:
     Raises:
         LakeError: they differ.
     """
-    known = stored_sums(reader).copies
+    known = read_stored_sums(reader).copies
     if known is None or not LedgerReader(reader).uses_copies:
         return False
     made = sum_entries(
-        LedgerReader(reader, *_COLUMNS, every_entry=True, include_carried=False).entries, known["until"][0].as_py()
+        LedgerReader(reader, *_COLUMNS, every_entry=True, include_carried=False).read_entries, known["until"][0].as_py()
     )
-    if _comparable(known) != _comparable(made):
+    if _convert_to_sorted_texts(known) != _convert_to_sorted_texts(made):
         raise LakeError(
             f"{POSITIONS} does not hold the sums of {LEDGER}",
             why="This is a bug in sessionlake, or the table was changed by another program",
@@ -172,45 +172,45 @@ def sum_entries(entries: Callable[..., Iterator[pa.RecordBatch]], until: datetim
         until: only rows with an earlier commit time are summed.
     """
     before = ("committed_at", lt, until)
-    since = last_rebuilds(entries(before, ("app_id", starts_with, REBUILD)))
+    since = find_last_rebuilds(entries(before, ("app_id", starts_with, REBUILD)))
     held, rows = [_SUMMED.empty_table()], 0
     for batch in entries(before):
-        flagged = pa.Table.from_batches([batch]).append_column("current", current_mask(batch, since))
+        flagged = pa.Table.from_batches([batch]).append_column("current", mask_entries_since_rebuild(batch, since))
         held.append(flagged.select(_SUMMED.names).cast(_SUMMED))
         rows += batch.num_rows
         if rows >= _AT_ONCE:
-            held, rows = [_sum(pa.concat_tables(held))], 0
-    sums = _sum(pa.concat_tables(held)).to_pylist()
+            held, rows = [_sum_rows_by_key(pa.concat_tables(held))], 0
+    sums = _sum_rows_by_key(pa.concat_tables(held)).to_pylist()
     last = {"until": until, "format": FORMAT}
     complete = [{name: value for name, value in row.items() if name != "current"} | last for row in sums]
     return pa.Table.from_pylist(complete, SCHEMA)
 
 
-def _sum(rows: pa.Table) -> pa.Table:
+def _sum_rows_by_key(rows: pa.Table) -> pa.Table:
     """Aggregates all rows with the same layer, application id and `current` into one row."""
     kept = [*((name, "max") for name in _HIGHEST), *((name, "sum") for name in _TOTALS)]
     heads = rows.group_by(_KEY).aggregate(kept).to_pylist()
     found: dict[tuple[Any, ...], Row] = {}
     for head in heads:
         own = {name: head[f"{name}_{how}"] for name, how in kept}
-        found[_key_of(head)] = {name: head[name] for name in _KEY} | own | {name: [] for name in _LISTS}
+        found[_read_key(head)] = {name: head[name] for name in _KEY} | own | {name: [] for name in _LISTS}
     for name, (places, fields) in _LISTS.items():
         by = [*_KEY, *places]
-        items, ordered = _elements(rows, name), "last" in fields.values()
+        items, ordered = _unnest_list_column(rows, name), "last" in fields.values()
         if ordered:
             items = items.sort_by([(field, "ascending") for field in fields])
         parts = items.group_by(by, use_threads=not ordered).aggregate(list(fields.items()))
         for part in sorted(parts.to_pylist(), key=itemgetter(*places)):
             item = {place: part[place] for place in places}
-            found[_key_of(part)][name].append(item | {f: part[f"{f}_{how}"] for f, how in fields.items()})
+            found[_read_key(part)][name].append(item | {f: part[f"{f}_{how}"] for f, how in fields.items()})
     return pa.Table.from_pylist([found[key] for key in sorted(found)], rows.schema)
 
 
-def _key_of(row: Row) -> tuple[Any, ...]:
+def _read_key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in _KEY)
 
 
-def _elements(rows: pa.Table, name: str) -> pa.Table:
+def _unnest_list_column(rows: pa.Table, name: str) -> pa.Table:
     """Returns one row for each element of a list column: the key columns of its row, and the element's fields."""
     lists = rows[name].combine_chunks()
     keys = rows.select(_KEY).take(pc.list_parent_indices(lists))
@@ -220,10 +220,10 @@ def _elements(rows: pa.Table, name: str) -> pa.Table:
     return keys
 
 
-def _earlier(times: pa.Array, until: datetime) -> pa.BooleanArray:
+def _mask_earlier_times(times: pa.Array, until: datetime) -> pa.BooleanArray:
     return pc.less(times, pa.scalar(until, times.type))
 
 
-def _comparable(sums: pa.Table) -> list[str]:
+def _convert_to_sorted_texts(sums: pa.Table) -> list[str]:
     names = [name for name in sums.schema.names if name not in {"until", "format"}]
     return sorted(str(row) for row in sums.select(names).to_pylist())

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.reading import Condition, TableReader, starts_with
 from sessionlake.delta.storage.txn import REBUILD, Txn
-from sessionlake.ledger.books import LedgerReader, current_mask, to_dicts
+from sessionlake.ledger.books import LedgerReader, mask_entries_since_rebuild, to_dicts
 from sessionlake.protocol.types import Row, TopicPartition
 
 _PLACE = ["layer", "topic", "partition"]
@@ -21,7 +21,7 @@ _PLACE = ["layer", "topic", "partition"]
 _REACHES = (timedelta(hours=1), timedelta(days=1), timedelta(days=30))
 
 
-class Span(NamedTuple):
+class ReadOffsets(NamedTuple):
     """What a layer has read of one topic-partition.
 
     Attributes:
@@ -38,7 +38,7 @@ class Span(NamedTuple):
     messages: int
 
 
-def offset_spans(reader: TableReader, layer: str | None = None, before: Txn | None = None) -> list[Span]:
+def read_layer_offsets(reader: TableReader, layer: str | None = None, before: Txn | None = None) -> list[ReadOffsets]:
     """Returns what each layer has read of each topic-partition since the layer's last rebuild, sorted.
 
     Args:
@@ -47,64 +47,69 @@ def offset_spans(reader: TableReader, layer: str | None = None, before: Txn | No
     """
     found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
     books = LedgerReader(reader, "offsets", before=before)
-    for batch in books.current(*_of(layer)):
+    for batch in books.read_entries_since_rebuild(*_condition_on_layer(layer)):
         sums = [("first", "min"), ("last", "max"), ("messages", "sum")]
-        for row in _ranges(batch).group_by(_PLACE).aggregate(sums).to_pylist():
+        for row in _unnest_offset_ranges(batch).group_by(_PLACE).aggregate(sums).to_pylist():
             place = row["layer"], row["topic"], row["partition"]
             first, last, messages = found.get(place, (row["first_min"], row["last_max"], 0))
             reached = min(first, row["first_min"]), max(last, row["last_max"])
             found[place] = *reached, messages + row["messages_sum"]
-    return sorted(Span(*place, *span) for place, span in found.items())
+    return sorted(ReadOffsets(*place, *span) for place, span in found.items())
 
 
-def last_offsets(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
+def read_last_offsets(reader: TableReader, layer: str, before: Txn | None = None) -> dict[TopicPartition, int]:
     """Returns the last offset that the layer has read of each topic-partition since the layer's last rebuild.
 
     Args:
         before: the batch that will be repeated. This batch and later ones are left out. None to leave out none.
     """
-    return {(span.topic, span.partition): span.last for span in offset_spans(reader, layer, before)}
+    return {(span.topic, span.partition): span.last for span in read_layer_offsets(reader, layer, before)}
 
 
-def has_read(reader: TableReader, layer: str, topic: str, partition: int, offset: int) -> bool:
+def has_read_message(reader: TableReader, layer: str, topic: str, partition: int, offset: int) -> bool:
     """True if the layer has read this message since the layer's last rebuild. The message must exist in bronze."""
     place = layer, topic, partition
-    return any(span[:3] == place and span.first <= offset <= span.last for span in offset_spans(reader, layer))
+    return any(span[:3] == place and span.first <= offset <= span.last for span in read_layer_offsets(reader, layer))
 
 
-def last_batch(reader: TableReader, layer: str, app_id: str | None = None) -> int | None:
+def read_last_batch(reader: TableReader, layer: str, app_id: str | None = None) -> int | None:
     """Returns the number of the layer's last batch; None before the first.
 
     Args:
         app_id: application id of the batches to consider; None for all.
     """
     own: list[Condition] = [] if app_id is None else [("app_id", eq, app_id)]
-    found = [pc.max(batch.column("batch_id")).as_py() for batch in LedgerReader(reader).entries(*_of(layer), *own)]
+    found = [
+        pc.max(batch.column("batch_id")).as_py()
+        for batch in LedgerReader(reader).read_entries(*_condition_on_layer(layer), *own)
+    ]
     return max((number for number in found if number is not None), default=None)
 
 
-def first_offsets_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
+def read_first_offsets_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, int]:
     """Returns the lowest offset of each topic-partition in the layer's batches that were committed since `moment`.
 
     Topic-partitions that these batches did not read are missing.
     """
     found: dict[TopicPartition, int] = {}
-    for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]):
-        for row in _ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
+    for batch in reader.batches(
+        LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]
+    ):
+        for row in _unnest_offset_ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
             place = row["topic"], row["partition"]
             found[place] = min(row["first_min"], found.get(place, row["first_min"]))
     return found
 
 
-def last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
+def read_last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dict[TopicPartition, datetime]:
     """Returns the time of the layer's last commit with messages of each topic-partition.
 
     Only commits since `moment` count. Topic-partitions without one are missing.
     """
     found: dict[TopicPartition, datetime] = {}
     columns = ["layer", "offsets", "committed_at"]
-    for batch in reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=columns):
-        ranges = _ranges(batch)
+    for batch in reader.batches(LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=columns):
+        ranges = _unnest_offset_ranges(batch)
         ranges = ranges.append_column("at", batch.column("committed_at").take(ranges["row"].combine_chunks()))
         own = ranges.filter(pc.field("messages") > 0).group_by(_PLACE).aggregate([("at", "max")])
         for row in own.to_pylist():
@@ -113,20 +118,20 @@ def last_commits_since(reader: TableReader, layer: str, moment: datetime) -> dic
     return found
 
 
-def first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
+def read_first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
     """Returns the lowest batch number that the layer committed since `moment`; None if there is none."""
-    late = reader.batches(LEDGER, *_of(layer), ("committed_at", ge, moment), columns=["batch_id"])
+    late = reader.batches(LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=["batch_id"])
     found = [pc.min(batch.column("batch_id")).as_py() for batch in late]
     return min((number for number in found if number is not None), default=None)
 
 
-def last_merged_batch(reader: TableReader) -> int:
+def read_last_merged_batch(reader: TableReader) -> int:
     """Returns the number of the last silver batch that was merged into silver's MERGE tables; -1 before the first."""
-    merges = LedgerReader(reader, "source_to").entries(*_of(SILVER_TABLES))
+    merges = LedgerReader(reader, "source_to").read_entries(*_condition_on_layer(SILVER_TABLES))
     return max((row["source_to"] for row in to_dicts(merges)), default=-1)
 
 
-class ChangesRead(NamedTuple):
+class ChangeProgress(NamedTuple):
     """How far gold has read `silver.session_changes` since gold's tables were last emptied.
 
     Attributes:
@@ -139,13 +144,15 @@ class ChangesRead(NamedTuple):
     renumbered: int | None
 
 
-def changes_read(reader: TableReader) -> ChangesRead | None:
+def read_change_progress(reader: TableReader) -> ChangeProgress | None:
     """Returns how far gold has read silver's changes; None if gold has read nothing since its tables were emptied."""
     books = LedgerReader(reader, "source_to")
-    rebuilds = list(to_dicts(books.entries(("app_id", starts_with, REBUILD))))
+    rebuilds = list(to_dicts(books.read_entries(("app_id", starts_with, REBUILD))))
     emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
     since: list[Condition] = [("committed_at", gt, max(emptied.values()))] if emptied else []
-    ends = [pc.max(batch.column("source_to")).as_py() for batch in books.entries(*_of(GOLD), *since)]
+    ends = [
+        pc.max(batch.column("source_to")).as_py() for batch in books.read_entries(*_condition_on_layer(GOLD), *since)
+    ]
     last = max((end for end in ends if end is not None), default=None)
     if last is None:
         return None
@@ -156,23 +163,23 @@ def changes_read(reader: TableReader) -> ChangesRead | None:
         if all(row["committed_at"] > moment for moment in emptied.values())
     )
     renumbered = max(kept, default=None)
-    return ChangesRead(last if renumbered is None else max(last, renumbered), renumbered)
+    return ChangeProgress(last if renumbered is None else max(last, renumbered), renumbered)
 
 
-def batches_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
+def read_entries_after(reader: TableReader, layer: str, batch: int, *columns: str) -> list[Row]:
     """Returns the ledger entries of the layer's batches with higher numbers than `batch`, by batch number.
 
     Args:
         columns: further ledger columns of the result, in addition to `books.ENTRY`.
     """
-    behind: list[Condition] = [*_of(layer), ("batch_id", gt, batch)]
-    found = list(to_dicts(LedgerReader(reader, *columns, "batches").entries(*behind)))
+    behind: list[Condition] = [*_condition_on_layer(layer), ("batch_id", gt, batch)]
+    found = list(to_dicts(LedgerReader(reader, *columns, "batches").read_entries(*behind)))
     if any(row["batches"] > 1 for row in found):  # some rows are sums that include these batches
-        found = list(to_dicts(LedgerReader(reader, *columns, every_entry=True).entries(*behind)))
+        found = list(to_dicts(LedgerReader(reader, *columns, every_entry=True).read_entries(*behind)))
     return sorted(found, key=itemgetter("batch_id"))
 
 
-def find_entry(
+def find_entry_of_message(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None = None
 ) -> Row | None:
     """Returns the ledger entry of the batch in which the layer read a message.
@@ -182,20 +189,20 @@ def find_entry(
     Args:
         near: approximate commit time of the batch, at which the search starts; None if unknown.
     """
-    if not has_read(reader, layer, topic, partition, offset):
+    if not has_read_message(reader, layer, topic, partition, offset):
         return None
-    since = LedgerReader(reader).rebuilds()
+    since = LedgerReader(reader).read_last_rebuilds()
     place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
     inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
-    for window in search_windows(near):
-        for batch in reader.batches(LEDGER, *_of(layer), *window):
-            kept = batch.filter(current_mask(batch, since))
-            for row in kept.take(_ranges(kept).filter(inside)["row"].unique()).to_pylist():
+    for window in ledger_search_windows(near):
+        for batch in reader.batches(LEDGER, *_condition_on_layer(layer), *window):
+            kept = batch.filter(mask_entries_since_rebuild(batch, since))
+            for row in kept.take(_unnest_offset_ranges(kept).filter(inside)["row"].unique()).to_pylist():
                 return dict(row)
     return None
 
 
-def search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
+def ledger_search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
     """Yields conditions for successive ledger searches: an hour around `near`, a day, 30 days, and the whole ledger.
 
     Args:
@@ -207,11 +214,11 @@ def search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
     yield ()
 
 
-def _of(layer: str | None) -> list[Condition]:
+def _condition_on_layer(layer: str | None) -> list[Condition]:
     return [] if layer is None else [("layer", eq, layer)]
 
 
-def _ranges(batch: pa.RecordBatch) -> pa.Table:
+def _unnest_offset_ranges(batch: pa.RecordBatch) -> pa.Table:
     """Returns one row for each offset range of these ledger rows.
 
     Its columns are `row` (index of the ledger row), `layer`, and the fields of an `OffsetRange`.

@@ -40,7 +40,7 @@ from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, milliseconds_of
 from sessionlake.protocol.kafka_time import NOT_COUNTED
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +74,7 @@ The index comes first because readers read it first.
 _PLACE = ("topic", "partition")
 
 
-def expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
+def select_expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
     """Returns the selection of the rows of a table that its limits say are removed or to be removed.
 
     Args:
@@ -93,7 +93,7 @@ def expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) ->
 
 
 @dataclass(frozen=True)
-class Retained:
+class RemovedRows:
     """What retention has removed from one table.
 
     Attributes:
@@ -114,7 +114,7 @@ class Retained:
     limits: pa.Table = field(default_factory=LIMITS.empty_table)
 
     @property
-    def gone(self) -> int:
+    def max_missing_rows(self) -> int:
         """Largest possible number of missing rows: rows already removed and rows being removed."""
         return self.removed + self.pending
 
@@ -124,7 +124,7 @@ class Retained:
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 
 
-def read_retained(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, Retained]:
+def read_removed_rows(reader: TableReader, tables: Collection[str] | None = None) -> dict[str, RemovedRows]:
     """Returns what retention has removed, with all limits, by table name.
 
     Args:
@@ -136,15 +136,17 @@ def read_retained(reader: TableReader, tables: Collection[str] | None = None) ->
     """
     if tables is not None and not tables:
         return {}
-    return _retained(reader, [] if tables is None else [("table", is_in, list(tables))], _SCHEMA)
+    return _read_removed_rows(reader, [] if tables is None else [("table", is_in, list(tables))], _SCHEMA)
 
 
-def read_heads(reader: TableReader) -> dict[str, Retained]:
+def read_removed_rows_without_limits(reader: TableReader) -> dict[str, RemovedRows]:
     """Returns what retention has removed, by table name, with empty limits. Reads one row per table."""
-    return _retained(reader, [("limit", is_null, None)], _OF_HEADS)
+    return _read_removed_rows(reader, [("limit", is_null, None)], _OF_HEADS)
 
 
-def _retained(reader: TableReader, conditions: Sequence[Condition], schema: pa.Schema) -> dict[str, Retained]:
+def _read_removed_rows(
+    reader: TableReader, conditions: Sequence[Condition], schema: pa.Schema
+) -> dict[str, RemovedRows]:
     if not reader.exists(RETAINED):
         return {}
     rows = reader.table(RETAINED, *conditions, columns=schema.names).cast(schema)
@@ -155,27 +157,29 @@ def _retained(reader: TableReader, conditions: Sequence[Condition], schema: pa.S
             fix=f"Use the version of sessionlake that wrote {RETAINED}",
         )
     own = rows.filter(pc.is_null(rows["limit"])).select(["table", *(name for name, _ in _HEAD)])
-    found = {head["table"]: Retained(**head) for head in own.to_pylist()}
+    found = {head["table"]: RemovedRows(**head) for head in own.to_pylist()}
     if schema is _OF_HEADS:
         return found
-    return {table: replace(one, limits=_limits(rows, table)) for table, one in found.items()}
+    return {table: replace(one, limits=_select_limits(rows, table)) for table, one in found.items()}
 
 
-def _limits(rows: pa.Table, table: str) -> pa.Table:
+def _select_limits(rows: pa.Table, table: str) -> pa.Table:
     return rows.filter((pc.field("table") == table) & pc.field("limit").is_valid()).select(LIMITS.names)
 
 
-def limits_moved_last(reader: TableReader, found: Retained) -> pa.Table:
+def read_limits_changed_last(reader: TableReader, removed_rows: RemovedRows) -> pa.Table:
     """Returns the limits of a table that the last removal changed; columns as `LIMITS`.
 
     Args:
-        found: what was removed from the table, as read now. Limits with the same `batch` are returned.
+        removed_rows: what was removed from the table, as read now. Limits with the same `batch` are returned.
     """
-    rows = reader.table(RETAINED, ("table", eq, found.table), ("limit", ge, 0), ("batch", eq, found.batch))
-    return _limits(rows.cast(_SCHEMA), found.table)
+    rows = reader.table(
+        RETAINED, ("table", eq, removed_rows.table), ("limit", ge, 0), ("batch", eq, removed_rows.batch)
+    )
+    return _select_limits(rows.cast(_SCHEMA), removed_rows.table)
 
 
-def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
+def read_limits_as_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
     """Returns the limits of a table as a Spark frame, since they may not fit into memory.
 
     The frame has the columns of `LIMITS` and further columns of `ops.retained`.
@@ -183,49 +187,51 @@ def limits_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
     from pyspark.sql import functions as F
 
     if not lake.exists(spark, RETAINED):
-        return as_frame(spark, LIMITS.empty_table())
+        return to_spark_frame(spark, LIMITS.empty_table())
     return lake.read(spark, RETAINED).where((F.col("table") == table) & F.col("limit").isNotNull())
 
 
-def read_head(reader: TableReader, table: str) -> Retained | None:
+def read_removed_rows_of_table(reader: TableReader, table: str) -> RemovedRows | None:
     """Returns what retention has removed from a table, with empty limits; None if nothing was removed."""
-    return by_table(read_heads(reader)).get(table)
+    return expand_to_all_tables(read_removed_rows_without_limits(reader)).get(table)
 
 
-def by_table(known: Mapping[str, Retained]) -> dict[str, Retained]:
+def expand_to_all_tables(removed_rows: Mapping[str, RemovedRows]) -> dict[str, RemovedRows]:
     """Returns what was removed, by table name, for all affected tables.
 
-    Tables in `TABLES_REMOVED_TOGETHER` get the `Retained` of the table under whose name their limits are stored.
+    Tables in `TABLES_REMOVED_TOGETHER` get the `RemovedRows` of the table under whose name their limits are stored.
     """
-    return {part: found for table, found in known.items() for part in TABLES_REMOVED_TOGETHER.get(table, (table,))}
+    return {
+        part: found for table, found in removed_rows.items() for part in TABLES_REMOVED_TOGETHER.get(table, (table,))
+    }
 
 
-def record_retained(spark: SparkSession, lake: Lake, found: Retained) -> None:
+def record_removed_rows(spark: SparkSession, lake: Lake, removed_rows: RemovedRows) -> None:
     """Writes what was removed from a table to `ops.retained`. The caller must hold `CLAIM`.
 
     Args:
-        found: with the changed limits only; stored limits of other topic-partitions or sessions stay.
+        removed_rows: with the changed limits only; stored limits of other topic-partitions or sessions stay.
     """
     lake.ensure(spark, [RETAINED])
-    head = {"table": found.table, "format": FORMAT} | {name: getattr(found, name) for name, _ in _HEAD}
-    limits = found.limits
+    head = {"table": removed_rows.table, "format": FORMAT} | {name: getattr(removed_rows, name) for name, _ in _HEAD}
+    limits = removed_rows.limits
     own: dict[str, Any] = {name: limits[name] for name in LIMITS.names}
-    for name, value in (("table", found.table), ("batch", found.batch), ("format", FORMAT)):
+    for name, value in (("table", removed_rows.table), ("batch", removed_rows.batch), ("format", FORMAT)):
         own[name] = pa.array([value] * limits.num_rows, _SCHEMA.field(name).type)
     own |= {name: pa.nulls(limits.num_rows, kind) for name, kind in _HEAD if name != "batch"}
     moved = pa.table({name: own[name] for name in _SCHEMA.names}).cast(_SCHEMA)
     rows = pa.concat_tables([pa.Table.from_pylist([head], _SCHEMA), moved])
-    merge_claimed(spark, lake, RETAINED, _keyed(rows), _UPSERT)
+    merge_claimed(spark, lake, RETAINED, _fill_null_keys(rows), _UPSERT)
 
 
-def _keyed(rows: pa.Table) -> pa.Table:
+def _fill_null_keys(rows: pa.Table) -> pa.Table:
     """Returns the rows with nulls in key columns replaced by the values in `_KEYS`."""
     for name, value in _KEYS.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, pc.fill_null(rows[name], value))
     return rows
 
 
-def clear_retained(
+def delete_records_of_removed_rows(
     spark: SparkSession, lake: Lake, tables: Iterable[str], topics: Collection[str] | None = None
 ) -> None:
     """Deletes what `ops.retained` says about tables whose rows were all written again. The caller must hold `CLAIM`.
@@ -235,7 +241,7 @@ def clear_retained(
     """
     from pyspark.sql import functions as F
 
-    known = sorted(read_heads(lake.reader(spark)).keys() & {*tables})
+    known = sorted(read_removed_rows_without_limits(lake.reader(spark)).keys() & {*tables})
     if known and topics is None:
         delete_claimed(spark, lake, RETAINED, F.col("table").isin(known))
     elif known and topics:
@@ -243,7 +249,7 @@ def clear_retained(
 
 
 @dataclass(frozen=True)
-class Beginning:
+class PartitionStart:
     """Where a topic-partition begins in `bronze.messages` after retention has removed its first messages.
 
     Attributes:
@@ -256,24 +262,24 @@ class Beginning:
     highest_ms: int
 
 
-def beginnings(reader: TableReader) -> dict[TopicPartition, Beginning]:
+def read_partition_starts(reader: TableReader) -> dict[TopicPartition, PartitionStart]:
     """Returns where each topic-partition begins in bronze. Topic-partitions without removed messages are missing."""
-    found = read_retained(reader, [MESSAGES]).get(MESSAGES)
+    found = read_removed_rows(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
     highest = pc.fill_null(milliseconds_of(found.limits["highest_timestamp"]), NOT_COUNTED)
     columns = (found.limits[name].to_pylist() for name in ("topic", "partition", "limit"))
     rows = zip(*columns, highest.to_pylist(), strict=True)
-    return {(topic, partition): Beginning(last, time) for topic, partition, last, time in rows}
+    return {(topic, partition): PartitionStart(last, time) for topic, partition, last, time in rows}
 
 
-def describe_beginning(place: TopicPartition, at: Beginning) -> str:
+def describe_partition_start(place: TopicPartition, start: PartitionStart) -> str:
     """Returns a sentence for people that names the first offset of a topic-partition in bronze."""
-    first = at.last_removed + 1
+    first = start.last_removed + 1
     return f"topic {place[0]}, partition {place[1]}: {MESSAGES} begins at offset {first}, by maintain.retention"
 
 
-def last_removed_position(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
+def read_last_removed_position(reader: TableReader, topic: str, partition: int | None, session_id: str) -> int | None:
     """Returns the highest `_position` of a session's removed changes; None if none were removed.
 
     Args:

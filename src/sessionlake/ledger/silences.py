@@ -25,11 +25,11 @@ def read_silences(reader: TableReader) -> list[Silence]:
     return [*decode(row["value"] for row in reader.rows(MESSAGES, IS_SILENCE, columns=["value"]))]
 
 
-def silences_in(bronze: DataFrame) -> list[Silence]:
+def select_silences(bronze_rows: DataFrame) -> list[Silence]:
     """Returns the silences among these rows of `bronze.messages`."""
-    return [*decode(bytes(row["value"]) for row in bronze.where("topic IS NULL").select("value").collect())]
+    return [*decode(bytes(row["value"]) for row in bronze_rows.where("topic IS NULL").select("value").collect())]
 
 
-def without_silences(bronze: DataFrame) -> DataFrame:
+def drop_silences(bronze_rows: DataFrame) -> DataFrame:
     """Returns the rows of `bronze.messages` that are messages."""
-    return bronze.where("topic IS NOT NULL")
+    return bronze_rows.where("topic IS NOT NULL")

@@ -26,7 +26,7 @@ from sessionlake.protocol.types import TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Jumps = dict[TopicPartition, list[tuple[int, int]]]
+UnusedOffsets = dict[TopicPartition, list[tuple[int, int]]]
 
 
 class TopicState(StrEnum):
@@ -118,18 +118,18 @@ def write_topics(spark: SparkSession, lake: Lake, topics: Iterable[Topic], txn: 
     replace_rows(spark, lake, TOPICS, pa.Table.from_pylist(rows, arrow_schema(TOPICS)), txn)
 
 
-def latest_generations(topics: Iterable[Topic]) -> dict[str, Topic]:
+def select_latest_generations(topics: Iterable[Topic]) -> dict[str, Topic]:
     """Returns the generation of each topic with the highest number, by topic name."""
     return {row.topic: row for row in sorted(topics, key=lambda row: row.generation)}
 
 
-def offset_jumps(topics: Iterable[Topic]) -> Jumps:
+def find_unused_offsets(topics: Iterable[Topic]) -> UnusedOffsets:
     """Returns, by topic-partition, the runs of unused offsets between two generations.
 
     A run starts one past the last offset of one generation, and ends before the first offset of the next.
     """
     ends: dict[TopicPartition, int] = {}
-    found: Jumps = defaultdict(list)
+    found: UnusedOffsets = defaultdict(list)
     for row in sorted(topics, key=lambda row: row.generation):
         for part in row.partitions:
             place = row.topic, part.partition

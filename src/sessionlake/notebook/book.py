@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.errors import ConfigError, NotThereError
+from sessionlake.errors import ConfigError, NotFoundError
 from sessionlake.settings.file import TARGET_VARIABLE, TARGETS, read_document, read_settings
 from sessionlake.settings.model import CONFIG_VARIABLE, SchemaSettings, Settings, load_settings, settings_of
 
@@ -72,7 +72,7 @@ class Book:
             NotThereError: A table is missing. The text says how to create it.
         """
         if missing := [table for table in tables if not self._lake.exists(self.spark, table)]:
-            raise NotThereError(
+            raise NotFoundError(
                 f"{self.settings.place} has no {', '.join(missing)}",
                 fix="Run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the widgets "
                 "catalog and schema_prefix, and run the jobs",
@@ -125,7 +125,7 @@ class Book:
         settings = settings_of(read_settings(document, target))
         catalog = given["catalog"] or settings.catalog or "main"
         schemas = {
-            schema: f"{given['schema_prefix']}{settings.schemas.name_of(schema)}"
+            schema: f"{given['schema_prefix']}{settings.schemas.configured_name(schema)}"
             for schema in SchemaSettings.model_fields
         }
         checkpoints = given["checkpoints"] or f"/Volumes/{catalog}/{schemas['ops']}/checkpoints"

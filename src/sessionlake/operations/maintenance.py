@@ -20,7 +20,7 @@ from sessionlake.delta.schemas.properties import RETENTION, interval_text, parse
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.positions import update_sums
+from sessionlake.ledger.positions import update_copied_sums
 from sessionlake.operations.retention.removal import Retention
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
@@ -182,7 +182,7 @@ class Maintenance:
         wrong_retention = self._wrong_retention(table)
         compacted = self._compact(table)
         if table == LEDGER:
-            update_sums(self._spark, self._lake)
+            update_copied_sums(self._spark, self._lake)
         waits = wrong_retention or _blocked_by(reading)
         vacuumed = None if waits else self._vacuum(table, reading, only_if_worth=only_if_worth)
         reasons = "; ".join(filter(None, (removed.waits, waits)))

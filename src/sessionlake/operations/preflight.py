@@ -125,7 +125,7 @@ def _tables_of(settings: Settings, layer: str) -> tuple[str, ...]:
     for processor in settings.processors:
         if processor.layer == layer:
             read = processor.source if processor.key else MESSAGES
-            return (processor.into,) if read.startswith(REFERENCE) else (read, processor.into)
+            return (processor.output_table,) if read.startswith(REFERENCE) else (read, processor.output_table)
     return {
         BRONZE: (MESSAGES, TOPICS, ERASURES, RETAINED),
         SILVER: (MESSAGES, *REPLAYED, DECISIONS),

@@ -50,7 +50,7 @@ class ByClass(Computation):
     def __init__(self, config: ProcessorSettings, present: Mapping[str, str]) -> None:
         if config.on_error not in (None, OnViolation.FAIL):
             raise ConfigError(
-                f"{config.where}.on_error: a processor with a key allows only `fail`",
+                f"{config.config_key}.on_error: a processor with a key allows only `fail`",
                 fix="Set it to `fail` or remove it",
             )
         require_columns(config, (*config.key, *config.order), present)
@@ -61,7 +61,7 @@ class ByClass(Computation):
         try:
             output = OutputColumns(self._ref.load_keyed().output, self._head)
         except ValueError as error:
-            raise ConfigError(f"{config.where}.class: {config.target}.output: {error}") from None
+            raise ConfigError(f"{config.config_key}.class: {config.target}.output: {error}") from None
         self.by, self.keys, self.columns = config.key, (*config.key, ORDINAL), output.ddl[:-1]
         self.comments = {name: f"Key: {name} of {config.source}" for name in config.key} | output.comments
         self.comments |= {ORDINAL: "Number of the record among those of its key, from 0"}

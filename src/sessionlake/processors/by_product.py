@@ -53,7 +53,8 @@ class ByProduct(Computation):
         self.product = product_of(config.product)
         if not isinstance(self.product.source, Rows):
             raise ConfigError(
-                f"{config.where}.source: {config.product.python} is computed from silver's changes, not from a table",
+                f"{config.config_key}.source: {config.product.python} is computed from silver's changes, not from a "
+                "table",
                 fix="Give the Python product `source=Rows(...)`, or remove `source` from the configuration",
             )
         self._rows, self._present = self.product.source, present
@@ -73,7 +74,7 @@ class ByProduct(Computation):
         require_exact(config, "order", rows.order, present)
         if rows.time is not None and present[rows.time] not in _TIMES:
             raise ConfigError(
-                f"{config.where}.time: {rows.time} is of type {present[rows.time]}",
+                f"{config.config_key}.time: {rows.time} is of type {present[rows.time]}",
                 fix="Name a column of timestamps, or of bigints in milliseconds",
             )
         if rows.value is None:
@@ -81,7 +82,7 @@ class ByProduct(Computation):
         kind = present[rows.value].split("(")[0]
         if rows.numbers and kind not in _NUMBERS:
             raise ConfigError(
-                f"{config.where}.value: {rows.value} is of type {kind}, not a number",
+                f"{config.config_key}.value: {rows.value} is of type {kind}, not a number",
                 fix="Name a column of numbers, or set `of: texts`",
             )
         if not rows.numbers:

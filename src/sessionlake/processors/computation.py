@@ -98,7 +98,7 @@ def require_columns(config: ProcessorSettings, names: Iterable[str], present: Ma
     """
     if missing := [name for name in names if name not in present]:
         raise ConfigError(
-            f"{config.where}: {config.source} has no column {', '.join(missing)}; there are {', '.join(present)}",
+            f"{config.config_key}: {config.source} has no column {', '.join(missing)}; there are {', '.join(present)}",
             fix="Name columns that the source has",
         )
 
@@ -117,7 +117,7 @@ def require_exact(config: ProcessorSettings, what: str, names: Iterable[str], pr
     for name in names:
         if not _EXACT.fullmatch(present[name]):
             raise ConfigError(
-                f"{config.where}.{what}: {name} is of type {present[name]}",
+                f"{config.config_key}.{what}: {name} is of type {present[name]}",
                 why="Its values cannot be compared exactly",
                 fix="Name columns of text, bytes, whole or decimal numbers, booleans, dates or times",
             )
@@ -133,6 +133,6 @@ def require_names(config: ProcessorSettings, published: Collection[str]) -> None
         ConfigError: The key names a column twice, or a column that the output table has anyway.
     """
     try:
-        check_columns(config.key, published, config.into)
+        check_columns(config.key, published, config.output_table)
     except ValueError as error:
-        raise ConfigError(f"{config.where}.key: {error}") from None
+        raise ConfigError(f"{config.config_key}.key: {error}") from None

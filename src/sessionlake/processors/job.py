@@ -33,16 +33,16 @@ from sessionlake.settings.processors import ProductProcessor
 from sessionlake.silver.decisions import binding_decisions
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
-    first_violation,
-    ledger_counts,
-    offset_log,
-    offset_ranges,
-    packed_stream,
-    rows_for_table,
-    sum_counts,
+    build_packed_stream,
+    build_stop_error,
+    list_offset_ranges,
+    load_offset_log,
+    select_table_rows,
+    sum_ledger_counts,
+    sum_partition_counts,
 )
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.generations import Generations
@@ -67,9 +67,10 @@ def processor_settings(settings: Settings, name: str) -> ProcessorSettings:
     if processor is None:
         known = ", ".join(processor.name for processor in settings.processors) or "none"
         raise ConfigError(f"processors: no processor is named {name!r}", fix=f"Name one that is configured: {known}")
-    if processor.into in {*TABLES, *VIEWS}:
+    if processor.output_table in {*TABLES, *VIEWS}:
         raise ConfigError(
-            f"{processor.where}.table: {processor.into} is a table of sessionlake itself", fix="Name another table"
+            f"{processor.config_key}.table: {processor.output_table} is a table of sessionlake itself",
+            fix="Name another table",
         )
     return processor
 
@@ -119,8 +120,8 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     if config.key:
         return keyed.start(spark, settings, config, once=once)
     processor = load(settings, name)
-    lake = Lake(settings, {config.into: table_schema(config, processor.loaded_processor.output)})
-    lake.ensure(spark, [MESSAGES, config.into, PROCESSOR_ERRORS, DECISIONS, LEDGER])
+    lake = Lake(settings, {config.output_table: table_schema(config, processor.loaded_processor.output)})
+    lake.ensure(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_building(settings, rebuild_of(config))
     _refuse_filled_table(spark, lake, config)
@@ -130,9 +131,9 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     if begin is not None:
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
-    log = offset_log(spark, lake, settings, config.layer, first_batch)
+    log = load_offset_log(spark, lake, settings, config.layer, first_batch)
     times = StreamTimesLog.open(spark, settings, config.layer, log.last_offsets)
-    stream = fold_shards(packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
+    stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
         stream, batch, trigger=config.trigger, once=once, txn=lambda query, number: Txn(query, first_batch + number)
@@ -146,9 +147,13 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
         LossError: The table has rows.
     """
     begun = Generations(lake.settings.checkpoint(config.layer), config.layer).current.app_id is not None
-    if not begun and handover.read_active(lake.settings, config.layer) is None and lake.reader(spark).any(config.into):
+    if (
+        not begun
+        and handover.read_active(lake.settings, config.layer) is None
+        and lake.reader(spark).any(config.output_table)
+    ):
         raise LossError(
-            f"{config.into} holds rows already, though {config.layer} has not run yet",
+            f"{config.output_table} holds rows already, though {config.layer} has not run yet",
             why="Running it would append all rows again",
             fix=f"Run `sessionlake rebuild processor:{config.name}`, which computes the table from all of bronze. "
             "Or name another table",
@@ -209,16 +214,16 @@ class _ProcessorBatch:
         started, spark, config = datetime.now(UTC), frame.sparkSession, self._config
         frame.persist()
         try:
-            with interpreted(spark, when=self._few):
+            with without_code_generation(spark, enabled=self._few):
                 folded, written = collect(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
-            partitions = sum_counts([*reports])
-            if violation := first_violation([*reports]):
+            partitions = sum_partition_counts([*reports])
+            if violation := build_stop_error([*reports]):
                 note_stop(self._settings, violation.violation, config.layer)
                 raise violation
             refuse_failures(config.name, reports)
-            ranges = offset_ranges(partitions)
-            self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
+            ranges = list_offset_ranges(partitions)
+            self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
             require_continued(config.layer, partitions, self._log.last_offsets)
             with committing(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
@@ -228,15 +233,15 @@ class _ProcessorBatch:
                     started_at=started,
                     offsets=ranges,
                     outputs=self._append(folded, reports, txn),
-                    **ledger_counts(partitions),
+                    **sum_ledger_counts(partitions),
                     config_hash=self._hash,
                 )
                 self._lake.storage.require_claims()  # another process may have taken the layer over
                 self._times.advance(partitions, reports)
-                self._ledger.write(spark, entry)
+                self._ledger.write_entry(spark, entry)
         finally:
             frame.unpersist()
-        self._log.advance(ranges)
+        self._log.record_committed_ranges(ranges)
         self._few = entry.messages <= self._lake.limits.few_messages
 
     def _append(self, folded: Folded, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
@@ -246,10 +251,13 @@ class _ProcessorBatch:
             The tables that were written, with their new version and the number of rows.
         """
         spark, outputs = folded.frame.sparkSession, []
-        for kind, table in ((ProcessorOutput.RECORDS, self._config.into), (ProcessorOutput.ERRORS, PROCESSOR_ERRORS)):
+        for kind, table in (
+            (ProcessorOutput.RECORDS, self._config.output_table),
+            (ProcessorOutput.ERRORS, PROCESSOR_ERRORS),
+        ):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
-                append(spark, self._lake, table, rows_for_table(folded, kind, txn, row_ddl(kind, self._output)), txn)
+                append(spark, self._lake, table, select_table_rows(folded, kind, txn, row_ddl(kind, self._output)), txn)
                 commit = self._lake.last_commit(spark, table)
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):

@@ -28,8 +28,8 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, LakeError, LossError
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
-from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.retained import read_heads
+from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.processors.by_class import ByClass
 from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.difference import Difference, difference
@@ -84,7 +84,7 @@ class KeyedTable:
             statistics_columns=by,
             change_feed=True,
         )
-        self.lake = Lake(settings, {config.into: schema})
+        self.lake = Lake(settings, {config.output_table: schema})
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -100,23 +100,27 @@ class KeyedTable:
         config = self._config
         if (by := self._stored_key(spark)) not in (None, self.computation.by):
             raise ConfigError(
-                f"{config.where}.key: {config.into} was written with the key {', '.join(by or ())}, the "
+                f"{config.config_key}.key: {config.output_table} was written with the key {', '.join(by or ())}, the "
                 f"configuration has {', '.join(self.computation.by)}",
-                fix=f"Name another `table`. Or drop {config.into} and run `sessionlake rebuild {config.rebuilt_as}`",
+                fix=f"Name another `table`. Or drop {config.output_table} and run `sessionlake rebuild "
+                f"{config.rebuild_argument}`",
             )
 
     def _stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
         """Returns the key columns of the existing output table; None if there is no table."""
-        if not self.lake.exists(spark, self._config.into):
+        if not self.lake.exists(spark, self._config.output_table):
             return None
-        return split_names(self.lake.storage.properties(spark, self._config.into).get(STATISTICS_COLUMNS, ""))
+        return split_names(self.lake.storage.properties(spark, self._config.output_table).get(STATISTICS_COLUMNS, ""))
 
     # -- which declaration a product's rows were computed by
 
     def is_current(self, spark: SparkSession) -> bool:
         """Returns True if the output table is complete and was computed by the product's present declaration."""
-        exists = self.lake.exists(spark, self._config.into)
-        return exists and self.lake.storage.properties(spark, self._config.into).get(LOGIC) == self.computation.logic
+        exists = self.lake.exists(spark, self._config.output_table)
+        return (
+            exists
+            and self.lake.storage.properties(spark, self._config.output_table).get(LOGIC) == self.computation.logic
+        )
 
     def prepare(self, spark: SparkSession) -> None:
         """Creates the output table if it does not exist, and checks that new rows fit the existing ones.
@@ -131,13 +135,13 @@ class KeyedTable:
             self.require_same_key(spark)
         elif not self.is_current(spark):
             begun = Generations(self._settings.checkpoint(config.layer), config.layer).current.app_id is not None
-            if begun or (lake.exists(spark, config.into) and lake.reader(spark).any(config.into)):
+            if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).any(config.output_table)):
                 raise LakeError(
-                    f"{config.into} was computed by another declaration than the present one (logic {logic}), "
+                    f"{config.output_table} was computed by another declaration than the present one (logic {logic}), "
                     "or is incomplete",
-                    fix=f"Run `sessionlake rebuild {config.rebuilt_as}`, which computes it again",
+                    fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes it again",
                 )
-        lake.ensure(spark, [config.into, LEDGER])
+        lake.ensure(spark, [config.output_table, LEDGER])
         self.store_logic(spark)
 
     def archive_unusable_checkpoint(self, spark: SparkSession) -> None:
@@ -163,15 +167,19 @@ class KeyedTable:
     def prepare_rebuild(self, spark: SparkSession) -> None:
         """Marks an outdated output table of a product as incomplete, and drops it if its key has changed."""
         config, lake = self._config, self.lake
-        if self.computation.logic is not None and lake.exists(spark, config.into) and not self.is_current(spark):
-            lake.set_property(spark, config.into, LOGIC, "")
+        if (
+            self.computation.logic is not None
+            and lake.exists(spark, config.output_table)
+            and not self.is_current(spark)
+        ):
+            lake.set_property(spark, config.output_table, LOGIC, "")
             if self._stored_key(spark) != self.computation.by:
-                lake.drop(spark, config.into)
+                lake.drop(spark, config.output_table)
 
     def store_logic(self, spark: SparkSession) -> None:
         """Stores the hash of the product's declaration in the output table, which marks the table as complete."""
         if self.computation.logic is not None and not self.is_current(spark):
-            self.lake.set_property(spark, self._config.into, LOGIC, self.computation.logic)
+            self.lake.set_property(spark, self._config.output_table, LOGIC, self.computation.logic)
 
     # -- reading the source
 
@@ -191,7 +199,7 @@ class KeyedTable:
             options = SKIP_REMOVALS
         else:
             raise LakeError(
-                f"{config.where}.source: {config.source} does not record which of its rows change",
+                f"{config.config_key}.source: {config.source} does not record which of its rows change",
                 why="It is not append-only and has no change data feed",
                 fix="Name another source. For a table of gold, add it to `gold.change_feed`",
             )
@@ -207,7 +215,9 @@ class KeyedTable:
             LakeError: Retention has removed some of the rows.
         """
         config = self._config
-        if (cut := read_heads(self.lake.reader(spark)).get(config.source)) is not None and cut.gone:
+        if (
+            cut := read_removed_rows_without_limits(self.lake.reader(spark)).get(config.source)
+        ) is not None and cut.max_missing_rows:
             raise LakeError(f"{cut.summary}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
@@ -244,13 +254,15 @@ def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *,
         raise LakeError(
             f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
             "with that type",
-            fix=f"Run `sessionlake rebuild {config.rebuilt_as}`, which computes {config.into} from the current rows",
+            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
+            "current rows",
         )
     if is_ahead_of_table(spark, table.lake, config.source, settings.checkpoint(config.layer)):
         raise LossError(
             f"{config.layer} has read versions of {config.source} that are gone",
             why="The table was restored from a backup",
-            fix=f"Run `sessionlake rebuild {config.rebuilt_as}`, which computes {config.into} from the current rows",
+            fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes {config.output_table} from the "
+            "current rows",
         )
     query = LayerQuery(config.layer, settings.checkpoint(config.layer))
     return query.start(
@@ -271,7 +283,7 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
     """
     checkpoint = settings.checkpoint(config.layer)
     app_id, planned = Generations(checkpoint, config.layer).current.app_id, last_planned(checkpoint)
-    recorded = None if app_id is None else last_batch(reader, config.layer, app_id)
+    recorded = None if app_id is None else read_last_batch(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(
             f"the checkpoint {checkpoint} ends with batch {planned}, the table holds batches up to {recorded}",
@@ -303,8 +315,8 @@ class _KeyedBatch:
         if count:
             others = tuple(name for name, _ in self.table.columns if name not in same)
             upsert = Upsert(self.table.keys, others, pruned_by=by[:1], deletes=True)
-            commit = merge(spark, lake, config.into, source, upsert, txn)
-            outputs.append(TableOutput(config.into, commit.version, count))
+            commit = merge(spark, lake, config.output_table, source, upsert, txn)
+            outputs.append(TableOutput(config.output_table, commit.version, count))
         entry = LedgerEntry(
             config.layer,
             txn,
@@ -313,7 +325,7 @@ class _KeyedBatch:
             outputs=tuple(outputs),
             config_hash=config_hash_of(self.settings, config),
         )
-        self.ledger.write(spark, entry)
+        self.ledger.write_entry(spark, entry)
 
     def _replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
         """Returns the output table's rows that the batch replaces.
@@ -323,7 +335,7 @@ class _KeyedBatch:
             is_first_batch: True for the stream's first batch. Then the result includes rows of keys that the source
                 table no longer has, since no later batch would report these keys.
         """
-        work, held = self.table.computation, self.table.lake.read(spark, self.config.into)
+        work, held = self.table.computation, self.table.lake.read(spark, self.config.output_table)
         if not is_first_batch:
             return held.join(keys, list(work.by), "left_semi")
         exists = work.select_input(self.table.read_source(spark)).select(*map(quote, work.by)).distinct()
@@ -344,16 +356,18 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
     started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
     table.prepare_rebuild(spark)
     rows, found = _recompute(spark, table, config)
-    lake, last = table.lake, last_batch(table.lake.reader(spark), config.layer)
+    lake, last = table.lake, read_last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = config_hash_of(settings, config)
     metadata = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
-    columns = lake.storage.columns(spark, config.into) != dict(table.columns)
+    columns = lake.storage.columns(spark, config.output_table) != dict(table.columns)
     if found or columns:  # without a difference nothing is written, so that readers of the table see no change
-        lake.overwrite(spark, config.into, numbered, txn, metadata, columns=columns)
-    output = TableOutput(config.into, lake.latest_version(spark, config.into), found.rows)
-    Ledger(lake).write(spark, LedgerEntry(config.layer, txn, config.source, started, outputs=(output,), config_hash=by))
+        lake.overwrite(spark, config.output_table, numbered, txn, metadata, columns=columns)
+    output = TableOutput(config.output_table, lake.latest_version(spark, config.output_table), found.rows)
+    Ledger(lake).write_entry(
+        spark, LedgerEntry(config.layer, txn, config.source, started, outputs=(output,), config_hash=by)
+    )
     # Only after the rows are written: a new stream would not remove rows of keys that the source no longer has.
     table.archive_unusable_checkpoint(spark)
     table.store_logic(spark)
@@ -367,7 +381,7 @@ def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSe
 
 def _recompute(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
     table.require_same_key(spark)
-    if not table.lake.exists(spark, config.into):
-        table.lake.ensure(spark, [config.into, LEDGER])
+    if not table.lake.exists(spark, config.output_table):
+        table.lake.ensure(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)
-    return rows, difference(table.lake.read(spark, config.into), rows, table.keys)
+    return rows, difference(table.lake.read(spark, config.output_table), rows, table.keys)

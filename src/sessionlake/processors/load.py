@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sessionlake.errors import ConfigError
-from sessionlake.ledger.entries import config_hash
+from sessionlake.ledger.entries import hash_settings_of_layers
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.output import OutputColumns
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -68,7 +68,7 @@ def processor_ref(config: ProcessorSettings) -> ProcessorRef:
 
 def config_hash_of(settings: Settings, config: ProcessorSettings) -> str:
     """Returns a hash of the settings that decide a processor's results."""
-    return hashlib.sha256((config_hash(settings) + config.model_dump_json()).encode()).hexdigest()[:16]
+    return hashlib.sha256((hash_settings_of_layers(settings) + config.model_dump_json()).encode()).hexdigest()[:16]
 
 
 def make(ref: ProcessorRef, found: Any) -> Processor[Any]:

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from sessionlake.integrity.outcome import Outcome
+from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.processors.api import Message, Row
 from sessionlake.protocol.arrow import contiguous
-from sessionlake.protocol.chunk import ChangeKind, set_field, value_field
+from sessionlake.protocol.chunk import ChangeKind, name_set_flag, name_value_field
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 
@@ -20,7 +20,7 @@ _HEADERS = ("topic", "session_id", "partition", "offset", "type", "seq", "ts", "
 
 
 def read_messages(
-    table: pa.Table, chosen: Int64s, outcome: Outcome, columns: tuple[Column, ...]
+    table: pa.Table, chosen: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
     """Yields the chosen messages in the given order, each with its row index.
 
@@ -37,11 +37,11 @@ def read_messages(
 
 
 def _read(
-    table: pa.Table, chosen: Int64s, outcome: Outcome, columns: tuple[Column, ...]
+    table: pa.Table, chosen: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
     rows = table.take(pa.array(chosen))
     headers = zip(*(rows[name].to_pylist() for name in _HEADERS), strict=True)
-    facts = zip(*(getattr(outcome, name)[chosen].tolist() for name in ("at", "position", "epoch")), strict=True)
+    facts = zip(*(getattr(outcome, name)[chosen].tolist() for name in ("applied_at", "position", "epoch")), strict=True)
     changes = _Changes(contiguous(rows["changes"]), columns)
     both = zip(chosen.tolist(), headers, facts, strict=True)
     for number, (index, (topic, session, partition, offset, kind, seq, ts, kafka_ts), fact) in enumerate(both):
@@ -76,7 +76,9 @@ class _Changes:
             return found
 
         self._change, self._id, self._rescued = plain("change"), plain("row_id"), plain(RESCUED)
-        self._columns = [(column.name, plain(set_field(i)), plain(value_field(i))) for i, column in enumerate(columns)]
+        self._columns = [
+            (column.name, plain(name_set_flag(i)), plain(name_value_field(i))) for i, column in enumerate(columns)
+        ]
 
     def rows(self, number: int) -> list[Row]:
         """Returns the rows that a message sets, given the message's index."""

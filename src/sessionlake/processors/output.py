@@ -15,7 +15,7 @@ from sessionlake.protocol.columns import JsonType, parse_columns
 from sessionlake.protocol.message import is_plain
 from sessionlake.protocol.names import check_columns, internal
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
-from sessionlake.silver.fold.schemas import TIMESTAMP
+from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
 
 HEAD = (
     ("topic", "string"),
@@ -40,7 +40,7 @@ HEAD_COMMENTS = {
     "ordinal": "Number of the record among those that followed that message, from 0",
     "_time": "Stream time at which the record was made",
 }
-_HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), TIMESTAMP)
+_HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), TIMESTAMP_TYPE)
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ class OutputColumns:
         found = {}
         for i, (name, (_, _, arrow)) in enumerate(self._types.items()):
             values = [getattr(row, f"c{i}") for row in rows]
-            found[name] = timestamps(values) if arrow == TIMESTAMP else pa.array(values, arrow)
+            found[name] = timestamps(values) if arrow == TIMESTAMP_TYPE else pa.array(values, arrow)
         return found
 
 
 def timestamps(milliseconds: list[int | None]) -> pa.Array:
     """Converts milliseconds to Arrow timestamps. A time outside the years 1 to 9999 becomes the nearest time inside."""
     inside = (None if ms is None else min(max(ms, FIRST_MS), LAST_MS) * 1000 for ms in milliseconds)
-    return pa.array(list(inside), pa.int64()).cast(TIMESTAMP)
+    return pa.array(list(inside), pa.int64()).cast(TIMESTAMP_TYPE)
 
 
 def _parse(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
@@ -138,7 +138,7 @@ def _parse(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
         sql: The declared type.
     """
     if str(sql).strip().lower() == "timestamp":
-        return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP
+        return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP_TYPE
     try:
         column = parse_columns({"value": str(sql)})[0]
     except ValueError as error:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sessionlake.errors import ProcessorError
 from sessionlake.processors.output import Origin, timestamps
-from sessionlake.silver.fold.schemas import TIMESTAMP, ShardReport
+from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, ShardReport
 
 _LONGEST = 1000
 
@@ -128,7 +128,7 @@ ERRORS_SCHEMA = pa.schema(
         ("_offset", pa.int64()),
         ("_position", pa.int64()),
         ("ordinal", pa.int32()),
-        ("_time", TIMESTAMP),
+        ("_time", TIMESTAMP_TYPE),
         ("event", pa.string()),
         ("action", pa.string()),
         ("error", pa.string()),

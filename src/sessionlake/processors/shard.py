@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.integrity.outcome import Verdict
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import ProcessorMemory, SessionState, due_of, next_due
@@ -34,13 +34,13 @@ from sessionlake.processors.session import (
     prepare_processor,
 )
 from sessionlake.protocol.arrow import dictionary_codes, session_keys, split_session_key
-from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Payloads, TopicPartition
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings
 from sessionlake.settings.section import OnViolation
-from sessionlake.silver.fold.emit import Judged, first_violations, partition_counts
+from sessionlake.silver.fold.emit import JudgedBatch, count_by_partition, find_first_violation
 
 
 @dataclass
@@ -64,16 +64,16 @@ class MessageProcessor:
     on_error: OnViolation | None
     shards: int
     loaded: LoadedProcessor | None = field(default=None, repr=False)
-    _rules: RuleBook | None = field(default=None, repr=False)
+    _rules: RuleLookup | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Returns what is sent to workers: everything but the loaded class, which every worker loads itself."""
         return self.__dict__ | {"_rules": None, "loaded": None}
 
     @property
-    def rules(self) -> RuleBook:
+    def rules(self) -> RuleLookup:
         """The integrity rules of each topic."""
-        self._rules = self._rules or RuleBook(self.capture)
+        self._rules = self._rules or RuleLookup(self.capture)
         return self._rules
 
     @property
@@ -83,7 +83,7 @@ class MessageProcessor:
             self.loaded = prepare_processor(self.ref.name, self.ref.load(), self.limits)
         return self.loaded
 
-    def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
+    def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns, by topic-partition, the stream time in ms after which a session is due even without a message.
 
         Args:
@@ -91,7 +91,9 @@ class MessageProcessor:
         """
         return ProcessorMemory.due_of(memory)
 
-    def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
+    def process_batch(
+        self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
+    ) -> tuple[bytes | None, Payloads]:
         """Processes the judged messages of a batch.
 
         Args:
@@ -112,13 +114,13 @@ class MessageProcessor:
         }
         stopped = [failure for failure in results.failures if failure.action is FailureAction.STOPPED]
         report = ProcessorReport(
-            partitions=partition_counts(judged, malformed),
+            partitions=count_by_partition(judged, malformed),
             rows={str(kind): table.num_rows for kind, table in tables.items()},
-            violations=first_violations(judged, self.rules),
+            violations=find_first_violation(judged, self.rules),
             failures=sorted(stopped, key=ProcessorFailure.place)[:1],
             silences=judged.silences,
         )
-        rows = [(str(kind), write_ipc(table)) for kind, table in tables.items() if table.num_rows]
+        rows = [(str(kind), encode_ipc(table)) for kind, table in tables.items() if table.num_rows]
         remembered = batch.memory.encode(self.ref.name, self.shards)
         return remembered, [*rows, (str(ProcessorOutput.REPORT), write_report(report))]
 
@@ -156,9 +158,9 @@ class _ShardBatch:
     their keys.
     """
 
-    def __init__(self, owner: MessageProcessor, memory: ProcessorMemory, judged: Judged) -> None:
+    def __init__(self, owner: MessageProcessor, memory: ProcessorMemory, judged: JudgedBatch) -> None:
         self._owner, self.memory, self._judged = owner, memory, judged
-        self._now = judged.clock.now
+        self._now = judged.clock.stream_times_by_partition
         self.memory.set_first_times(judged.clock.first_known_times)
         self._keys = session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
@@ -208,7 +210,7 @@ class _ShardBatch:
                     self.memory.sessions[key] = session_state
 
     def _create_life(self, session: Session, session_state: SessionState) -> Life:
-        rules = self._owner.rules.of(session.topic)
+        rules = self._owner.rules.find_rules(session.topic)
         policy = self._owner.on_error or rules.on_violation
         return Life(self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results)
 
@@ -216,7 +218,7 @@ class _ShardBatch:
 
     def _life_spans(self) -> dict[str, list[_LifeInBatch]]:
         """Returns, by session key, the lives that have messages in the batch, in order."""
-        judged, released = self._judged, self._judged.released
+        judged, released = self._judged, self._judged.held_before_count
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
         arrived = arrived[arrived >= released]
         owner = dictionary_codes(self._keys)[0][arrived]
@@ -226,9 +228,9 @@ class _ShardBatch:
         columns = (
             life[starts].tolist(),
             judged.messages["partition"].to_numpy()[last].tolist(),
-            judged.arrived_at[first - released].tolist(),
-            judged.arrived_at[last - released].tolist(),
-            judged.times[last - released].tolist(),
+            judged.arrival_times[first - released].tolist(),
+            judged.arrival_times[last - released].tolist(),
+            judged.message_times[last - released].tolist(),
         )
         found: dict[str, list[_LifeInBatch]] = {}
         for key, *span in zip(self._keys.take(pa.array(first)).to_pylist(), *columns, strict=True):
@@ -271,7 +273,7 @@ class _ShardBatch:
         return next_due(self.memory.sessions, self._timeout_of)
 
     def _timeout_of(self, topic: str) -> int:
-        return self._owner.rules.of(topic).session_timeout
+        return self._owner.rules.find_rules(topic).session_timeout
 
 
 class _MessagesByLife:

@@ -18,7 +18,7 @@ from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import split
+from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.states import has_state, state_frame
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
     Raises:
         LakeError: A session's state cannot be read.
     """
-    judging, memory = split(state)
+    judging, memory = split_state_parts(state)
     if (other := changed_column(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(

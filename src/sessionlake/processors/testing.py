@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from sessionlake.delta.schemas.tables import COUNTS
-from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.by_class import process_key
 from sessionlake.processors.load import ProcessorRef, check_declarations
@@ -30,13 +30,13 @@ from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, rea
 from sessionlake.processors.session import prepare_processor
 from sessionlake.processors.shard import message_processor
 from sessionlake.protocol.arrow import SESSION, split_session_key
-from sessionlake.protocol.chunk import read_ipc
+from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.types import Payloads
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings
 from sessionlake.silver.fold.pack import Packer
-from sessionlake.silver.fold.process import split
+from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.job import first_violation, sum_counts
+from sessionlake.silver.job import build_stop_error, sum_partition_counts
 from sessionlake.silver.stream_times import times_after
 from sessionlake.streaming.payloads import rules_of
 
@@ -224,15 +224,17 @@ def fold_raw(
     each = message_processor(config, capture, shards, ref)
     each.loaded = prepare_processor(config.name, processor, each.limits)
     judged = SilverFold(capture.declared, capture, processor=each)
-    result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimes()
+    result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimeNotes()
     for tasks in batches:
-        packer = Packer(rules_of(capture), shards, times=times)
-        reports = _collect(result, config.name, list(_folded(judged, [packer.pack(raw) for raw in tasks], states)))
-        times = times.noted(times_after(sum_counts([*reports]), reports))
+        packer = Packer(rules_of(capture), shards, earlier_times=times)
+        reports = _collect(
+            result, config.name, list(_folded(judged, [packer.pack_block(raw) for raw in tasks], states))
+        )
+        times = times.add_notes(times_after(sum_partition_counts([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
-        for key, kept in ProcessorMemory.decode(split(state)[1]).sessions.items():
+        for key, kept in ProcessorMemory.decode(split_state_parts(state)[1]).sessions.items():
             name = split_session_key(key)
             if kept.state:
                 result.states[name] = each.loaded.codec.read(kept.state, kept.version, name[2])
@@ -254,7 +256,7 @@ def _folded(
 
 def _collect(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
     reports = [read_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
-    if violation := first_violation([*reports]):
+    if violation := build_stop_error([*reports]):
         raise violation
     refuse_failures(name, reports)
     for part in (part for report in reports for part in report.partitions):
@@ -267,7 +269,7 @@ def _collect(result: Result, name: str, emitted: Payloads) -> list[ProcessorRepo
 
 def _decode_rows(payload: bytes) -> list[dict[str, Any]]:
     """Returns the rows of a payload. Timestamps are in milliseconds."""
-    table = read_ipc(payload)
+    table = decode_ipc(payload)
     for place, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type):
             table = table.set_column(place, column.name, table[column.name].cast(pa.timestamp("ms")).cast(pa.int64()))

@@ -10,14 +10,14 @@ from sessionlake.processors.by_product import ByProduct
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.spark.compare import Compared, compare_rows
+from sessionlake.spark.compare import TableComparison, compare_rows
 from sessionlake.streaming.handover import last_version_read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def verify_product(spark: SparkSession, settings: Settings, config: ProductProcessor) -> Compared | str:
+def verify_product(spark: SparkSession, settings: Settings, config: ProductProcessor) -> TableComparison | str:
     """Compares a product's table with the rows that plain SQL computes from the source table now.
 
     Returns:
@@ -27,18 +27,24 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
         LakeError: The processor stopped within a batch, or the source table lacks rows.
     """
     first = f"Run `sessionlake run processor {config.name} --once` first"
-    if not Lake(settings).exists(spark, config.into):
-        return f"{config.into} is not compared: it does not exist yet. {first}"
+    if not Lake(settings).exists(spark, config.output_table):
+        return f"{config.output_table} is not compared: it does not exist yet. {first}"
     table = KeyedTable(spark, settings, config)
     if not table.is_current(spark):
-        return f"{config.into} is not compared: it is incomplete. Run `sessionlake rebuild {config.into}`"
+        return (
+            f"{config.output_table} is not compared: it is incomplete. Run `sessionlake rebuild {config.output_table}`"
+        )
     now = table.lake.latest_version(spark, config.source)
     if _has_unread(spark, settings, table, config, now):
-        return f"{config.into} is not compared: {config.source} has rows that it has not read yet. {first}"
+        return f"{config.output_table} is not compared: {config.source} has rows that it has not read yet. {first}"
     work = ByProduct(config, table.lake.storage.columns(spark, config.source))
     truth = work.recompute_in_sql(table.read_source(spark, now))
     return compare_rows(
-        config.into, work.keys, work.product.results, table.lake.read_small_in_memory(spark, config.into), truth
+        config.output_table,
+        work.keys,
+        work.product.results,
+        table.lake.read_small_in_memory(spark, config.output_table),
+        truth,
     )
 
 

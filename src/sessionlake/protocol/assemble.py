@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET
 
 from sessionlake.protocol.arrow import concatenate_ranges
-from sessionlake.protocol.chunk import ChangeKind, change_fields, chunk_schema
+from sessionlake.protocol.chunk import ChangeKind, build_change_fields, chunk_schema
 from sessionlake.protocol.columns import ID, Column
 from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, field_of
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -208,7 +208,7 @@ def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray
         *values,
         *flags,
     ]
-    struct = pa.StructArray.from_arrays(fields, fields=list(change_fields(columns)))
+    struct = pa.StructArray.from_arrays(fields, fields=list(build_change_fields(columns)))
     return pa.ListArray.from_arrays(pa.array(np.append(starts, total).astype(np.int32)), struct)
 
 

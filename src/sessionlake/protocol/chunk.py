@@ -20,14 +20,14 @@ from sessionlake.protocol.arrow import contiguous
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.message import MessageType
 
-FORMAT = b"sessionlake.chunk/3"
+CHUNK_FORMAT = b"sessionlake.chunk/3"
 _FORMAT_KEY = b"format"
-_IPC = b"\xff\xff\xff\xff"  # every Arrow IPC stream begins with this
-COMPRESSED = b"zstd"
+_IPC_MAGIC = b"\xff\xff\xff\xff"  # every Arrow IPC stream begins with this
+COMPRESSED_MAGIC = b"zstd"
 """The first bytes that mark compressed contents."""
 COMPRESS_ABOVE_BYTES = 256 << 10
 """Contents with more bytes are compressed."""
-_SIZE_BYTES = 8
+_LENGTH_PREFIX_BYTES = 8
 
 
 class ChangeKind(IntEnum):
@@ -38,21 +38,21 @@ class ChangeKind(IntEnum):
     DELETE = 2
 
 
-def set_field(index: int) -> str:
+def name_set_flag(index: int) -> str:
     """Returns the name of the flag that is true if the message set declared column `index`."""
     return f"set:{index}"
 
 
-def value_field(index: int) -> str:
+def name_value_field(index: int) -> str:
     """Returns the name of the field with the value of declared column `index`."""
     return f"value:{index}"
 
 
 @lru_cache(maxsize=8)
-def change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
+def build_change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
     """Returns the Arrow fields of one change."""
-    values = [pa.field(value_field(i), column.arrow) for i, column in enumerate(columns)]
-    flags = [pa.field(set_field(i), pa.bool_()) for i in range(len(columns))]
+    values = [pa.field(name_value_field(i), column.arrow) for i, column in enumerate(columns)]
+    flags = [pa.field(name_set_flag(i), pa.bool_()) for i in range(len(columns))]
     return (
         pa.field("change", pa.int8()),
         pa.field("ordinal", pa.int32()),
@@ -87,47 +87,51 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
             pa.field("clock", pa.int64()),
             pa.field("after", pa.int64()),
             pa.field("link", pa.int8()),
-            pa.field("changes", pa.list_(pa.struct(change_fields(columns)))),
+            pa.field("changes", pa.list_(pa.struct(build_change_fields(columns)))),
         ],
-        metadata={_FORMAT_KEY: FORMAT},
+        metadata={_FORMAT_KEY: CHUNK_FORMAT},
     )
 
 
-def write_ipc(table: pa.Table, *, compress_columns: bool = False) -> bytes:
+def encode_ipc(table: pa.Table, *, compress_columns: bool = False) -> bytes:
     """Returns an Arrow table as one IPC stream, which any Arrow reader can read."""
-    return bytes(_ipc_stream(table, "zstd" if compress_columns else None))
+    return bytes(_encode_ipc_stream(table, "zstd" if compress_columns else None))
 
 
-def read_ipc(stored: bytes | pa.Buffer) -> pa.Table:
+def decode_ipc(stored: bytes | pa.Buffer) -> pa.Table:
     """Reads an Arrow table from an IPC stream, compressed or not."""
-    return pa.ipc.open_stream(decompress(stored)).read_all()
+    return pa.ipc.open_stream(decompress_if_compressed(stored)).read_all()
 
 
-def write_compressed(table: pa.Table) -> bytes:
+def encode_compressed_ipc(table: pa.Table) -> bytes:
     """Returns an Arrow table as one IPC stream, compressed if it is large. This saves a copy over two calls."""
-    return compress(_ipc_stream(table, None))
+    return compress_if_large(_encode_ipc_stream(table, None))
 
 
-def compress(content: bytes | pa.Buffer) -> bytes:
+def compress_if_large(content: bytes | pa.Buffer) -> bytes:
     """Compresses large contents before they go through Spark. Small and compressed contents stay as they are.
 
     Spark copies each byte about ten times, which costs more than the compression.
     """
-    if len(content) <= COMPRESS_ABOVE_BYTES or memoryview(content)[: len(COMPRESSED)] == COMPRESSED:
+    if len(content) <= COMPRESS_ABOVE_BYTES or memoryview(content)[: len(COMPRESSED_MAGIC)] == COMPRESSED_MAGIC:
         return bytes(content)
-    return COMPRESSED + len(content).to_bytes(_SIZE_BYTES, "little") + _codec().compress(content, asbytes=True)
+    return (
+        COMPRESSED_MAGIC
+        + len(content).to_bytes(_LENGTH_PREFIX_BYTES, "little")
+        + _create_codec().compress(content, asbytes=True)
+    )
 
 
-def decompress(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
-    """Reverses `compress`. Returns contents that are not compressed unchanged."""
-    view, start = memoryview(content), len(COMPRESSED)
-    if view[:start] != COMPRESSED:
+def decompress_if_compressed(content: bytes | pa.Buffer) -> bytes | pa.Buffer:
+    """Reverses `compress_if_large`. Returns contents that are not compressed unchanged."""
+    view, start = memoryview(content), len(COMPRESSED_MAGIC)
+    if view[:start] != COMPRESSED_MAGIC:
         return content
-    size = int.from_bytes(view[start : start + _SIZE_BYTES], "little")
-    return _codec().decompress(pa.py_buffer(view[start + _SIZE_BYTES :]), size)
+    size = int.from_bytes(view[start : start + _LENGTH_PREFIX_BYTES], "little")
+    return _create_codec().decompress(pa.py_buffer(view[start + _LENGTH_PREFIX_BYTES :]), size)
 
 
-def _ipc_stream(table: pa.Table, compression: str | None) -> pa.Buffer:
+def _encode_ipc_stream(table: pa.Table, compression: str | None) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
@@ -135,28 +139,29 @@ def _ipc_stream(table: pa.Table, compression: str | None) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _codec() -> pa.Codec:
+def _create_codec() -> pa.Codec:
     return pa.Codec("zstd", compression_level=1)
 
 
 def is_chunk(payload: bytes) -> bool:
     """Returns True if the payload is a chunk, False if it is another payload that a shard receives."""
-    return payload.startswith((_IPC, COMPRESSED))
+    return payload.startswith((_IPC_MAGIC, COMPRESSED_MAGIC))
 
 
-def align_columns(table: pa.Table, then: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:
+def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], columns: tuple[Column, ...]) -> pa.Table:
     """Returns a chunk's rows with the columns that are declared now.
 
     A column that was declared later is not set by updates, and is null in snapshots.
 
     Args:
         table: The chunk.
-        then: `(name, SQL type)` of the columns that were declared when the chunk was written. All are still declared.
+        earlier_columns: `(name, SQL type)` of the columns that were declared when the chunk was written. All are still
+            declared.
         columns: The columns that are declared now.
     """
-    if list(then) == [(column.name, column.sql) for column in columns]:
+    if list(earlier_columns) == [(column.name, column.sql) for column in columns]:
         return table.replace_schema_metadata(chunk_schema(columns).metadata)
-    places = {name: place for place, (name, _) in enumerate(then)}
+    places = {name: place for place, (name, _) in enumerate(earlier_columns)}
     lists = contiguous(table["changes"])
     changes = lists.flatten()
     set_by_all = pc.equal(table["type"], MessageType.SNAPSHOT).combine_chunks()
@@ -165,11 +170,11 @@ def align_columns(table: pa.Table, then: Sequence[tuple[str, str]], columns: tup
     given = {name: changes.field(name) for name in ("change", "ordinal", "row_id", RESCUED)}
     for place, column in enumerate(columns):
         old = places.get(column.name)
-        given[value_field(place)] = (
-            pa.nulls(len(changes), column.arrow) if old is None else changes.field(value_field(old))
+        given[name_value_field(place)] = (
+            pa.nulls(len(changes), column.arrow) if old is None else changes.field(name_value_field(old))
         )
-        given[set_field(place)] = added if old is None else changes.field(set_field(old))
-    fields = list(change_fields(columns))
+        given[name_set_flag(place)] = added if old is None else changes.field(name_set_flag(old))
+    fields = list(build_change_fields(columns))
     struct = pa.StructArray.from_arrays([given[field.name] for field in fields], fields=fields)
     schema = chunk_schema(columns)
     rebuilt = pa.ListArray.from_arrays(lists.offsets, struct)
@@ -183,12 +188,12 @@ def read_chunks(chunks: Sequence[bytes], columns: tuple[Column, ...]) -> pa.Tabl
         LakeError: A chunk has another format version.
     """
     schema = chunk_schema(columns)
-    tables = [read_ipc(chunk) for chunk in chunks] or [schema.empty_table()]
+    tables = [decode_ipc(chunk) for chunk in chunks] or [schema.empty_table()]
     for table in tables:
         found = (table.schema.metadata or {}).get(_FORMAT_KEY)
-        if found != FORMAT:
+        if found != CHUNK_FORMAT:
             raise LakeError(
-                f"A chunk is of format {found!r}, but this version of sessionlake reads {FORMAT!r}",
+                f"A chunk is of format {found!r}, but this version of sessionlake reads {CHUNK_FORMAT!r}",
                 fix="Restart the job, so that all its processes run the same version",
             )
     return pa.concat_tables([table.replace_schema_metadata(schema.metadata) for table in tables]).combine_chunks()

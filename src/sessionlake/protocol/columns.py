@@ -19,7 +19,7 @@ BUILT_IN_COLUMNS = frozenset(
     | {"snapshot_at", "reason", "position", RESCUED}
 )
 """Columns that silver's tables have in addition to the declared ones."""
-_INSTEAD = ", or leave it out: fields that are not declared are kept in _rescued"
+_OMIT_HINT = ", or leave it out: fields that are not declared are kept in _rescued"
 
 
 class JsonType(Enum):
@@ -52,7 +52,7 @@ class Column:
     bits: int = 0
 
     @property
-    def numeric(self) -> bool:
+    def is_numeric(self) -> bool:
         """True if the column has numbers, so that averages make sense."""
         return self.json_type in (JsonType.INTEGER, JsonType.NUMBER)
 
@@ -81,18 +81,18 @@ def parse_columns(columns: Mapping[str, str]) -> tuple[Column, ...]:
     """
     if not columns:
         raise ValueError("at least one column must be declared, as in {price: double}")
-    check_columns(columns, BUILT_IN_COLUMNS, "silver", _INSTEAD)
-    return tuple(_parse(name, sql) for name, sql in columns.items())
+    check_columns(columns, BUILT_IN_COLUMNS, "silver", _OMIT_HINT)
+    return tuple(_parse_column(name, sql) for name, sql in columns.items())
 
 
-def _parse(name: str, sql: str, *, is_of_feed: bool = False) -> Column:
-    normal = sql.strip().lower()
+def _parse_column(name: str, sql_type: str, *, is_of_feed: bool = False) -> Column:
+    normal = sql_type.strip().lower()
     normal = TYPE_ALIASES.get(normal, normal)
     if normal not in _TYPES:
-        raise ValueError(f"column {name!r}: type {sql!r} is not one of {', '.join(_TYPES)}")
+        raise ValueError(f"column {name!r}: type {sql_type!r} is not one of {', '.join(_TYPES)}")
     if name == ID and normal != "string" and not is_of_feed:
         raise ValueError(
-            f"column {ID!r}: type {sql!r}, but the field {ID!r} of the messages is a text that identifies a row. "
+            f"column {ID!r}: type {sql_type!r}, but the field {ID!r} of the messages is a text that identifies a row. "
             "Declare it as string, or leave it out: every table has this text in the column row_id"
         )
     kind, arrow, bits = _TYPES[normal]
@@ -117,7 +117,7 @@ def column_of_feed(name: str, sql: str) -> Column:
     """
     sql = "string" if sql == "variant" else sql.replace("array<variant>", "array<string>")
     if sql in _TYPES:
-        return _parse(name, sql, is_of_feed=True)
+        return _parse_column(name, sql, is_of_feed=True)
     return Column(name, sql, JsonType.FEED, _arrow_type(sql))
 
 
@@ -132,7 +132,7 @@ def _arrow_type(sql: str) -> pa.DataType:
     return _FEED_TYPES[sql]
 
 
-def repeated_names(names: Iterable[str]) -> list[str]:
+def find_repeated_names(names: Iterable[str]) -> list[str]:
     """Returns the names that occur more than once, sorted."""
     seen = list(names)
     return sorted({name for name in seen if seen.count(name) > 1})

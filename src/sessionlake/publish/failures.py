@@ -34,9 +34,9 @@ class PublishQuery(LayerQuery):
             return super()._explain(error)
         failure = parse_failure(error)
         for cause in _CAUSES:
-            if cause.fits(failure):
+            if cause.matches_failure(failure):
                 meaning = cause.remedy.format(topic=self._topic, restart_hint=self.restart_hint)
-                return cause.error(f"{self.layer}: {meaning}\n  Spark says: {failure}")
+                return cause.error_class(f"{self.layer}: {meaning}\n  Spark says: {failure}")
         return super()._explain(error)
 
 

@@ -16,8 +16,8 @@ from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, LakeError, LossError, MachineError
 from sessionlake.kafka.clients import require_broker, spark_kafka_options
-from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
-from sessionlake.ledger.progress import last_batch
+from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
+from sessionlake.ledger.progress import read_last_batch
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, Messages
 from sessionlake.publish.failures import PublishQuery
@@ -25,7 +25,7 @@ from sessionlake.publish.publishable import require_publishable
 from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_topic
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import map_batches
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import require_readable
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.source_columns import changed_column, is_ahead_of_table
@@ -169,7 +169,7 @@ class _PublishBatch:
         started, spark, publication = datetime.now(UTC), changes.sparkSession, self._publication
         self._lake.storage.require_claims()
         fault_point("before:kafka")
-        with interpreted(spark, when=self._few):
+        with without_code_generation(spark, enabled=self._few):
             count, first, last = self._send(changes, txn.version)
         self._few = count <= self._lake.limits.few_messages
         fault_point("after:kafka")
@@ -184,9 +184,9 @@ class _PublishBatch:
             started_at=started,
             messages=count,
             applied=count,
-            config_hash=config_hash(self._settings),
+            config_hash=hash_settings_of_layers(self._settings),
         )
-        self._ledger.write(spark, entry)
+        self._ledger.write_entry(spark, entry)
         if self._on_batch:
             self._on_batch(entry)
 
@@ -263,4 +263,4 @@ def _refuse_speculation(spark: SparkSession) -> None:
 
 
 def _has_sent(spark: SparkSession, lake: Lake, layer: str) -> bool:
-    return last_batch(lake.reader(spark), layer) is not None
+    return read_last_batch(lake.reader(spark), layer) is not None

@@ -37,13 +37,15 @@ class BoundedLoader(yaml.SafeLoader):
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
             if id(node) not in self._sizes:
-                raise _fault(f"the alias *{event.anchor} is inside the value that it stands for", event.start_mark)
-            self._count(self._sizes[id(node)], event.start_mark)
+                raise _make_yaml_error(
+                    f"the alias *{event.anchor} is inside the value that it stands for", event.start_mark
+                )
+            self._count_nodes(self._sizes[id(node)], event.start_mark)
             return node
-        with self._deeper(event.start_mark):
+        with self._enter_level(event.start_mark):
             before = self._nodes
             node = super().compose_node(parent, index)
-        self._count(1, event.start_mark)
+        self._count_nodes(1, event.start_mark)
         self._sizes[id(node)] = self._nodes - before
         return node
 
@@ -60,15 +62,15 @@ class BoundedLoader(yaml.SafeLoader):
                 None, None, f"the value cannot be read as {node.tag.rpartition(':')[2]}: {error}", node.start_mark
             ) from None
 
-    def _count(self, nodes: int, mark: yaml.Mark) -> None:
+    def _count_nodes(self, nodes: int, mark: yaml.Mark) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            raise _fault(f"more than {MAX_NODES:,} values, with all aliases written out", mark)
+            raise _make_yaml_error(f"more than {MAX_NODES:,} values, with all aliases written out", mark)
 
     @contextmanager
-    def _deeper(self, mark: yaml.Mark) -> Iterator[None]:
+    def _enter_level(self, mark: yaml.Mark) -> Iterator[None]:
         if self._depth >= MAX_DEPTH:
-            raise _fault(f"nested deeper than {MAX_DEPTH}", mark)
+            raise _make_yaml_error(f"nested deeper than {MAX_DEPTH}", mark)
         self._depth += 1
         yield
         self._depth -= 1
@@ -86,5 +88,5 @@ def error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
     return len(before), len(before[-1]) + 1
 
 
-def _fault(problem: str, mark: yaml.Mark) -> yaml.composer.ComposerError:
+def _make_yaml_error(problem: str, mark: yaml.Mark) -> yaml.composer.ComposerError:
     return yaml.composer.ComposerError(None, None, problem, mark)

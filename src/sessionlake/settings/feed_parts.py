@@ -84,8 +84,8 @@ class OrderSettings(Section):
     `chain` is the path to the name of the counter, if it is not the session's.
     """
 
-    seq: PathText
-    """Path to the seq."""
+    seq: PathText | None = None
+    """Path to the seq. Required, unless a decoder class gives the seq."""
     after: PathText | None = None
     """Path to the seq of the previous message."""
     first: PathText | None = None
@@ -102,10 +102,14 @@ class OrderSettings(Section):
         given = [name for name in ("after", "first", "rising", "modulo") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"an order has one of after, first, rising and modulo, found {' and '.join(given)}")
+        if self.seq is None and self.model_fields_set != {"modulo"}:
+            raise ValueError("an order has a seq, unless it is modulo alone, for the seq that a decoder class gives")
         return self
 
     def made(self) -> Order:
         """Converts the settings to the form that the package `feeds` uses."""
+        if self.seq is None:
+            return Order(Ordering.DECODER, modulo=self.modulo)
         forms = {Ordering.LINK: self.after, Ordering.RANGE: self.first, Ordering.RISING: self.rising or None}
         kind = next((kind for kind, given in forms.items() if given), Ordering.STEP)
         return Order(kind, self.seq, self.after or self.first, self.chain, self.modulo)
@@ -163,8 +167,8 @@ class RuleSettings(Section):
     """Overrides `session` of the feed."""
     time: TimeSettings | None = None
     """Overrides `time` of the feed."""
-    order: OrderSettings | Literal["arrival"] | None = None
-    """Overrides `order` of the feed."""
+    order: OrderSettings | Literal["arrival", "none"] | None = None
+    """Overrides `order` of the feed. `none`: the message has no place in the order, so it is never a duplicate."""
     split: SplitSettings | None = None
     """Reads the message part by part, as if each part were a message."""
     scope: dict[str, PathText] = Field(default_factory=dict)
@@ -193,8 +197,8 @@ class KeepSettings(Section):
 class CheckSettings(Section):
     """The path to a checksum in messages, and the function `with` that compares it with a session's rows."""
 
-    checksum: PathText
-    """Path to the checksum. A message without one is not checked."""
+    checksum: PathText | None = None
+    """Path to the checksum. A message without one is not checked. Leave it out if a decoder class gives it."""
     with_: str = Field(alias="with")
     """The function `module:function` that compares it with the rows."""
     rows: int = Field(10, ge=1, le=100_000)

@@ -61,6 +61,8 @@ def convert_rule(
         _refuse_elements(rule.session or feed.session, f"{where}: session")
         _refuse_elements([time.path] if time else [], f"{where}: time")
         if isinstance(order, OrderSettings):
+            if order.seq is None:
+                raise ValueError(f"{where}: order: the seq is missing")
             _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
     if rule.split is None:
         _refuse_elements([one.path for one in map(_when, rule.when.items()) if one.path], f"{where}: when")
@@ -168,5 +170,5 @@ def known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> Fe
 def convert_order(order: OrderSettings | str | None) -> Order | None:
     """Converts the settings of an order; None stays None."""
     if order is None or isinstance(order, str):
-        return None if order is None else Order(Ordering.ARRIVAL)
+        return None if order is None else Order(Ordering(order))
     return order.made()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path as FilePath
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from sessionlake.feeds.feed import Check, Feed, Keep, Order, Ordering, Time
+from sessionlake.feeds.feed import Check, DecoderUse, Feed, Keep, Order, Ordering, Time
+from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.values import FeedColumn, feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
+from sessionlake.settings.feed_code import NamedDecoder
 from sessionlake.settings.feed_parts import (
     CheckSettings,
     ColumnSettings,
@@ -39,18 +42,23 @@ class FeedSettings(Section):
     """The columns of a row and their Spark SQL types; `{type, from}` where the values need a hint to be read."""
     key: list[str] = Field(min_length=1)
     """The columns that identify a row."""
-    session: PathTexts
-    """Path to the session id, or paths to the texts that form it."""
+    session: PathTexts = ()
+    """Path to the session id, or paths to the texts that form it. Required, unless a decoder class gives it."""
     time: TimeSettings | None = None
     """Where the event time is. Default: the Kafka timestamp."""
-    order: OrderSettings | Literal["arrival"] = "arrival"
-    """Where the seq is. With `arrival` it is the Kafka offset, and no message can be missing."""
-    messages: list[RuleSettings] = Field(min_length=1)
+    order: OrderSettings | Literal["arrival", "decoder"] = "arrival"
+    """Where the seq is. With `arrival` it is the Kafka offset, and no message can be missing.
+
+    `decoder`: the decoder class gives it.
+    """
+    messages: list[RuleSettings] = Field(default_factory=list)
     """A rule for each kind of message. The first rule whose conditions are met reads a message."""
+    decoder: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    """Instead of `messages`: a class `module:Class` that reads messages, as `sessionlake.feeds.decoder` says."""
     unavailable: tuple[Scalar, ...] = ()
     """Values by which the producer says that it did not send a column."""
     rescue: bool | None = None
-    """True stores undeclared fields of rows in `_rescued`. Default: true for `row: all`."""
+    """True stores undeclared fields of rows in `_rescued`. Default: true for `row: all` and for decoder classes."""
     repeats: Literal["in_order", "refuse"] = "in_order"
     """What happens if a message has the same key twice: the changes apply in order, or the message is quarantined."""
     keep: KeepSettings | None = None
@@ -92,6 +100,7 @@ def _feed(settings: FeedSettings) -> Feed:
     for column in key:
         if column.sql.startswith(("array", "variant", "float", "double")):
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
+    _check_decoder(settings)
     check = settings.check
     defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
     return Feed(
@@ -109,8 +118,45 @@ def _feed(settings: FeedSettings) -> Feed:
         refuse_repeats=settings.repeats == "refuse",
         keep=_keep(settings.keep, columns),
         check=None if check is None else Check(check.checksum, check.with_, check.rows),
+        decoder=_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )
+
+
+def _check_decoder(settings: FeedSettings) -> None:
+    """Raises ValueError if the feed has neither rules nor a decoder, or keys that do not fit to what it has."""
+    if settings.decoder is None:
+        if not settings.messages:
+            raise ValueError("a feed has `messages`, or a `decoder`, or `uses` a preset that has one of them")
+        if not settings.session:
+            raise ValueError("session: it is missing; write the path to the session id")
+        if settings.check is not None and settings.check.checksum is None:
+            raise ValueError("check: the path to the checksum is missing")
+        if settings.order == "decoder":
+            raise ValueError("order: decoder is for feeds with a decoder; write {seq: path}, or arrival")
+        return
+    wrong = [name for name in ("messages", "time", "unavailable") if getattr(settings, name)]
+    if wrong:
+        raise ValueError(f"{wrong[0]}: a decoder class reads the messages, so leave out {wrong[0]}, or decoder")
+    if isinstance(settings.order, OrderSettings) and settings.order.seq is not None:
+        raise ValueError("order: a decoder class gives the seq; write arrival, decoder or {modulo: n}")
+    if paths := [path.text for path in settings.session if not _is_of_record(path)]:
+        raise ValueError(
+            f"session: {paths[0]!r} is in the message, which a decoder class reads; use kafka.topic and such"
+        )
+
+
+def _is_of_record(path: Path) -> bool:
+    """Returns True if the path has only constants and fields of the Kafka record."""
+    inside = {Start.MESSAGE, Start.ELEMENT, Start.PARENT}
+    return not any(isinstance(one, Access) and one.start in inside for one in path.alternatives)
+
+
+def _decoder(settings: FeedSettings) -> DecoderUse | None:
+    if settings.decoder is None:
+        return None
+    named = NamedDecoder(settings.name, settings.decoder, str(FilePath.cwd()))
+    return DecoderUse(named, rescue=settings.rescue is not False)
 
 
 def _column(name: str, given: str | ColumnSettings) -> FeedColumn:

@@ -98,7 +98,7 @@ class SettingsFile:
         own = (TARGETS, self.target or "", *key)
         return self.document.line(own if own[:3] in self.document.lines else key)
 
-    def paths(self) -> Iterator[tuple[KeyPath, Path]]:
+    def find_paths(self) -> Iterator[tuple[KeyPath, Path]]:
         """Yields the paths of files that the settings name, each with the key of its setting."""
         for key in _PATHS:
             found = _value_at(self.content, key)
@@ -119,7 +119,7 @@ class SettingsFile:
         )
 
 
-class _Loader(BoundedLoader):
+class _SettingsLoader(BoundedLoader):
     """Loads YAML in which `!secret KEY` is allowed and repeated keys are errors."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -132,13 +132,13 @@ class _Loader(BoundedLoader):
         return node
 
 
-def _secret(loader: yaml.SafeLoader, node: yaml.Node) -> Secret:
+def _construct_secret(loader: yaml.SafeLoader, node: yaml.Node) -> Secret:
     if not isinstance(node, yaml.ScalarNode) or not node.value:
         raise yaml.constructor.ConstructorError(None, None, "!secret needs the name of a secret", node.start_mark)
     return Secret(str(loader.construct_scalar(node)))
 
 
-_Loader.add_constructor("!secret", _secret)
+_SettingsLoader.add_constructor("!secret", _construct_secret)
 
 
 def read_document(path: Path) -> Document:
@@ -150,7 +150,7 @@ def read_document(path: Path) -> Document:
     text = ""
     try:
         text = read_text(path)
-        loader = _Loader(text)
+        loader = _SettingsLoader(text)
         try:
             node = loader.get_single_node()
             content = None if node is None else loader.construct_document(node)
@@ -204,14 +204,14 @@ def read_settings(
         line = document.line((TARGETS,)) or 0
         raise FileError(document.path, line, ": targets must have a mapping of settings for each target")
     common = {key: value for key, value in document.content.items() if key != TARGETS}
-    merged = _merged(common, sections.get(target, {}))
+    merged = _merge_settings(common, sections.get(target, {}))
     secrets: set[KeyPath] = set()
-    content = _with_secrets(merged, (), look_up, secrets)
+    content = _look_up_secrets(merged, (), look_up, secrets)
     _resolve_paths(content, document.path.parent)
     return SettingsFile(document, target, content, frozenset(secrets))
 
 
-def secret_of_scope(key: str) -> str:
+def read_databricks_secret(key: str) -> str:
     """Returns the Databricks secret with a key, from the secret scope that `SESSIONLAKE_SECRET_SCOPE` names.
 
     Raises:
@@ -234,13 +234,13 @@ def secret_of_scope(key: str) -> str:
         ) from None
 
 
-def _merged(base: Any, over: Any) -> Any:
+def _merge_settings(base: Any, over: Any) -> Any:
     if isinstance(base, dict) and isinstance(over, dict):
-        return base | {key: _merged(base.get(key), value) for key, value in over.items()}
+        return base | {key: _merge_settings(base.get(key), value) for key, value in over.items()}
     return over
 
 
-def _with_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | None, secrets: set[KeyPath]) -> Any:
+def _look_up_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | None, secrets: set[KeyPath]) -> Any:
     """Returns a copy of a value in which secrets are looked up; without `look_up` they are left out.
 
     Args:
@@ -252,9 +252,9 @@ def _with_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | Non
         return look_up(value.key) if look_up else None
     if isinstance(value, dict):
         kept = {k: v for k, v in value.items() if look_up or not isinstance(v, Secret)}
-        return {k: _with_secrets(v, (*path, k), look_up, secrets) for k, v in kept.items()}
+        return {k: _look_up_secrets(v, (*path, k), look_up, secrets) for k, v in kept.items()}
     if isinstance(value, list):
-        return [_with_secrets(item, (*path, n), look_up, secrets) for n, item in enumerate(value)]
+        return [_look_up_secrets(item, (*path, n), look_up, secrets) for n, item in enumerate(value)]
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from sessionlake.protocol.columns import repeated_names
+from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
 from sessionlake.settings.section import Duration, Section
@@ -73,7 +73,7 @@ _KINDS_OF = {
 }
 
 
-def missing_for_append(
+def describe_missing_for_append(
     keys: Collection[str], bucket: timedelta | None, lateness: timedelta | None, retention: timedelta | None
 ) -> str:
     """Returns a text that says which settings a product needs for `output: append`, and why; empty if it has all."""
@@ -89,29 +89,29 @@ def missing_for_append(
     return f"output append needs {'; and '.join(missing)}" if missing else ""
 
 
-def _unsupported_by_source(one: ProductSettings) -> Iterator[str]:
+def _find_unsupported_settings(product: ProductSettings) -> Iterator[str]:
     """Yields a text for each setting of a product that cannot be used with a source table, with the reason."""
     again = "a result is computed again from all rows of its key and bucket whenever one of them changes"
-    if one.lateness is not None:
-        yield f"lateness {one.lateness}: with a source, no row is too late, because {again}"
-    if one.retention is not None:
-        yield f"retention {one.retention}: with a source, results stay as long as its rows, because {again}"
-    if one.output is not OutputMode.UPDATE:
-        yield f"output {one.output}: with a source, no result is ever final, because {again}"
-    if one.source == one.table:
-        yield f"source {one.source}: a table cannot be its own source"
+    if product.lateness is not None:
+        yield f"lateness {product.lateness}: with a source, no row is too late, because {again}"
+    if product.retention is not None:
+        yield f"retention {product.retention}: with a source, results stay as long as its rows, because {again}"
+    if product.output is not OutputMode.UPDATE:
+        yield f"output {product.output}: with a source, no result is ever final, because {again}"
+    if product.source == product.table:
+        yield f"source {product.source}: a table cannot be its own source"
 
 
-def _missing_for_source(one: ProductSettings) -> Iterator[str]:
+def _find_missing_settings(product: ProductSettings) -> Iterator[str]:
     """Yields a text for each setting that a product with a source table needs and lacks, with the reason."""
-    kinds = {*one.aggregates.values()}
-    if one.python is not None and not one.keys:
+    kinds = {*product.aggregates.values()}
+    if product.python is not None and not product.keys:
         yield "keys: repeat the product's keys here, because commands that maintain tables read the configuration only"
-    if one.time is None and (needs := [*sorted(kinds & _TIME_KINDS), *["bucket"] * (one.bucket is not None)]):
+    if product.time is None and (needs := [*sorted(kinds & _TIME_KINDS), *["bucket"] * (product.bucket is not None)]):
         yield f"{needs[0]}: needs `time`, the source's column with the event time"
-    if one.value is None and (needs := sorted(kinds - {AggregateKind.COUNT} - _TIME_KINDS)):
+    if product.value is None and (needs := sorted(kinds - {AggregateKind.COUNT} - _TIME_KINDS)):
         yield f"{needs[0]}: needs `value`, the source's column to aggregate"
-    if kinds & _ORDERED_KINDS and one.time is None and not one.order:
+    if kinds & _ORDERED_KINDS and product.time is None and not product.order:
         yield f"{min(kinds & _ORDERED_KINDS)}: needs `time` or `order`, which say what rows are first and last"
 
 
@@ -157,12 +157,12 @@ class ProductSettings(Section):
 
     @field_validator("aggregates")
     @classmethod
-    def _names_are_usable(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
+    def _require_usable_names(cls, value: dict[str, AggregateKind]) -> dict[str, AggregateKind]:
         check_columns(value, (), "the table")
         return value
 
     @model_validator(mode="after")
-    def _is_complete(self) -> Self:
+    def _require_needed_settings(self) -> Self:
         given = self.model_fields_set - {"name", "python", "output", "source"}
         given -= {"keys"} if self.source is not None else set()
         if self.python is not None and given:
@@ -172,12 +172,12 @@ class ProductSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _fits_its_source(self) -> Self:
+    def _require_settings_that_fit_source(self) -> Self:
         if self.source is None:
             if unused := sorted(self.model_fields_set & {"time", "value", "order"}):
                 raise ValueError(f"{unused[0]}: only products with a `source` have it")
             return self
-        for wrong in chain(_unsupported_by_source(self), _missing_for_source(self)):
+        for wrong in chain(_find_unsupported_settings(self), _find_missing_settings(self)):
             raise ValueError(wrong)
         check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
         return self
@@ -189,9 +189,9 @@ class ProductSettings(Section):
         return ("_batch", *partition) if self.bucket is None else ("_batch", *partition, "window_start")
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _require_consistent_settings(self) -> Self:
         if self.source is None:
-            self._fits_changes()
+            self._require_settings_that_fit_changes()
         if missing := sorted({*self.aggregates.values()} - _KINDS_OF[self.of]):
             raise ValueError(
                 f"{self.of} cannot be aggregated as {', '.join(missing)}; allowed are "
@@ -199,7 +199,7 @@ class ProductSettings(Section):
             )
         return self
 
-    def _fits_changes(self) -> None:
+    def _require_settings_that_fit_changes(self) -> None:
         known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
         if unknown := [key for key in self.keys if key not in known]:
             raise ValueError(f"a product of {self.of} can have the keys {', '.join(known)}; found {', '.join(unknown)}")
@@ -216,10 +216,10 @@ class ProductSettings(Section):
             raise ValueError("retention needs a bucket, and topic among the keys, whose stream time it is measured in")
 
     @model_validator(mode="after")
-    def _can_be_final(self) -> Self:
+    def _require_settings_for_append(self) -> Self:
         if self.output is not OutputMode.APPEND or self.python is not None or self.source is not None:
             return self
-        if lacks := missing_for_append(self.keys, self.bucket, self.lateness, self.retention):
+        if lacks := describe_missing_for_append(self.keys, self.bucket, self.lateness, self.retention):
             raise ValueError(lacks)
         return self
 
@@ -251,7 +251,7 @@ class AverageSettings(Section):
     """Least points per average: averages over fewer points are not published."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _require_consistent_settings(self) -> Self:
         standard = STANDARD_AVERAGES.get(self.name)
         if standard is None and self.keys is None:
             raise ValueError("keys are missing: set topic and metric, and session_id or row_id or both")
@@ -289,7 +289,7 @@ class TierSettings(Section):
     """How long rows of `gold.metrics_1d` are kept. None: forever."""
 
     @model_validator(mode="after")
-    def _coarser_is_longer(self) -> Self:
+    def _require_coarser_kept_longer(self) -> Self:
         spans = [(name, getattr(self, name) or timedelta.max) for name in type(self).model_fields]
         for (finer, short), (coarser, long) in pairwise(spans):
             if long < short:
@@ -299,7 +299,7 @@ class TierSettings(Section):
         return self
 
     @property
-    def shortest(self) -> timedelta | None:
+    def shortest_retention(self) -> timedelta | None:
         """The shortest of these three times; None if all rows are kept forever."""
         return min((span for name in type(self).model_fields if (span := getattr(self, name))), default=None)
 
@@ -332,14 +332,14 @@ class GoldSettings(Section):
     """Tables, without `gold.`, that record their changes so that they can be published."""
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
+    def _require_distinct_names(self) -> Self:
         tables = [*self.declared_tables, *self.processor_tables, *(one.applied_table for one in self.references)]
-        if repeated := repeated_names(table.removeprefix("gold.") for table in tables):
+        if repeated := find_repeated_names(table.removeprefix("gold.") for table in tables):
             raise ValueError(f"two tables of gold have the name {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")
-    def _change_feeds_exist(self) -> Self:
+    def _require_existing_change_feeds(self) -> Self:
         own = (table.removeprefix("gold.") for table in (*self.declared_tables, *self.processor_tables))
         known = dict.fromkeys((*STANDARD_AVERAGES, *TierSettings.model_fields, "distinct_values", *own))
         if unknown := [name for name in self.change_feed if name not in known]:

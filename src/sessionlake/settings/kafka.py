@@ -109,39 +109,43 @@ class KafkaSecurity(Section):
     """Password of `key`, if it is encrypted."""
 
     @property
-    def tls(self) -> bool:
+    def uses_tls(self) -> bool:
         """True if the connection is encrypted (TLS)."""
         return self.protocol in {Protocol.SSL, Protocol.SASL_SSL}
 
     @model_validator(mode="after")
-    def _is_complete(self) -> Self:
+    def _require_needed_settings(self) -> Self:
         sasl = self.protocol in {Protocol.SASL_PLAINTEXT, Protocol.SASL_SSL}
         if sasl and self.mechanism is None:
             raise ValueError(f"{self.protocol} needs mechanism: {', '.join(Mechanism)}")
         if not sasl:
-            self._refuse(
+            self._refuse_settings(
                 ("mechanism", *_LOGIN, *_TOKEN, "scope"),
                 f"{self.protocol} has no login; use SASL_SSL, or leave these out",
             )
         elif self.mechanism is Mechanism.OAUTHBEARER:
-            self._require(_TOKEN, f"{self.mechanism}")
-            self._refuse(_LOGIN, f"{self.mechanism} logs in with client_id and client_secret; leave these out")
+            self._require_settings(_TOKEN, f"{self.mechanism}")
+            self._refuse_settings(_LOGIN, f"{self.mechanism} logs in with client_id and client_secret; leave these out")
         else:
-            self._require(_LOGIN, f"{self.mechanism}")
-            self._refuse((*_TOKEN, "scope"), f"{self.mechanism} logs in with username and password; leave these out")
-        if not self.tls:
-            self._refuse(_TLS, f"{self.protocol} uses no certificates; use SSL or SASL_SSL, or leave these out")
+            self._require_settings(_LOGIN, f"{self.mechanism}")
+            self._refuse_settings(
+                (*_TOKEN, "scope"), f"{self.mechanism} logs in with username and password; leave these out"
+            )
+        if not self.uses_tls:
+            self._refuse_settings(
+                _TLS, f"{self.protocol} uses no certificates; use SSL or SASL_SSL, or leave these out"
+            )
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key belong together: set both or neither")
         if self.key_password is not None and self.key is None:
             raise ValueError("key_password is set without key")
         return self
 
-    def _require(self, names: Iterable[str], who: str) -> None:
+    def _require_settings(self, names: Iterable[str], who: str) -> None:
         if missing := [name for name in names if getattr(self, name) is None]:
             raise ValueError(f"{who} needs {' and '.join(missing)}")
 
-    def _refuse(self, names: Iterable[str], why: str) -> None:
+    def _refuse_settings(self, names: Iterable[str], why: str) -> None:
         if given := [name for name in names if getattr(self, name) is not None]:
             raise ValueError(f"{' and '.join(given)}: {why}")
 
@@ -171,7 +175,7 @@ class KafkaSettings(Section):
 
     @field_validator("options", mode="before")
     @classmethod
-    def _as_text(cls, value: Any) -> Any:
+    def _convert_options_to_text(cls, value: Any) -> Any:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -183,7 +187,7 @@ class KafkaSettings(Section):
         return {str(k).removeprefix("kafka."): spelled[v] if isinstance(v, bool) else str(v) for k, v in value.items()}
 
     @model_validator(mode="after")
-    def _reads_committed(self) -> Self:
+    def _refuse_uncommitted_reads(self) -> Self:
         level = self.options.get(_ISOLATION, _COMMITTED)
         if level != _COMMITTED:
             raise ValueError(
@@ -193,7 +197,7 @@ class KafkaSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _security_is_set_once(self) -> Self:
+    def _require_security_set_once(self) -> Self:
         twice = [key for key in self.options if self.security is not None and _SECURITY_OPTIONS.fullmatch(key)]
         if twice:
             raise ValueError(
@@ -222,7 +226,7 @@ class BronzeSettings(Section):
     """
 
     @model_validator(mode="after")
-    def _has_its_source(self) -> Self:
+    def _require_settings_of_source(self) -> Self:
         if self.source is not SourceKind.KAFKA and getattr(self, self.source) is None:
             raise ValueError(f"source is {self.source}, so bronze.{self.source} must be set")
         return self

@@ -26,16 +26,16 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from sessionlake.errors import ConfigError
-from sessionlake.protocol.columns import repeated_names
+from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.capture import CaptureSettings, PayloadSettings, TopicRule
 from sessionlake.settings.file import (
     SCOPE_VARIABLE,
     TARGET_VARIABLE,
     Document,
     SettingsFile,
+    read_databricks_secret,
     read_document,
     read_settings,
-    secret_of_scope,
 )
 from sessionlake.settings.gold import BATCH_BYTES, GoldSettings, ProductSettings
 from sessionlake.settings.kafka import (
@@ -45,7 +45,7 @@ from sessionlake.settings.kafka import (
     OnTopicChange,
     SourceKind,
 )
-from sessionlake.settings.processors import ProcessorSettings, with_product_processors
+from sessionlake.settings.processors import ProcessorSettings, add_product_processors
 from sessionlake.settings.references import EnrichedSettings, JoinSettings, ReferenceSettings
 from sessionlake.settings.section import Duration, Section
 
@@ -133,7 +133,7 @@ class RetentionSettings(Section):
     """`ops.ledger`; its totals are kept. Must be at least as long as the limit of every other table here."""
 
     @model_validator(mode="after")
-    def _ledger_is_longest(self) -> Self:
+    def _require_ledger_kept_longest(self) -> Self:
         spans = {name: getattr(self, name) for name in type(self).model_fields if name != "ledger"}
         for name, span in spans.items():
             if self.ledger is not None and span is not None and span > self.ledger:
@@ -172,7 +172,7 @@ class SchemaSettings(Section):
     reference: str = Field("reference", min_length=1)
     """Name of the schema of reference tables."""
 
-    def name_of(self, schema: str) -> str:
+    def configured_name(self, schema: str) -> str:
         """Returns the configured name of a schema, such as `bronze`."""
         return str(getattr(self, schema))
 
@@ -216,17 +216,17 @@ class Settings(BaseSettings):
 
     @field_validator("home")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
+    def _make_home_absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
 
     @field_validator("processors")
     @classmethod
-    def _processors_differ(cls, value: tuple[ProcessorSettings, ...]) -> tuple[ProcessorSettings, ...]:
+    def _require_distinct_processors(cls, value: tuple[ProcessorSettings, ...]) -> tuple[ProcessorSettings, ...]:
         for own in value:
             if idle := own.model_fields_set & ({"topics", "max_state_bytes"} if own.key else {"source", "order"}):
                 raise ValueError(f"{own.name}: only processors with{'out' if own.key else ''} a key have {min(idle)}")
-        for what in ("name", "into"):
-            if repeated := repeated_names(getattr(processor, what) for processor in value):
+        for what in ("name", "output_table"):
+            if repeated := find_repeated_names(getattr(processor, what) for processor in value):
                 called = "name" if what == "name" else "table"
                 raise ValueError(f"two processors have the {called} {', '.join(repeated)}")
         return value
@@ -234,17 +234,17 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _add_product_processors(self) -> Self:
         # The settings are frozen; this validator is the only place that completes them.
-        object.__setattr__(self, "processors", with_product_processors(self.processors, self.gold))
+        object.__setattr__(self, "processors", add_product_processors(self.processors, self.gold))
         return self
 
     @model_validator(mode="after")
-    def _tables_differ(self) -> Self:
-        if repeated := repeated_names(self.added_tables):
+    def _require_distinct_tables(self) -> Self:
+        if repeated := find_repeated_names(self.added_tables):
             raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")
-    def _home_is_not_a_file(self) -> Self:
+    def _require_home_is_no_file(self) -> Self:
         if self.home.exists() and not self.home.is_dir():
             raise ValueError(f"home: {self.home} is a file, but must be a folder")
         return self
@@ -253,7 +253,7 @@ class Settings(BaseSettings):
     def added_tables(self) -> tuple[str, ...]:
         """Names with schema of the tables that exist only because of this configuration."""
         gold = self.gold.added_tables + self.gold.reference_tables
-        return tuple(processor.into for processor in self.processors) + gold
+        return tuple(processor.output_table for processor in self.processors) + gold
 
     @property
     def allows_offset_gaps(self) -> bool:
@@ -286,10 +286,10 @@ def load_settings(file: str | Path | None = None) -> Settings:
     Raises:
         ConfigError: a setting is wrong. The text has each wrong key with its value and the allowed values.
     """
-    path = _config_path(file)
+    path = _find_config_file(file)
     document = Document(Path(DEFAULT_FILE)) if path is None else read_document(path)
     _refuse_unknown_variables()
-    return settings_of(read_settings(document, os.environ.get(TARGET_VARIABLE), secret_of_scope))
+    return settings_of(read_settings(document, os.environ.get(TARGET_VARIABLE), read_databricks_secret))
 
 
 def settings_of(file: SettingsFile) -> Settings:
@@ -301,7 +301,7 @@ def settings_of(file: SettingsFile) -> Settings:
     try:
         return Settings(**file.content)
     except ValidationError as error:
-        wrong = _problems(error, file)
+        wrong = _convert_validation_errors(error, file)
         where = f"config file {file.document.path}" if file.content else "configuration"
         lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
         many = "s" if len(wrong) > 1 else ""
@@ -313,16 +313,16 @@ def settings_of(file: SettingsFile) -> Settings:
         ) from None
 
 
-def settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:
+def find_settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:
     """Returns all wrong settings of a file: the line (None if the setting is not in the file), and a text."""
     try:
         Settings(**file.content)
     except ValidationError as error:
-        return _problems(error, file)
+        return _convert_validation_errors(error, file)
     return []
 
 
-def _config_path(file: str | Path | None) -> Path | None:
+def _find_config_file(file: str | Path | None) -> Path | None:
     if named := file or os.environ.get(CONFIG_VARIABLE):
         if not Path(named).exists():
             raise ConfigError(
@@ -345,12 +345,12 @@ def _refuse_unknown_variables() -> None:
                 )
 
 
-def _problems(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
+def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
     found = []
     for item in error.errors():
         key, text = ".".join(str(part) for part in item["loc"]) or "(whole)", item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"{key}: no such key; known here: {', '.join(_known_keys(item['loc'][:-1]))}"
+            text = f"{key}: no such key; known here: {', '.join(_list_known_keys(item['loc'][:-1]))}"
         elif file.repeats_secret(item["loc"], text):
             text = f"{key}: the value of the secret is not valid ({item['type']})"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
@@ -361,7 +361,7 @@ def _problems(error: ValidationError, file: SettingsFile) -> list[tuple[int | No
     return found
 
 
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+def _list_known_keys(location: tuple[int | str, ...]) -> list[str]:
     model: Any = Settings
     for part in location:
         if isinstance(part, int):

@@ -34,11 +34,11 @@ def load_named_code(target: str, kind: type, folder: str = "") -> Any:
             raise NamedCodeError(f"{why} ({type(error).__name__}: {error}); it is not installed{where}") from error
         raise NamedCodeError(f"{why}: {type(error).__name__}: {error}") from error
     if not hasattr(found, name):
-        own = [key for key, value in vars(found).items() if isinstance(value, kind) and _is_of(value, module)]
+        own = [key for key, value in vars(found).items() if isinstance(value, kind) and _is_defined_in(value, module)]
         what = "classes" if kind is type else f"{kind.__name__.lower()}s"
         raise NamedCodeError(f"module {module} has no {name}; its {what}: {', '.join(own) or 'none'}")
     return getattr(found, name)
 
 
-def _is_of(value: Any, module: str) -> bool:
+def _is_defined_in(value: Any, module: str) -> bool:
     return not isinstance(value, type) or value.__module__ == module

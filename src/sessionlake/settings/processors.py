@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from sessionlake.protocol.columns import repeated_names
+from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.gold import SOURCE, GoldSettings, ProductSettings
 from sessionlake.settings.section import Duration, OnViolation, Regex, Section
 
@@ -48,7 +48,7 @@ class ProcessorSettings(Section):
     """Least time between the starts of two batches."""
 
     @property
-    def into(self) -> str:
+    def output_table(self) -> str:
         """Name of the output table, with schema."""
         return self.table or f"silver.{self.name}"
 
@@ -58,12 +58,12 @@ class ProcessorSettings(Section):
         return f"processor-{self.name}"
 
     @property
-    def where(self) -> str:
+    def config_key(self) -> str:
         """The configuration key that declares the processor or product."""
         return f"processors.{self.name}"
 
     @property
-    def rebuilt_as(self) -> str:
+    def rebuild_argument(self) -> str:
         """The argument of `sessionlake rebuild` that rebuilds it."""
         return f"processor:{self.name}"
 
@@ -74,17 +74,17 @@ class ProductProcessor(ProcessorSettings):
     product: ProductSettings
 
     @property
-    def where(self) -> str:
+    def config_key(self) -> str:
         """The configuration key that declares the processor or product."""
         return f"gold.products.{self.name}"
 
     @property
-    def rebuilt_as(self) -> str:
+    def rebuild_argument(self) -> str:
         """The argument of `sessionlake rebuild` that rebuilds it."""
-        return self.into
+        return self.output_table
 
 
-def with_product_processors(
+def add_product_processors(
     processors: Iterable[ProcessorSettings], gold: GoldSettings
 ) -> tuple[ProcessorSettings, ...]:
     """Returns the configured processors and those that maintain products of gold with a source table.
@@ -95,13 +95,13 @@ def with_product_processors(
         ValueError: two have the same name or table, or some are computed from each other.
     """
     named = [own for own in processors if not isinstance(own, ProductProcessor)]
-    every = [*named, *(_run_as(one, gold.trigger) for one in gold.products if one.source is not None)]
-    if repeated := repeated_names(own.name for own in every):
+    every = [*named, *(_make_product_processor(one, gold.trigger) for one in gold.products if one.source is not None)]
+    if repeated := find_repeated_names(own.name for own in every):
         raise ValueError(f"a processor and a product of gold with a source have the name {', '.join(repeated)}")
-    if repeated := repeated_names(own.into for own in every):
+    if repeated := find_repeated_names(own.output_table for own in every):
         raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
-    by_table = {own.into: own for own in every}
-    sources = {own.into: [own.source] if own.key and own.source in by_table else [] for own in every}
+    by_table = {own.output_table: own for own in every}
+    sources = {own.output_table: [own.source] if own.key and own.source in by_table else [] for own in every}
     try:
         return tuple(by_table[table] for table in TopologicalSorter(sources).static_order())
     except CycleError as error:
@@ -110,7 +110,7 @@ def with_product_processors(
         ) from None
 
 
-def _run_as(product: ProductSettings, trigger: timedelta) -> ProductProcessor:
+def _make_product_processor(product: ProductSettings, trigger: timedelta) -> ProductProcessor:
     return ProductProcessor(
         name=product.name,
         target=product.python or product.table,

@@ -41,7 +41,7 @@ class LookupSettings(Section):
     """Most keys that are remembered as requested."""
 
     @model_validator(mode="after")
-    def _has_one_source(self) -> Self:
+    def _require_one_source(self) -> Self:
         if (self.url is None) == (self.python is None):
             raise ValueError("a lookup needs either `url`, or `python: module:NAME`")
         return self
@@ -60,7 +60,7 @@ class ReferenceSettings(Section):
 
     @field_validator("keys", "columns")
     @classmethod
-    def _types_are_known(cls, value: dict[str, str]) -> dict[str, str]:
+    def _require_known_types(cls, value: dict[str, str]) -> dict[str, str]:
         if not value:
             raise ValueError("name at least one column, as in {site: string}")
         for name, sql in value.items():
@@ -69,7 +69,7 @@ class ReferenceSettings(Section):
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _require_consistent_settings(self) -> Self:
         check_columns((*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table},")
         if wrong := [name for name, sql in self.keys.items() if sql not in _KEY_TYPES]:
             raise ValueError(f"{', '.join(wrong)}: the type of a key must be one of {', '.join(_KEY_TYPES)}")
@@ -100,7 +100,7 @@ class JoinSettings(Section):
 
     @field_validator("take")
     @classmethod
-    def _names_are_usable(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+    def _require_usable_names(cls, value: dict[str, str] | None) -> dict[str, str] | None:
         check_columns(value or (), (), "the table")
         return value
 

@@ -25,7 +25,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.progress import has_read
+from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming import manifest
@@ -145,7 +145,7 @@ def decide(
         )
     # If silver stopped there, only silver counts: a processor that got past this message judged it by other rules.
     layers = [SILVER] if SILVER in stopped else _layers(settings)
-    passed = [layer for layer in layers if has_read(reader, layer, topic, partition, offset)]
+    passed = [layer for layer in layers if has_read_message(reader, layer, topic, partition, offset)]
     _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
         _require_not_in_unfinished_batch(unfinished_batch(settings, layer), layer, topic, partition, offset)
@@ -205,7 +205,7 @@ def withdraw(
 
 def _followed(reader: TableReader) -> dict[DecisionKey, Decision]:
     """Returns the decisions that batches of silver have followed, by message, from the ledger."""
-    rows = to_dicts(LedgerReader(reader, "decisions").entries(("layer", operator.eq, SILVER)))
+    rows = to_dicts(LedgerReader(reader, "decisions").read_entries(("layer", operator.eq, SILVER)))
     items = (item for row in rows for item in row["decisions"] or ())
     return {_key_of(item): Decision(item["decision"]) for item in items}
 
@@ -224,7 +224,7 @@ def _require_not_followed(settings: Settings, reader: TableReader, place: Decisi
                 fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
             )
         waits = layer in stopped and _place_of(stopped[layer]) == place
-        if not waits and has_read(reader, layer, topic, partition, offset):
+        if not waits and has_read_message(reader, layer, topic, partition, offset):
             raise UsageError(f"{_describe(place)}: {layer} has passed it, so the decision cannot be withdrawn")
 
 

@@ -26,20 +26,20 @@ from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import IntegrityViolationError, LakeError
 from sessionlake.integrity.rules import Decision, DecisionKey
-from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, config_hash
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.decisions import binding_decisions, ledger_decisions
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
-from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, read_report
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.fold.unpack import Unpack, unpack_rows
+from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
 from sessionlake.silver.quarantine import add_raw_messages
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
-from sessionlake.spark.frames import Mapped, Rows
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.frames import Rows, UnappliedMap
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned, starting_options
 from sessionlake.streaming.folded import Folded, collect
@@ -57,22 +57,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LAYER = SILVER
-APPENDED = (
+APPENDED_TABLES = (
     (SilverOutput.CHANGES, CHANGES),
     (SilverOutput.PROGRESS, PROGRESS),
     (SilverOutput.EVENTS, EVENTS),
     (SilverOutput.CUTS, CUTS),
 )
 
-OnBatch = Callable[[LedgerEntry, Mapping[str, pa.Table]], None]
+BatchCallback = Callable[[LedgerEntry, Mapping[str, pa.Table]], None]
 
 
 def start(
-    spark: SparkSession,
-    settings: Settings,
-    *,
-    once: bool = False,
-    on_batch: OnBatch | None = None,
+    spark: SparkSession, settings: Settings, *, once: bool = False, on_batch: BatchCallback | None = None
 ) -> LayerQuery:
     """Starts the stream of silver.
 
@@ -91,19 +87,19 @@ def start(
             Or a topic now has class `once` although some of its changes were removed.
     """
     lake = Lake(settings)
-    _prepare(spark, lake)
+    _prepare_tables(spark, lake)
     resume_from = handover.read_active(settings)
     decided = binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
-    log = offset_log(spark, lake, settings, LAYER, first_batch)
+    log = load_offset_log(spark, lake, settings, LAYER, first_batch)
     times = StreamTimesLog.open(spark, settings, LAYER, log.last_offsets)
-    job = _SilverBatch(lake, settings, decided, first_batch, log, times, on_batch)
-    frame = folded_stream(spark, lake, settings, decided, resume_from)
+    job = _SilverBatchWriter(lake, settings, decided, first_batch, log, times, on_batch)
+    frame = build_folded_stream(spark, lake, settings, decided, resume_from)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
     return query.start(frame, job, trigger=settings.silver.trigger, once=once)
 
 
-def _prepare(spark: SparkSession, lake: Lake) -> None:
+def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     """Checks that the stream may resume in this lake, and creates missing tables of silver."""
     settings = lake.settings
     require_uninterrupted(settings, LAYER)
@@ -115,23 +111,23 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
     note_shards(settings)
 
 
-def folded_stream(
+def build_folded_stream(
     spark: SparkSession,
     lake: Lake,
     settings: Settings,
-    decided: dict[DecisionKey, Decision],
+    decisions: dict[DecisionKey, Decision],
     resume_from: Handover | None,
 ) -> DataFrame:
     """Returns the stateful stream: bronze's messages, packed and folded by shard, as `kind string, payload binary`."""
     capture = settings.capture
     interval = milliseconds(settings.silver.snapshot_interval)
-    fold: ShardFold = SilverFold(capture.declared, capture, decided, interval)
+    fold: ShardFold = SilverFold(capture.declared, capture, decisions, interval)
     if resume_from is not None:
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings)))
-    return fold_shards(packed_stream(spark, lake, settings, LAYER, resume_from=resume_from), fold)
+    return fold_shards(build_packed_stream(spark, lake, settings, LAYER, resume_from=resume_from), fold)
 
 
-def offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, first_batch: int = 0) -> OffsetLog:
+def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, first_batch: int = 0) -> OffsetLog:
     """Returns the offsets at which a layer's last committed batch ends in each topic-partition.
 
     The ledger may already have the next batch, which Spark will run again; its offsets are left out.
@@ -140,15 +136,15 @@ def offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: str, 
     done = last_committed(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
-    return OffsetLog.load(spark, lake, layer, before)
+    return OffsetLog.load_from_ledger(spark, lake, layer, before)
 
 
-def packed_stream(
+def build_packed_stream(
     spark: SparkSession,
     lake: Lake,
     settings: Settings,
     layer: str,
-    topics: str = ".*",
+    topic_pattern: str = ".*",
     resume_from: Handover | None = None,
 ) -> DataFrame:
     """Returns the stream of bronze's messages, packed by shard, as `shard int, chunk binary`.
@@ -158,7 +154,7 @@ def packed_stream(
         lake: The lake.
         settings: The settings of the lake.
         layer: The layer whose checkpoint and notes of stream time are used.
-        topics: Regular expression that matches the whole name of each topic to read.
+        topic_pattern: Regular expression that matches the whole name of each topic to read.
         resume_from: The handover to start from; messages before it are not read again. None starts with all messages.
     """
     from pyspark.sql import functions as F
@@ -167,16 +163,16 @@ def packed_stream(
     if resume_from is not None:
         options["startingVersion"] = resume_from.bronze_version + 1
     elif last_planned(settings.checkpoint(layer)) is None:
-        options |= _first_read(spark, lake, layer)
+        options |= _read_first_read_options(spark, lake, layer)
     else:
         options |= starting_options(settings.checkpoint(layer))
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
-    packer = Packer(rules_of(settings.capture), settings.silver.shards, topics, stored_times(settings, layer))
+    packer = Packer(rules_of(settings.capture), settings.silver.shards, topic_pattern, stored_times(settings, layer))
     return raw.select(shard, *BRONZE_COLUMNS).mapInArrow(packer, PACKED_SCHEMA)
 
 
-def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
+def _read_first_read_options(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
     """Returns options for a stream that reads all of bronze for the first time, after checking that this is possible.
 
     If it is not, the error says how to build the layer instead.
@@ -190,7 +186,7 @@ def _first_read(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
         ) from error
 
 
-class _SilverBatch:
+class _SilverBatchWriter:
     """Commits one micro-batch: checks it, appends to silver's tables, and then writes the ledger entry."""
 
     def __init__(
@@ -201,7 +197,7 @@ class _SilverBatch:
         first_batch: int,
         log: OffsetLog,
         times: StreamTimesLog,
-        on_batch: OnBatch | None,
+        on_batch: BatchCallback | None,
     ) -> None:
         self._lake = lake
         self._ledger = Ledger(lake)
@@ -218,16 +214,18 @@ class _SilverBatch:
         txn = Txn(txn.app_id, self._first_batch + txn.version)
         frame.persist()
         try:
-            with interpreted(spark, when=self._was_small):
+            with without_code_generation(spark, enabled=self._was_small):
                 folded, written = collect(frame, SilverOutput.REPORT, self._lake.limits.inline_bytes)
-            reports = [read_report(report) for report in written]
-            partitions = sum_counts(reports)
+            reports = [decode_report(report) for report in written]
+            partitions = sum_partition_counts(reports)
             self._refuse_violations(reports)
-            ranges = offset_ranges(partitions)
-            self._log.check(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
+            ranges = list_offset_ranges(partitions)
+            self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             require_continued(LAYER, partitions, self._log.last_offsets)
-            with committing(self._settings, LAYER, txn.version, config_hash(self._settings, SILVER), ranges):
-                outputs, rows = self._append(folded, reports, txn)
+            with committing(
+                self._settings, LAYER, txn.version, hash_settings_of_layers(self._settings, SILVER), ranges
+            ):
+                outputs, rows = self._append_rows(folded, reports, txn)
                 entry = LedgerEntry(
                     layer=LAYER,
                     txn=txn,
@@ -235,18 +233,18 @@ class _SilverBatch:
                     started_at=started,
                     offsets=ranges,
                     outputs=outputs,
-                    **ledger_counts(partitions),
-                    config_hash=config_hash(self._settings),
+                    **sum_ledger_counts(partitions),
+                    config_hash=hash_settings_of_layers(self._settings),
                     decisions=ledger_decisions(
                         (place for report in reports for place in report.decided), self._decided
                     ),
                 )
                 self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
                 self._times.advance(partitions, reports)
-                self._ledger.write(spark, entry)
+                self._ledger.write_entry(spark, entry)
         finally:
             frame.unpersist()
-        self._log.advance(ranges)
+        self._log.record_committed_ranges(ranges)
         self._was_small = entry.messages <= self._lake.limits.few_messages
         if self._on_batch:
             self._on_batch(entry, rows)
@@ -257,12 +255,12 @@ class _SilverBatch:
         Raises:
             SilverStoppedError: There is a violation. The error names the message and the commands to decide about it.
         """
-        error = first_violation(reports)
+        error = build_stop_error(reports)
         if error is not None:
             note_stop(self._settings, error.violation)
             raise error
 
-    def _append(
+    def _append_rows(
         self, folded: Folded, reports: list[ShardReport], txn: Txn
     ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
         """Appends the batch's rows to the tables; a table without rows gets no commit.
@@ -271,43 +269,43 @@ class _SilverBatch:
             For the ledger, the number of rows and the version of each table. And by table, the rows that are in memory.
         """
         spark, outputs, rows_by_table = folded.frame.sparkSession, [], {}
-        for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
+        for kind, table in (*APPENDED_TABLES, (SilverOutput.QUARANTINE, QUARANTINE)):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if not count:
                 continue
-            rows = rows_for_table(folded, kind, txn, payload_ddl(self._settings, table))
+            rows = select_table_rows(folded, kind, txn, build_payload_ddl(self._settings, table))
             if kind is SilverOutput.QUARANTINE:
                 rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 rows_by_table[table] = rows
             append(spark, self._lake, table, rows, txn)
-            outputs.append(TableOutput(table, self._committed(spark, table, count), count))
+            outputs.append(TableOutput(table, self._read_committed_version(spark, table, count), count))
         return tuple(outputs), rows_by_table
 
-    def _committed(self, spark: SparkSession, table: str, count: int) -> int:
+    def _read_committed_version(self, spark: SparkSession, table: str, row_count: int) -> int:
         """Returns the table version of the batch's commit, after checking that it has the expected number of rows.
 
         A commit with 0 rows is a compaction that came after it. The last commit of `integrity_events` is not checked:
         it may come from a merge.
         """
         commit = self._lake.last_commit(spark, table)
-        if table != EVENTS and commit.rows not in (0, count):
+        if table != EVENTS and commit.rows not in (0, row_count):
             raise LakeError(
-                f"{table}: version {commit.version} holds {commit.rows} rows of a batch that has {count}",
+                f"{table}: version {commit.version} holds {commit.rows} rows of a batch that has {row_count}",
                 fix=f"If rows were removed from {MESSAGES} by hand, restore that table (RESTORE TABLE); otherwise "
                 "report this as a bug of sessionlake",
             )
         return commit.version
 
 
-def rows_for_table(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
+def select_table_rows(folded: Folded, kind: str, txn: Txn, columns_ddl: str) -> Rows:
     """Returns the rows for a table: in memory if all its payloads are, otherwise to be unpacked by Spark.
 
     Args:
         folded: The payloads of the batch.
         kind: The kind of payload for the table.
         txn: The transaction, whose number becomes the column `_batch`.
-        ddl: The columns of the rows, for Spark.
+        columns_ddl: The columns of the rows, for Spark.
     """
     from pyspark.sql import functions as F
 
@@ -315,10 +313,10 @@ def rows_for_table(folded: Folded, kind: str, txn: Txn, ddl: str) -> Rows:
     if payloads is not None:
         return unpack_rows(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")
-    return Mapped(frame, Unpack(txn.version), ddl)
+    return UnappliedMap(frame, PayloadUnpacker(txn.version), columns_ddl)
 
 
-def payload_ddl(settings: Settings, table: str) -> str:
+def build_payload_ddl(settings: Settings, table: str) -> str:
     """Returns the DDL of the rows that a fold emits for a table: the table's columns without the raw message."""
     from sessionlake.delta.schemas.tables import TABLES
 
@@ -326,28 +324,30 @@ def payload_ddl(settings: Settings, table: str) -> str:
     return ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[table].columns_for(settings) if name not in added)
 
 
-def sum_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
+def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
     """Returns the counts of all shards added up by topic-partition, sorted by topic-partition."""
     sums: dict[tuple[str, int], PartitionCounts] = {}
     for part in (p for report in reports for p in report.partitions):
         known = sums.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
         if part.messages:
-            known.first = min(known.first, part.first) if known.messages else part.first
+            known.first_offset = min(known.first_offset, part.first_offset) if known.messages else part.first_offset
             # Every shard should report the same offset. If one reports a lower one, it judged with a wrong stream time.
-            known.since = min(known.since, part.since) if known.messages else part.since
+            before = part.previous_offset
+            known.previous_offset = min(known.previous_offset, before) if known.messages else before
             known.stream_time = max(known.stream_time, part.stream_time)
-            known.last = max(known.last, part.last)
+            known.last_offset = max(known.last_offset, part.last_offset)
         for name in (*COUNTS, "erased"):
             setattr(known, name, getattr(known, name) + getattr(part, name))
     return [sums[place] for place in sorted(sums)]
 
 
-def offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
+def list_offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRange, ...]:
     """Returns the offset ranges of the batch. A topic-partition without new messages, only released ones, has none."""
-    return tuple(OffsetRange(p.topic, p.partition, p.first, p.last, p.messages) for p in partitions if p.messages)
+    parts = (part for part in partitions if part.messages)
+    return tuple(OffsetRange(p.topic, p.partition, p.first_offset, p.last_offset, p.messages) for p in parts)
 
 
-def ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
+def sum_ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
     """Returns the numbers of applied, duplicate, quarantined and held messages of the batch, by column of the ledger.
 
     Erased messages count only in the offset ranges, because they are not judged.
@@ -360,39 +360,41 @@ class SilverStoppedError(IntegrityViolationError):
     """Raised before the commit of a batch with a message that violates its class; names the commands to decide."""
 
     def __init__(self, violation: Violation) -> None:
-        super().__init__(_describe(violation), why="Nothing of the batch was committed", fix=_ways_to_decide(violation))
+        what, commands = _describe_violation(violation), _list_decision_commands(violation)
+        super().__init__(what, why="Nothing of the batch was committed", fix=commands)
         self.violation = violation
 
     @property
-    def place(self) -> str:
+    def violation_text(self) -> str:
         """The message and the violation, as text, without the commands to decide."""
-        return _describe(self.violation)
+        return _describe_violation(self.violation)
 
 
-def first_violation(reports: list[ShardReport]) -> SilverStoppedError | None:
+def build_stop_error(reports: list[ShardReport]) -> SilverStoppedError | None:
     """Returns the error about the first violation in the reports, by topic, partition and offset; None without one."""
     found = [violation for report in reports for violation in report.violations]
     return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None
 
 
-def _describe(first: Violation) -> str:
+def _describe_violation(violation: Violation) -> str:
     """Returns class, session, topic, partition, offset, expected seq and actual seq of a violation, as text."""
-    due = {"orphan": "a snapshot", "after_end": "nothing"}.get(first.event, f"seq {first.expected_seq}")
-    found = "no seq" if first.actual_seq is None else f"seq {first.actual_seq}"
+    due = {"orphan": "a snapshot", "after_end": "nothing"}.get(violation.event, f"seq {violation.expected_seq}")
+    found = "no seq" if violation.actual_seq is None else f"seq {violation.actual_seq}"
     return (
-        f"{first.event}: session {first.session_id!r} ({first.integrity}), topic {first.topic}, "
-        f"partition {first.partition}, offset {first.offset}: expected {due}, found {found}"
+        f"{violation.event}: session {violation.session_id!r} ({violation.integrity}), topic {violation.topic}, "
+        f"partition {violation.partition}, offset {violation.offset}: expected {due}, found {found}"
     )
 
 
-def _ways_to_decide(first: Violation) -> str:
+def _list_decision_commands(violation: Violation) -> str:
     """Returns the commands with which an operator decides about a violation, as text."""
-    session = f"sessionlake resolve --topic {shlex.quote(first.topic)} --session {shlex.quote(first.session_id)}"
+    topic, offset = violation.topic, violation.offset
+    session = f"sessionlake resolve --topic {shlex.quote(topic)} --session {shlex.quote(violation.session_id)}"
     return (
         "Choose one of these commands, then run silver again:\n"
-        f"  {session} --offset {first.offset} --accept-gap  # apply the message all the same\n"
-        f"  {session} --offset {first.offset} --isolate  # break the session until its next snapshot\n"
-        f"  {session} --skip-message {first.offset}  # as if the message had not arrived\n"
+        f"  {session} --offset {offset} --accept-gap  # apply the message all the same\n"
+        f"  {session} --offset {offset} --isolate  # break the session until its next snapshot\n"
+        f"  {session} --skip-message {offset}  # as if the message had not arrived\n"
         "or set capture.on_violation to isolate or record "
-        f"(for this topic alone: under capture.by_topic, pattern {first.topic!r})"
+        f"(for this topic alone: under capture.by_topic, pattern {topic!r})"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
-from sessionlake.ledger.progress import last_batch
+from sessionlake.ledger.progress import read_last_batch
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
@@ -77,7 +77,7 @@ def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -
 
     They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
     """
-    last = last_batch(Lake(settings).reader(spark), layer)
+    last = read_last_batch(Lake(settings).reader(spark), layer)
     return handover.next_batch(settings, layer) - 1, -1 if last is None else last
 
 

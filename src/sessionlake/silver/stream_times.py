@@ -21,12 +21,12 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError
-from sessionlake.integrity.clock import BEGINNING, LaneTime
+from sessionlake.integrity.clock import BEGINNING, PartitionTime
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.integrity.stream_times import SCHEMA, StreamTimes
-from sessionlake.ledger.retained import beginnings, describe_beginning
+from sessionlake.integrity.stream_times import NOTES_SCHEMA, StreamTimeNotes
+from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
 from sessionlake.ledger.silences import read_silences
-from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
@@ -40,13 +40,13 @@ _SETTLED, _RECENT = "settled.arrow", "recent.arrow"
 
 @dataclass(frozen=True)
 class StoredTimes:
-    """Looks up stream times in the notes stored in `folder`, in the packing tasks; a `TimesBefore`."""
+    """Looks up stream times in the notes stored in `folder`, in the packing tasks; an `EarlierStreamTimes`."""
 
     folder: str
 
-    def before(self, names: Sequence[TopicPartition], first: Int64s) -> tuple[Int64s, Int64s]:
-        """Returns stream time (ms) and offset of each topic-partition's last note before its offset in `first`."""
-        return _read(Path(self.folder)).before(names, first)
+    def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns stream time (ms) and offset of each topic-partition's last note before its offset in `offsets`."""
+        return _read(Path(self.folder)).read_times_before(partitions, offsets)
 
 
 def stored_times(settings: Settings, layer: str) -> StoredTimes:
@@ -57,7 +57,7 @@ def stored_times(settings: Settings, layer: str) -> StoredTimes:
 class StreamTimesLog:
     """Writes the notes of one stream, in the driver."""
 
-    def __init__(self, layer: str, folder: Path, times: StreamTimes) -> None:
+    def __init__(self, layer: str, folder: Path, times: StreamTimeNotes) -> None:
         self._layer, self._folder, self._times = layer, folder, times
 
     @classmethod
@@ -76,7 +76,7 @@ class StreamTimesLog:
         folder = Path(stored_times(settings, layer).folder)
         folder.mkdir(parents=True, exist_ok=True)
         names, last = list(ends), np.array(list(ends.values()), np.int64)
-        time, offset = _read(folder).before(names, last + 1)
+        time, offset = _read(folder).read_times_before(names, last + 1)
         known = dict(zip(names, time.tolist(), strict=True))
         missing = {name: ends[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted}
         known |= _times_from_bronze(spark, Lake(settings), missing)
@@ -84,8 +84,8 @@ class StreamTimesLog:
             for silence in read_silences(Lake(settings).reader(spark)):
                 if silence.behind <= ends.get(silence.place, BEGINNING):  # it is before the next batch
                     known[silence.place] = max(known[silence.place], silence.until)
-        log = cls(layer, folder, StreamTimes())
-        log._store(StreamTimes().noted(LaneTime(*name, known[name], end) for name, end in ends.items()))
+        log = cls(layer, folder, StreamTimeNotes())
+        log._store(StreamTimeNotes().add_notes(PartitionTime(*name, known[name], end) for name, end in ends.items()))
         return log
 
     def advance(self, batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
@@ -97,13 +97,13 @@ class StreamTimesLog:
             batch: The counts of the batch by topic-partition.
             reports: The shards' reports about the batch.
         """
-        self._store(self._times.noted(times_after(batch, reports)))
+        self._store(self._times.add_notes(times_after(batch, reports)))
         fault_point(f"after:{self._layer}.stream_times")
 
-    def _store(self, times: StreamTimes) -> None:
+    def _store(self, times: StreamTimeNotes) -> None:
         if times.settled is not self._times.settled:
-            write_atomically(self._folder / _SETTLED, write_ipc(times.settled))
-        write_atomically(self._folder / _RECENT, write_ipc(times.recent))
+            write_atomically(self._folder / _SETTLED, encode_ipc(times.settled))
+        write_atomically(self._folder / _RECENT, encode_ipc(times.recent))
         self._times = times
 
 
@@ -120,16 +120,16 @@ def require_continued(layer: str, batch: Iterable[PartitionCounts], ends: Mappin
     """
     for part in batch:
         end = ends.get((part.topic, part.partition), BEGINNING)
-        if part.messages and part.since != end:
+        if part.messages and part.previous_offset != end:
             raise LakeError(
                 f"{layer}: topic {part.topic}, partition {part.partition}: stream time was known up to offset "
-                f"{part.since}, but the batch continues after offset {end}",
+                f"{part.previous_offset}, but the batch continues after offset {end}",
                 why="Nothing of the batch was committed, because its messages may have been judged with a wrong time",
                 fix="Run it again: a starting stream looks up missing notes in bronze",
             )
 
 
-def times_after(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[LaneTime]:
+def times_after(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[PartitionTime]:
     """Returns stream time and last offset of each topic-partition that has messages or silences in a batch.
 
     Args:
@@ -140,23 +140,25 @@ def times_after(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]
     ends = {(lane.topic, lane.partition): lane for lane in silent}
     for part in batch:
         if part.messages:
-            ends[part.topic, part.partition] = LaneTime(part.topic, part.partition, part.stream_time, part.last)
+            ends[part.topic, part.partition] = PartitionTime(
+                part.topic, part.partition, part.stream_time, part.last_offset
+            )
     return ends.values()
 
 
-def _read(folder: Path) -> StreamTimes:
+def _read(folder: Path) -> StreamTimeNotes:
     # If both files are rewritten, the settled one is written first. So it is read last, to miss no note.
     recent, settled = (_read_notes(folder / name) for name in (_RECENT, _SETTLED))
-    return StreamTimes(settled, recent)
+    return StreamTimeNotes(settled, recent)
 
 
 def _read_notes(file: Path) -> pa.Table:
     """Reads a file of notes. Returns no notes if it is missing or has another format, because notes are only copies."""
     try:
-        found = read_ipc(file.read_bytes())
+        found = decode_ipc(file.read_bytes())
     except (FileNotFoundError, pa.ArrowInvalid):
-        return SCHEMA.empty_table()
-    return found if found.schema.equals(SCHEMA, check_metadata=True) else SCHEMA.empty_table()
+        return NOTES_SCHEMA.empty_table()
+    return found if found.schema.equals(NOTES_SCHEMA, check_metadata=True) else NOTES_SCHEMA.empty_table()
 
 
 def _times_from_bronze(
@@ -171,11 +173,11 @@ def _times_from_bronze(
 
     if not ends:
         return {}
-    gone = {place: at for place, at in beginnings(lake.reader(spark)).items() if place in ends}
+    gone = {place: at for place, at in read_partition_starts(lake.reader(spark)).items() if place in ends}
     for place, at in gone.items():
         if at.last_removed > ends[place]:
             raise LakeError(
-                f"{describe_beginning(place, at)}: stream time up to offset {ends[place]} is not known any more",
+                f"{describe_partition_start(place, at)}: stream time up to offset {ends[place]} is not known any more",
                 why="The checkpoint is older than the tables",
                 fix="Restore the newer checkpoint",
             )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.names import MESSAGES
-from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.silences import read_silences, silences_in
+from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.silences import read_silences, select_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -45,7 +45,7 @@ def unread_silences(
         LakeError: The checkpoint does not say which versions of bronze the layer has read.
     """
     lake = Lake(settings)
-    last = last_batch(lake.reader(spark), layer)
+    last = read_last_batch(lake.reader(spark), layer)
     if last is None or not any(one.behind == ends.get(one.place) for one in read_silences(lake.reader(spark))):
         return frozenset()
     following = handover.next_version(settings, layer, last)
@@ -59,7 +59,7 @@ def _read(spark: SparkSession, lake: Lake, version: int, checkpoint: str) -> fro
     found: set[Silence] = set()
 
     def gather(rows: DataFrame, _: Txn) -> None:
-        found.update(silences_in(rows))
+        found.update(select_silences(rows))
 
     options = {"startingVersion": version, **SKIP_REMOVALS}
     frame = lake.stream(spark, MESSAGES, lake.settings.silver.max_bytes_per_trigger, options)

@@ -27,9 +27,9 @@ def callback_thread_closer(spark: SparkSession) -> Callable[[], None]:
     asked = isinstance(client, JavaClient) and not on_databricks()
     connection = client.get_thread_connection() if asked else None
 
-    def end() -> None:
+    def close_connection() -> None:
         if connection is not None and connection.socket is not None:
             with suppress(OSError):  # the connection is closed already
                 connection.socket.shutdown(socket.SHUT_RDWR)
 
-    return end
+    return close_connection

@@ -17,13 +17,13 @@ _TOLERANCE = 1e-9
 _FOUND, _TRUTH, _OFTEN, _DUE = map(internal, ("found", "truth", "often", "due"))
 
 
-def magnitude_column(name: str) -> str:
+def magnitude_column_name(name: str) -> str:
     """Returns the name of the column with a result's magnitude: the same sum or average, over absolute values."""
     return internal(f"size:{name}")
 
 
 @dataclass(frozen=True)
-class Compared:
+class TableComparison:
     """Result of comparing a table with its expected content.
 
     Attributes:
@@ -34,57 +34,65 @@ class Compared:
     """
 
     table: str
-    rows: int
-    different: int
-    first: str | None
+    expected_rows: int
+    different_rows: int
+    first_difference: str | None
 
     def __str__(self) -> str:
-        if self.first is None:
-            return f"{self.table} is exact: {self.rows:,} rows"
-        return f"{self.table}: {self.different:,} of {self.rows:,} rows differ; the first difference:\n  {self.first}"
+        if self.first_difference is None:
+            return f"{self.table} is exact: {self.expected_rows:,} rows"
+        return (
+            f"{self.table}: {self.different_rows:,} of {self.expected_rows:,} rows differ; the first difference:\n  "
+            f"{self.first_difference}"
+        )
 
 
 def compare_rows(
-    table: str, keys: Sequence[str], results: Sequence[str], found: DataFrame, truth: DataFrame
-) -> Compared:
+    table: str, key_columns: Sequence[str], compared_columns: Sequence[str], actual: DataFrame, expected: DataFrame
+) -> TableComparison:
     """Compares the rows of a table with the expected rows.
 
     Args:
         table: Name of the table, for the result.
-        keys: Columns that identify a row.
-        results: Columns to compare. They must be equal, unless `truth` has a `magnitude_column` for the result: then
-            they may differ by the tolerance times the magnitude.
-        found: Rows of the table.
-        truth: Expected rows.
+        key_columns: Columns that identify a row.
+        compared_columns: Columns to compare. They must be equal, unless `expected` has a column with the magnitude of
+            the values (`magnitude_column_name`): then they may differ by the tolerance times the magnitude.
+        actual: Rows of the table.
+        expected: Expected rows.
     """
     from pyspark.sql import functions as F
 
-    figures = F.struct(*map(quote, results))
-    left = found.groupBy(*map(quote, keys)).agg(F.first(figures).alias(_FOUND), F.count("*").alias(_OFTEN))
-    sizes = [name for name in truth.columns if name in {*map(magnitude_column, results)}]
-    right = truth.select(
-        *map(quote, keys), F.struct(*map(quote, results)).alias(_TRUTH), *map(quote, sizes), F.lit(1).alias(_DUE)
+    figures = F.struct(*map(quote, compared_columns))
+    left = actual.groupBy(*map(quote, key_columns)).agg(F.first(figures).alias(_FOUND), F.count("*").alias(_OFTEN))
+    sizes = [name for name in expected.columns if name in {*map(magnitude_column_name, compared_columns)}]
+    right = expected.select(
+        *map(quote, key_columns),
+        F.struct(*map(quote, compared_columns)).alias(_TRUTH),
+        *map(quote, sizes),
+        F.lit(1).alias(_DUE),
     )
-    both = left.join(right, list(keys), "full")
-    same = reduce(lambda a, b: a & b, (_same(name, magnitude_column(name) in sizes) for name in results))
+    both = left.join(right, list(key_columns), "full")
+    same = reduce(
+        lambda a, b: a & b, (_values_are_equal(name, magnitude_column_name(name) in sizes) for name in compared_columns)
+    )
     wrong = F.col(_OFTEN).isNull() | (F.col(_OFTEN) > 1) | F.col(_DUE).isNull() | ~same
     rows, different = both.select(F.count(_DUE), F.count_if(wrong)).collect()[0]
     first = both.where(wrong).first() if different else None
     if first is None:
-        return Compared(table, rows, different, None)
-    named = ", ".join(f"{key}={first[key]}" for key in keys)
+        return TableComparison(table, rows, different, None)
+    named = ", ".join(f"{key}={first[key]}" for key in key_columns)
     is_, should = (None if first[side] is None else first[side].asDict() for side in (_FOUND, _TRUTH))
     often = f", {first[_OFTEN]} times" if (first[_OFTEN] or 0) > 1 else ""
-    return Compared(table, rows, different, f"{table}: {named}: is {is_}{often}, should be {should}")
+    return TableComparison(table, rows, different, f"{table}: {named}: is {is_}{often}, should be {should}")
 
 
-def _same(name: str, inexact: bool) -> Column:
+def _values_are_equal(name: str, inexact: bool) -> Column:
     from pyspark.sql import functions as F
 
     a, b = F.col(_FOUND)[name], F.col(_TRUTH)[name]
     if not inexact:
         return a.eqNullSafe(b)
-    near = F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(magnitude_column(name))))
+    near = F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(magnitude_column_name(name))))
     # Engines differ on sums that exceed the range of doubles, so any value is accepted.
-    beyond = F.col(quote(magnitude_column(name))) == float("inf")
+    beyond = F.col(quote(magnitude_column_name(name))) == float("inf")
     return F.coalesce(near, F.lit(col=False)) | F.coalesce(beyond, F.lit(col=False)) | a.eqNullSafe(b)

@@ -57,11 +57,11 @@ class JvmException:
     def __str__(self) -> str:
         message = " ".join(part for part in _SENTENCE.split(self.text) if not part.startswith(_ADVICE))
         condition = f"[{self.condition}] " if self.condition else ""
-        return _in_one_line(f"{self.type}: {condition}{message}" if self.type else f"{condition}{message}")
+        return _shorten_to_one_line(f"{self.type}: {condition}{message}" if self.type else f"{condition}{message}")
 
 
 @dataclass(frozen=True)
-class Raised:
+class PythonException:
     """An exception that Python code raised, in a worker or in a callback from the JVM.
 
     Attributes:
@@ -75,7 +75,7 @@ class Raised:
     places: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return _in_one_line(f"{self.type}: {self.text}" if self.text else self.type)
+        return _shorten_to_one_line(f"{self.type}: {self.text}" if self.text else self.type)
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class SparkFailure:
         raised: The Python exception that caused it; None if the cause is in the JVM.
     """
 
-    chain: tuple[JvmException, ...] = ()
-    raised: Raised | None = None
+    jvm_exceptions: tuple[JvmException, ...] = ()
+    python_exception: PythonException | None = None
 
     def __str__(self) -> str:
-        if self.raised is not None:
-            return str(self.raised)
-        described = [one for one in self.chain if one.text or one.condition] or list(self.chain)
+        if self.python_exception is not None:
+            return str(self.python_exception)
+        described = [one for one in self.jvm_exceptions if one.text or one.condition] or list(self.jvm_exceptions)
         return str(described[-1]) if described else "for a reason that Spark does not report"
 
 
@@ -110,27 +110,29 @@ class KnownFailure:
         beginnings: Beginnings of exception messages, for exceptions that Spark passes on without their class.
     """
 
-    error: type[SessionlakeError]
+    error_class: type[SessionlakeError]
     remedy: str
     conditions: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
-    beginnings: tuple[str, ...] = ()
+    message_starts: tuple[str, ...] = ()
 
-    def fits(self, failure: SparkFailure) -> bool:
+    def matches_failure(self, failure: SparkFailure) -> bool:
         """Returns True if the failure is this known one."""
-        return failure.raised is None and any(self._matches(exception) for exception in failure.chain)
+        return failure.python_exception is None and any(
+            self._matches_exception(exception) for exception in failure.jvm_exceptions
+        )
 
-    def _matches(self, exception: JvmException) -> bool:
+    def _matches_exception(self, exception: JvmException) -> bool:
         parts = exception.condition.split(".")
         names = {".".join(parts[: n + 1]) for n in range(len(parts))}
         known = exception.type.removeprefix(_SHADED) in self.types or not names.isdisjoint(self.conditions)
-        return known or (bool(self.beginnings) and exception.text.startswith(self.beginnings))
+        return known or (bool(self.message_starts) and exception.text.startswith(self.message_starts))
 
 
 RESULT_TOO_BIG = KnownFailure(
     LakeError,
     "the rows exceed spark.driver.maxResultSize, the limit for rows sent to the driver",
-    beginnings=("Job aborted due to stage failure: Total size of serialized results of ",),
+    message_starts=("Job aborted due to stage failure: Total size of serialized results of ",),
 )
 
 
@@ -140,41 +142,45 @@ def parse_failure(error: BaseException) -> SparkFailure:
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException):
-        found = parse(str(error))
+        found = parse_failure_text(str(error))
         condition = error.getCondition() or ""
-        known = found.raised is not None or not condition or any(one.condition == condition for one in found.chain)
-        return found if known else SparkFailure((JvmException("", condition, ""), *found.chain))
+        known = (
+            found.python_exception is not None
+            or not condition
+            or any(one.condition == condition for one in found.jvm_exceptions)
+        )
+        return found if known else SparkFailure((JvmException("", condition, ""), *found.jvm_exceptions))
     if isinstance(error, Py4JError):
-        return parse(str(error))
+        return parse_failure_text(str(error))
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     notes = [note for note in getattr(error, "__notes__", []) if isinstance(note, str)]
     text = str(error).partition(_RUST_TRACE)[0]
-    return SparkFailure(raised=Raised(name, text, _places(notes)))
+    return SparkFailure(python_exception=PythonException(name, text, _find_places(notes)))
 
 
-def parse(text: str) -> SparkFailure:
+def parse_failure_text(text: str) -> SparkFailure:
     """Parses the text of an error of Spark or py4j into its exceptions."""
     chain: list[JvmException] = []
     raised = None
-    for part in _parts(text):
-        if not part.python:
-            chain.extend(one for one in _exceptions(part.text) if one != JvmException("", "", ""))
+    for part in _split_into_parts(text):
+        if not part.is_python:
+            chain.extend(one for one in _parse_jvm_exceptions(part.text) if one != JvmException("", "", ""))
             continue
-        found = _last_line(part.lines)
+        found = _parse_python_exception(part.lines)
         if found is not None and found.type.startswith(("py4j.", "pyspark.errors.")):  # a callback wraps a JVM error
-            inner = parse(found.text)
-            chain.extend(inner.chain)
-            found = inner.raised
+            inner = parse_failure_text(found.text)
+            chain.extend(inner.jvm_exceptions)
+            found = inner.python_exception
         raised = found or raised
     return SparkFailure(tuple(chain), raised)
 
 
 @dataclass
-class _Part:
+class _TextPart:
     """Lines of an error's text that belong together: one JVM exception or one Python traceback."""
 
-    python: bool = False
+    is_python: bool = False
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -182,34 +188,34 @@ class _Part:
         return "\n".join(self.lines).strip()
 
 
-def _parts(text: str) -> Iterator[_Part]:
-    part, hidden = _Part(), False
+def _split_into_parts(text: str) -> Iterator[_TextPart]:
+    part, hidden = _TextPart(), False
     for line in text.splitlines():
-        frame = _FRAME.match(line) is not None and (not part.python or line.startswith("\t"))
+        frame = _FRAME.match(line) is not None and (not part.is_python or line.startswith("\t"))
         ended = frame or line in {_QUERY, _JVM_TRACE, _DRIVER_TRACE}
         if ended:
             hidden = line == _QUERY or (hidden and line != _JVM_TRACE)
             yield part
-            part = _Part()
+            part = _TextPart()
         elif hidden:  # Spark's description of the query: plans and offsets
             continue
-        elif part.python:
+        elif part.is_python:
             part.lines.append(line)
         else:
             content = line
             if line.startswith(_CAUSED_BY):
                 yield part
-                part, content = _Part(), line.removeprefix(_CAUSED_BY)
+                part, content = _TextPart(), line.removeprefix(_CAUSED_BY)
             elif line.startswith(": ") and part.text.startswith(_CALLING):
-                part, content = _Part(), line.removeprefix(": ")
+                part, content = _TextPart(), line.removeprefix(": ")
             part.lines.append(content.removesuffix(_TRACEBACK))
             if content.endswith(_TRACEBACK):
                 yield part
-                part = _Part(python=True)
+                part = _TextPart(is_python=True)
     yield part
 
 
-def _exceptions(text: str) -> Iterator[JvmException]:
+def _parse_jvm_exceptions(text: str) -> Iterator[JvmException]:
     """Yields the exceptions named at the start of a text. A message may begin with its cause's class and message."""
     while text:
         kind = _TYPE.match(text)
@@ -225,7 +231,7 @@ def _exceptions(text: str) -> Iterator[JvmException]:
             return
 
 
-def _last_line(lines: Sequence[str]) -> Raised | None:
+def _parse_python_exception(lines: Sequence[str]) -> PythonException | None:
     """Returns the exception that a traceback names in its last unindented line; None if there is none."""
     starts = [n + 1 for n, line in enumerate(lines) if line == _TRACEBACK]
     block = lines[starts[-1] if starts else 0 :]
@@ -235,19 +241,23 @@ def _last_line(lines: Sequence[str]) -> Raised | None:
     message = block[first:]
     text = "\n".join(line for line in message if not line.startswith(PLACE)).strip()
     named = _PYTHON.match(_SQLSTATE.sub("", text))
-    places = _places(message)
-    return Raised(named[1], (named[2] or "").strip(), places) if named else Raised("Python", text, places)
+    places = _find_places(message)
+    return (
+        PythonException(named[1], (named[2] or "").strip(), places)
+        if named
+        else PythonException("Python", text, places)
+    )
 
 
-def _places(lines: Sequence[str]) -> tuple[str, ...]:
+def _find_places(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(line.removeprefix(PLACE) for line in lines if line.startswith(PLACE))
 
 
-def _in_one_line(text: str) -> str:
+def _shorten_to_one_line(text: str) -> str:
     return " ".join(text.split())[:_LONGEST]
 
 
-def one_line(text: str) -> str:
+def summarize_spark_message(text: str) -> str:
     """Returns Spark's message in one line, without the statement and the plan that follow it."""
     message = re.split(r"\n\s*(?:== SQL|'|\+-|\n)|;\s*line \d+ pos \d+;?|JVM stacktrace:", text.strip(), maxsplit=1)[0]
     at = re.search(r"line (\d+),? pos (\d+)", text)

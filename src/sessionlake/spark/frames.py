@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# Largest number of rows that `gathered` puts into one task.
+# Largest number of rows that `read_into_one_task` puts into one task.
 _FEW = 2_000
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
-class Mapped:
+class UnappliedMap:
     """A frame with a function of its Arrow batches that has not been applied yet.
 
     The function runs in the tasks that use the rows.
@@ -37,16 +37,16 @@ class Mapped:
     function: ArrowFunction
     ddl: str
 
-    def then(self, function: ArrowFunction, ddl: str) -> DataFrame:
+    def apply_with(self, function: ArrowFunction, ddl: str) -> DataFrame:
         """Returns the frame with both functions applied in the same task.
 
         Two calls of `mapInArrow` would convert the batches to Spark rows in between.
         """
-        return self.frame.mapInArrow(_Chain(self.function, function), ddl)
+        return self.frame.mapInArrow(_ChainedFunctions(self.function, function), ddl)
 
 
 @dataclass(frozen=True)
-class _Chain:
+class _ChainedFunctions:
     first: ArrowFunction
     second: ArrowFunction
 
@@ -54,25 +54,25 @@ class _Chain:
         return self.second(self.first(batches))
 
 
-def _dense(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _decode_dictionary_columns(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Decodes dictionary-encoded columns, which Spark cannot read."""
     return map(decode_dictionaries, batches)
 
 
-Rows: TypeAlias = "DataFrame | Mapped | pa.Table"
+Rows: TypeAlias = "DataFrame | UnappliedMap | pa.Table"
 
 
-def as_frame(spark: SparkSession, rows: Rows) -> DataFrame:
+def to_spark_frame(spark: SparkSession, rows: Rows) -> DataFrame:
     """Returns the rows as a Spark frame of this session. Rows that are a frame already are returned unchanged.
 
     The chunks of an Arrow table are combined first, because Spark 4.0 silently stops at the first empty chunk.
     """
-    if isinstance(rows, Mapped):
-        return rows.then(_dense, rows.ddl)
+    if isinstance(rows, UnappliedMap):
+        return rows.apply_with(_decode_dictionary_columns, rows.ddl)
     return spark.createDataFrame(rows.combine_chunks()) if isinstance(rows, pa.Table) else rows
 
 
-def gathered(frame: DataFrame) -> DataFrame:
+def read_into_one_task(frame: DataFrame) -> DataFrame:
     """Returns a frame with the same rows, read once into one task if there are at most 2,000 of them.
 
     Planning a read of a Delta table takes Spark longer than reading a small one, each time a query uses it. Rows in
@@ -87,13 +87,15 @@ def map_batches(frame: DataFrame, function: ArrowFunction, ddl: str | StructType
 
     PySpark reads a name with a dot or a backtick as a path, so such columns are renamed on the way to Python.
     """
-    if all(map(_is_word, frame.columns)):
+    if all(map(_needs_no_quotes, frame.columns)):
         return frame.mapInArrow(function, ddl)
-    return frame.toDF(*_numbered(frame.columns)).mapInArrow(_Renamed(function, tuple(frame.columns)), ddl)
+    return frame.toDF(*_number_columns(frame.columns)).mapInArrow(
+        _FunctionWithRenamedColumns(function, tuple(frame.columns)), ddl
+    )
 
 
 @dataclass(frozen=True)
-class EachBatch:
+class PerBatchFunction:
     """Applies a function of an Arrow table to each batch of a stream of Arrow batches."""
 
     function: Callable[[pa.Table], pa.Table]
@@ -104,13 +106,13 @@ class EachBatch:
             yield from self.function(pa.Table.from_batches([batch])).to_batches()
 
 
-def mapped(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
+def map_rows(rows: Rows, function: Callable[[pa.Table], pa.Table], ddl: str) -> Rows:
     """Applies a function to rows: an Arrow table directly, a frame per Arrow batch in Spark's tasks."""
     if isinstance(rows, pa.Table):
         return function(rows)
-    if isinstance(rows, Mapped):
-        return Mapped(rows.frame, _Chain(rows.function, EachBatch(function)), ddl)
-    return map_batches(rows, EachBatch(function), ddl)
+    if isinstance(rows, UnappliedMap):
+        return UnappliedMap(rows.frame, _ChainedFunctions(rows.function, PerBatchFunction(function)), ddl)
+    return map_batches(rows, PerBatchFunction(function), ddl)
 
 
 def map_groups(
@@ -129,25 +131,25 @@ def map_groups(
 
     names, group = frame.columns, internal("group")
 
-    def call(rows: pa.Table) -> pa.Table:
+    def apply_to_group(rows: pa.Table) -> pa.Table:
         return function(rows.select(inside).rename_columns(names))
 
-    inside = names if all(map(_is_word, names)) else _numbered(names)
+    inside = names if all(map(_needs_no_quotes, names)) else _number_columns(names)
     renamed = (F.col(quote(name)).alias(other) for name, other in zip(names, inside, strict=True))
     number = F.pmod(F.xxhash64(*map(quote, keys)), F.lit(groups)).alias(group)
-    return frame.select(*renamed, number).groupBy(group).applyInArrow(call, ddl)
+    return frame.select(*renamed, number).groupBy(group).applyInArrow(apply_to_group, ddl)
 
 
-def _is_word(name: str) -> bool:
+def _needs_no_quotes(name: str) -> bool:
     return "." not in name and "`" not in name
 
 
-def _numbered(names: Sequence[str]) -> list[str]:
+def _number_columns(names: Sequence[str]) -> list[str]:
     return [internal(str(place)) for place in range(len(names))]
 
 
 @dataclass(frozen=True)
-class _Renamed:
+class _FunctionWithRenamedColumns:
     """A function of Arrow batches whose columns are renamed before it is called."""
 
     function: ArrowFunction
@@ -158,7 +160,7 @@ class _Renamed:
 
 
 @contextmanager
-def on_disk(frame: DataFrame) -> Iterator[DataFrame]:
+def store_on_disk(frame: DataFrame) -> Iterator[DataFrame]:
     """Yields a frame with the same rows, read once and stored on the executors' disks until the block ends.
 
     This is a checkpoint and not a cache. Spark would fill a lost part of a cache from the source again, which may have
@@ -179,12 +181,12 @@ def iterate_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
-    for row in map_batches(frame, _serialized, "part binary").toLocalIterator():
+    for row in map_batches(frame, _serialize_batches, "part binary").toLocalIterator():
         with pa.ipc.open_stream(row["part"]) as parts:
             yield from parts.read_all().cast(schema).to_batches()
 
 
-def _serialized(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _serialize_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Serializes each batch as an Arrow stream. For use with `mapInArrow`."""
     for batch in batches:
         sink = pa.BufferOutputStream()

@@ -17,13 +17,13 @@ _KEYS = {
 }
 
 
-def interpreted(spark: SparkSession, *, when: bool = True) -> AbstractContextManager[None]:
-    """Runs the session's queries in the block without code generation and adaptive execution, if `when` is true."""
-    return conf(spark, _KEYS if when else {})
+def without_code_generation(spark: SparkSession, *, enabled: bool = True) -> AbstractContextManager[None]:
+    """Runs the session's queries in the block without code generation and adaptive execution, if `enabled` is true."""
+    return temporary_spark_conf(spark, _KEYS if enabled else {})
 
 
 @contextmanager
-def conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+def temporary_spark_conf(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
     """Sets the session's settings for the block and restores the previous values after it."""
     before = {key: spark.conf.get(key, None) for key in values}
     for key, value in values.items():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import UsageError
-from sessionlake.spark.failures import one_line, parse_failure
+from sessionlake.spark.failures import parse_failure, summarize_spark_message
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
 
 if TYPE_CHECKING:
@@ -35,30 +35,30 @@ _ATTRIBUTE = f"{_ANALYSIS}UnresolvedAttribute"
 _TABLES = (f"{_ANALYSIS}UnresolvedTable", f"{_ANALYSIS}UnresolvedTableOrView")
 
 
-def _classes(package: str, names: str) -> frozenset[str]:
+def _add_package(package: str, names: str) -> frozenset[str]:
     return frozenset(package + name for name in names.split())
 
 
 LISTS = (
-    _classes(
+    _add_package(
         _LOGICAL,
         "DescribeColumn DescribeFunction DescribeNamespace DescribeRelation ShowColumns ShowFunctions ShowNamespaces "
         "ShowPartitions ShowTableProperties ShowTables ShowViews",
     )
-    | _classes(_DELTA, "DescribeDeltaDetailCommand DescribeDeltaHistory")
-    | _classes(f"{_SPARK}execution.command.", "DescribeQueryCommand ExplainCommand")
+    | _add_package(_DELTA, "DescribeDeltaDetailCommand DescribeDeltaHistory")
+    | _add_package(f"{_SPARK}execution.command.", "DescribeQueryCommand ExplainCommand")
 )
 """Commands that describe tables and plans, and change nothing."""
 
 _ALLOWED = (
     LISTS
-    | _classes(
+    | _add_package(
         _LOGICAL,
         "Aggregate Distinct Except Filter Generate GlobalLimit Intersect Join LateralJoin LocalLimit LocalRelation "
         "Offset OneRowRelation Pivot Project RepartitionByExpression Sample Sort SubqueryAlias Union Unpivot "
         "UnresolvedHint UnresolvedWith WithWindowDefinition",
     )
-    | _classes(
+    | _add_package(
         _ANALYSIS,
         "CurrentNamespace$ MultiAlias NamedParameter PosParameter RelationTimeTravel UnresolvedAlias "
         "UnresolvedAttribute UnresolvedExtractValue UnresolvedFunction UnresolvedFunctionName UnresolvedGenerator "
@@ -67,7 +67,7 @@ _ALLOWED = (
         "UnresolvedSubqueryColumnAliases UnresolvedTable UnresolvedTableOrView UnresolvedTableValuedFunction "
         "UnresolvedTVFAliases",
     )
-    | _classes(
+    | _add_package(
         _EXPRESSION,
         "Add Alias And AttributeReference BaseGroupingSets BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CaseWhen Cast "
         "Coalesce Collate Concat CreateNamedStruct CreateStruct Cube CurrentDate CurrentRow$ CurrentTime "
@@ -80,16 +80,16 @@ _ALLOWED = (
         "UnspecifiedFrame$ UnresolvedNamedLambdaVariable UnresolvedWindowExpression Upper Lower ILike WindowExpression "
         "WindowSpecDefinition",
     )
-    | _classes(f"{_EXPRESSION}aggregate.", "First Last")
+    | _add_package(f"{_EXPRESSION}aggregate.", "First Last")
 )
 # Nodes that contain neither plans nor expressions.
-_LEAVES = _classes(_EXPRESSION, "Literal AttributeReference UnresolvedNamedLambdaVariable") | _classes(
+_LEAVES = _add_package(_EXPRESSION, "Literal AttributeReference UnresolvedNamedLambdaVariable") | _add_package(
     _ANALYSIS, "UnresolvedAttribute UnresolvedRelation UnresolvedTable UnresolvedTableOrView UnresolvedNamespace"
 )
 
 
 @dataclass(frozen=True)
-class Reads:
+class NamesRead:
     """Tables and functions that a statement uses.
 
     Attributes:
@@ -103,24 +103,25 @@ class Reads:
     lists: bool
 
 
-def reads_of(spark: SparkSession, sql: str, functions: AbstractSet[str] = frozenset()) -> Reads:
+def find_names_read(spark: SparkSession, sql: str, allowed_functions: AbstractSet[str] = frozenset()) -> NamesRead:
     """Returns the tables and functions that a statement uses, without running it.
 
     Args:
         spark: The session whose parser is used.
         sql: The statement.
-        functions: Functions that it may call in addition to Spark's, in lower case, with their schema if they have one.
+        allowed_functions: Functions that it may call in addition to Spark's, in lower case, with their schema if they
+            have one.
 
     Raises:
         UsageError: Spark cannot parse the statement, or it does more than read.
     """
-    plan = _parsed(spark, "parsePlan", sql)
-    walk = _Walk(spark, functions)
-    walk.check(plan, frozenset())
-    return Reads(frozenset(walk.tables), frozenset(walk.functions), lists=_class_of(plan) in LISTS)
+    plan = _parse_with_spark(spark, "parsePlan", sql)
+    walk = _PlanWalker(spark, allowed_functions)
+    walk.check_part(plan, frozenset())
+    return NamesRead(frozenset(walk.tables), frozenset(walk.functions), lists=_read_class_name(plan) in LISTS)
 
 
-def require_condition(spark: SparkSession, option: str, condition: str) -> None:
+def require_plain_condition(spark: SparkSession, option: str, condition: str) -> None:
     """Checks that a condition on a table's rows only computes and reads no other table.
 
     Args:
@@ -131,18 +132,18 @@ def require_condition(spark: SparkSession, option: str, condition: str) -> None:
     Raises:
         UsageError: Spark cannot parse the condition, or it does more than compute.
     """
-    walk = _Walk(spark, frozenset())
+    walk = _PlanWalker(spark, frozenset())
     try:
-        walk.check(_parsed(spark, "parseExpression", condition), frozenset())
+        walk.check_part(_parse_with_spark(spark, "parseExpression", condition), frozenset())
     except UsageError as error:
         raise UsageError(f"{option}: {error}") from None
     if walk.tables:
         raise UsageError(
-            f"{option}: {_written(min(walk.tables))} is another table", fix="Use only columns of the table itself"
+            f"{option}: {_join_name(min(walk.tables))} is another table", fix="Use only columns of the table itself"
         )
 
 
-def _parsed(spark: SparkSession, how: str, text: str) -> Any:
+def _parse_with_spark(spark: SparkSession, parser_method: str, text: str) -> Any:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -154,15 +155,15 @@ def _parsed(spark: SparkSession, how: str, text: str) -> Any:
             fix="Run it on a cluster with dedicated access mode, or with `sessionlake remote query`",
         )
     try:
-        return getattr(session.sessionState().sqlParser(), how)(text)
+        return getattr(session.sessionState().sqlParser(), parser_method)(text)
     except PySparkException as error:
-        raise UsageError(one_line(str(error))) from None
+        raise UsageError(summarize_spark_message(str(error))) from None
     except Py4JError as error:
         raise UsageError(str(parse_failure(error))) from None
 
 
 @dataclass
-class _Walk:
+class _PlanWalker:
     """Walks through all nodes of a plan, checks them and collects the names they use."""
 
     spark: SparkSession
@@ -176,71 +177,71 @@ class _Walk:
             find, (f"{_SPARK}catalyst.trees.TreeNode", "scala.collection.Iterable", "scala.Product")
         )
 
-    def check(self, found: Any, defined: frozenset[str]) -> None:
+    def check_part(self, plan_part: Any, defined_names: frozenset[str]) -> None:
         """Collects the names in a part of the plan.
 
         Args:
-            found: A node, a collection of parts, or a plain value.
-            defined: Names that WITH has defined and that this part of the plan may use.
+            plan_part: A node, a collection of parts, or a plain value.
+            defined_names: Names that WITH has defined and that this part of the plan may use.
 
         Raises:
             UsageError: A node or function is not one of the allowed ones.
         """
         from py4j.java_gateway import JavaObject
 
-        if not isinstance(found, JavaObject):
+        if not isinstance(plan_part, JavaObject):
             return
-        if self._node.isInstance(found):
-            self._check_node(found, _class_of(found), defined)
+        if self._node.isInstance(plan_part):
+            self._check_node(plan_part, _read_class_name(plan_part), defined_names)
         else:
-            for part in self._parts(found):
-                self.check(part, defined)
+            for part in self._child_parts(plan_part):
+                self.check_part(part, defined_names)
 
-    def _check_node(self, node: Any, kind: str, defined: frozenset[str]) -> None:
+    def _check_node(self, node: Any, kind: str, defined_names: frozenset[str]) -> None:
         if kind not in _ALLOWED:
             raise UsageError(
-                f"the statement has {_short_name(kind)}, which may do more than read the lake's tables",
+                f"the statement has {_class_name_without_package(kind)}, which may do more than read the lake's tables",
                 why="Only statements that read are run",
                 fix="Leave that part out",
             )
         if kind == _WITH:
-            self._check_with(node, defined)
+            self._check_with(node, defined_names)
             return
-        self._note(node, kind, defined)
+        self._collect_names(node, kind, defined_names)
         if kind not in _LEAVES:
-            for part in self._parts(node):
-                self.check(part, defined)
+            for part in self._child_parts(node):
+                self.check_part(part, defined_names)
 
-    def _check_with(self, node: Any, defined: frozenset[str]) -> None:
+    def _check_with(self, node: Any, defined_names: frozenset[str]) -> None:
         """Checks WITH. Each query may use the queries before it, and a recursive query also itself."""
-        recursive = any(part is True for part in _iterated(node.productIterator(), is_iterator=True))
-        for named in _iterated(node.cteRelations()):
+        recursive = any(part is True for part in _iterate_scala(node.productIterator(), is_iterator=True))
+        for named in _iterate_scala(node.cteRelations()):
             name = str(named.productElement(0)).lower()
-            self.check(named.productElement(1), defined | {name} if recursive else defined)
-            defined |= {name}
-        self.check(node.child(), defined)
+            self.check_part(named.productElement(1), defined_names | {name} if recursive else defined_names)
+            defined_names |= {name}
+        self.check_part(node.child(), defined_names)
 
-    def _note(self, node: Any, kind: str, defined: frozenset[str]) -> None:
+    def _collect_names(self, node: Any, kind: str, defined_names: frozenset[str]) -> None:
         if kind == _RELATION or kind in _TABLES:
-            name = _name(node.multipartIdentifier())
+            name = _read_name(node.multipartIdentifier())
             if kind == _RELATION and not node.options().isEmpty():
-                raise UsageError(f"{_written(name)}: options of a table are not allowed", fix="Remove them")
-            if not (len(name) == 1 and name[0] in defined):
+                raise UsageError(f"{_join_name(name)}: options of a table are not allowed", fix="Remove them")
+            if not (len(name) == 1 and name[0] in defined_names):
                 self.tables.add(name)
-        elif kind == _ATTRIBUTE and (name := _name(node.nameParts())) in {(who,) for who in WHO}:
+        elif kind == _ATTRIBUTE and (name := _read_name(node.nameParts())) in {(who,) for who in WHO}:
             raise UsageError(
                 f"{name[0]} without a table's name may mean the user that the command runs as",
                 fix=f"For a column write t.{name[0]}",
             )
         elif kind == _FUNCTION:
-            self._call(_name(node.nameParts()))
+            self._collect_function(_read_name(node.nameParts()))
         elif kind == _TABLE_FUNCTION:
-            self._call(_name(node.name()))
+            self._collect_function(_read_name(node.name()))
         elif kind == _GENERATOR:
-            self._call((str(node.name().unquotedString()).lower(),))
+            self._collect_function((str(node.name().unquotedString()).lower(),))
 
-    def _call(self, name: Name) -> None:
-        called = _written(name)
+    def _collect_function(self, name: Name) -> None:
+        called = _join_name(name)
         if called in self.allowed_functions:
             self.functions.add(called)
         elif len(name) > 1 or called not in SAFE_FUNCTIONS:
@@ -250,32 +251,32 @@ class _Walk:
                 fix="Leave it out of the statement",
             )
 
-    def _parts(self, found: Any) -> Iterator[Any]:
-        if self._many.isInstance(found):
-            yield from _iterated(found)
-        elif self._product.isInstance(found):
-            yield from _iterated(found.productIterator(), is_iterator=True)
+    def _child_parts(self, part: Any) -> Iterator[Any]:
+        if self._many.isInstance(part):
+            yield from _iterate_scala(part)
+        elif self._product.isInstance(part):
+            yield from _iterate_scala(part.productIterator(), is_iterator=True)
 
 
-def _iterated(found: Any, *, is_iterator: bool = False) -> Iterator[Any]:
+def _iterate_scala(collection: Any, *, is_iterator: bool = False) -> Iterator[Any]:
     """Yields the items of a Scala collection or iterator."""
-    items = found if is_iterator else found.iterator()
+    items = collection if is_iterator else collection.iterator()
     while items.hasNext():
         yield items.next()
 
 
-def _name(parts: Any) -> Name:
-    return tuple(str(part).lower() for part in _iterated(parts))
+def _read_name(parts: Any) -> Name:
+    return tuple(str(part).lower() for part in _iterate_scala(parts))
 
 
-def _class_of(found: Any) -> str:
-    return str(found.getClass().getName())
+def _read_class_name(java_object: Any) -> str:
+    return str(java_object.getClass().getName())
 
 
-def _short_name(kind: str) -> str:
+def _class_name_without_package(kind: str) -> str:
     """Returns a class name without its package, for example `InsertIntoDir`."""
     return kind.rpartition(".")[2].rstrip("$")
 
 
-def _written(name: Name) -> str:
+def _join_name(name: Name) -> str:
     return ".".join(name)

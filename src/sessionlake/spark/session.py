@@ -35,25 +35,29 @@ def on_databricks() -> bool:
 
 
 def spark_session(
-    settings: Settings, *, app: str = "sessionlake", lasting: bool = False, recording: bool = False
+    settings: Settings, *, app: str = "sessionlake", long_running: bool = False, records_classes: bool = False
 ) -> SparkSession:
     """Returns the Spark session of this process, and creates it on the first call.
 
     Args:
         settings: The pipeline's settings.
         app: Name of the log files in the home.
-        lasting: True if the process will run for many minutes, so that the JVM's optimising compiler pays off.
-        recording: True if `class_archive.write_archive` will be called on the session.
+        long_running: True if the process will run for many minutes, so that the JVM's optimising compiler pays off.
+        records_classes: True if `class_archive.write_archive` will be called on the session.
 
     Raises:
         MachineError: Java is missing or too old, the jars cannot be downloaded, or the home cannot be written.
     """
     if on_databricks():
-        return _databricks_session(settings)
+        return _get_databricks_session(settings)
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
-    return active if active is not None else _local_session(settings, app, lasting=lasting, recording=recording)
+    return (
+        active
+        if active is not None
+        else _start_local_session(settings, app, long_running=long_running, records_classes=records_classes)
+    )
 
 
 def separate_session(spark: SparkSession) -> SparkSession:
@@ -98,7 +102,7 @@ def _restore_interrupt_handler() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def platform_conf(settings: Settings) -> dict[str, str]:
+def databricks_conf(settings: Settings) -> dict[str, str]:
     """Returns the Spark settings that a Databricks session must have before any query starts."""
     # Each shuffle partition has a state store, and a query's first checkpoint fixes their number for good. With Spark's
     # default of 200, most would stay empty and each would still cost a commit in every batch.
@@ -106,13 +110,13 @@ def platform_conf(settings: Settings) -> dict[str, str]:
     return _ALWAYS | {"spark.sql.shuffle.partitions": str(shards)}
 
 
-def _databricks_session(settings: Settings) -> SparkSession:
+def _get_databricks_session(settings: Settings) -> SparkSession:
     """Returns the platform's session with the few settings that it needs. The cluster sets resources and logging."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.getOrCreate()
-    for key, value in platform_conf(settings).items():
+    for key, value in databricks_conf(settings).items():
         spark.conf.set(key, value)
     for key, value in _CHEAPER.items():
         with suppress(PySparkException):  # serverless compute accepts only a few settings
@@ -120,7 +124,7 @@ def _databricks_session(settings: Settings) -> SparkSession:
     return spark
 
 
-def _local_session(settings: Settings, app: str, *, lasting: bool, recording: bool) -> SparkSession:
+def _start_local_session(settings: Settings, app: str, *, long_running: bool, records_classes: bool) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -128,8 +132,8 @@ def _local_session(settings: Settings, app: str, *, lasting: bool, recording: bo
     # packages.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    _silence_python()
-    if lasting:
+    _silence_python_logging()
+    if long_running:
         limit_arenas(_CORES)
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
     conf = _ALWAYS | _LAPTOP | {"spark.sql.warehouse.dir": str(settings.warehouse)}
@@ -137,8 +141,10 @@ def _local_session(settings: Settings, app: str, *, lasting: bool, recording: bo
     conf["spark.local.dir"] = str(process_folder())
     # If a session was stopped earlier in this process, its JVM still runs and serves the next one too.
     if SparkContext._gateway is None:  # noqa: SLF001 (pyspark has no public way to ask)
-        compiler = _LASTING if lasting else _BRIEF
-        jvm_conf, jvm = _jvm(settings, app, [*compiler, *class_archive.archive_flags(recording=recording)])
+        compiler = _LASTING if long_running else _BRIEF
+        jvm_conf, jvm = _prepare_jvm(
+            settings, app, [*compiler, *class_archive.archive_flags(recording=records_classes)]
+        )
         conf |= jvm_conf
     for key, value in conf.items():
         builder = builder.config(key, value)
@@ -155,25 +161,27 @@ def _cache_class_lookups(spark: SparkSession) -> None:
         setattr(jvm, name, getattr(jvm, name))
 
 
-def _jvm(settings: Settings, app: str, more: Sequence[str]) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
+def _prepare_jvm(
+    settings: Settings, app: str, extra_flags: Sequence[str]
+) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     java, jars = require_java(), spark_jars()
     logs = require_home(settings, "warehouse", "logs") / "logs"
-    flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *more, *logging_flags(logs / f"{app}.log")]
+    flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *extra_flags, *logging_flags(logs / f"{app}.log")]
     return prepare_start(Jvm(java, settings.driver_memory, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
 
 
-def _silence_python() -> None:
+def _silence_python_logging() -> None:
     """Stops pyspark and py4j from logging failures and interrupts, because the exceptions have the same text."""
     from pyspark.logger import PySparkLogger
 
-    logging.getLogger().addFilter(_is_not_of_py4j)
+    logging.getLogger().addFilter(_is_needed_log_record)
     logging.getLogger("py4j").propagate = False
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
 
 
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+def _is_needed_log_record(record: logging.LogRecord) -> bool:
     """Returns False for py4j's log records about a lost JVM or Ctrl-C, because py4j raises the same as an exception."""
     return record.msg not in {"Exception while sending command.", "KeyboardInterrupt while sending command."}
 

@@ -18,7 +18,14 @@ from sessionlake.errors import (
     UsageError,
 )
 from sessionlake.local.gateway import jvm_failure
-from sessionlake.spark.failures import RESULT_TOO_BIG, KnownFailure, Raised, SparkFailure, one_line, parse_failure
+from sessionlake.spark.failures import (
+    RESULT_TOO_BIG,
+    KnownFailure,
+    PythonException,
+    SparkFailure,
+    parse_failure,
+    summarize_spark_message,
+)
 from sessionlake.streaming.checkpoint import recovery_hint, require_readable
 
 SCHEMA_CHANGED = (
@@ -48,7 +55,7 @@ _CAUSES = (
             "org.apache.kafka.clients.consumer.OffsetOutOfRangeException",
             "org.apache.spark.sql.kafka010.KafkaIllegalStateException",
         ),
-        beginnings=("Some data may have been lost because they are not available in Kafka any more",),
+        message_starts=("Some data may have been lost because they are not available in Kafka any more",),
     ),
     KnownFailure(
         AccessError,
@@ -60,7 +67,7 @@ _CAUSES = (
         BrokerError,
         "Kafka does not answer at kafka.bootstrap_servers. Start it (`sessionlake broker up`) or correct the address",
         types=tuple(f"{_KAFKA}.{what}Exception" for what in _ABSENCES),
-        beginnings=(
+        message_starts=(
             "Failed to create new KafkaAdminClient",
             "No resolvable bootstrap urls",
             "Cannot fetch record for offset ",  # raised by a task that waited for the record until the timeout
@@ -123,14 +130,14 @@ _CHECKPOINT = KnownFailure(
         "STATE_STORE_KEY_ROW_FORMAT_VALIDATION_FAILURE",
         "STATE_STORE_VALUE_ROW_FORMAT_VALIDATION_FAILURE",
     ),
-    beginnings=("Failed to read log file ", "Log file was malformed: "),
+    message_starts=("Failed to read log file ", "Log file was malformed: "),
 )
 # These can stop any work, not only a stream. For a full disk, Spark passes on the operating system's text.
 _DISK_FULL = KnownFailure(
     MachineError,
     "a disk is full, or a quota is used up. Free some space, or set another home with SESSIONLAKE_HOME; Spark's "
     "temporary files are in SPARK_LOCAL_DIRS, or else in /tmp",
-    beginnings=("No space left on device", "File too large", "Disk quota exceeded"),
+    message_starts=("No space left on device", "File too large", "Disk quota exceeded"),
 )
 _NO_MEMORY = KnownFailure(
     MachineError,
@@ -190,12 +197,14 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
     if isinstance(known, SessionlakeError):
         return known
     failure = parse_failure(error)
-    if failure.raised is not None:
-        return _of_python(failure.raised, layer)
+    if failure.python_exception is not None:
+        return _of_python(failure.python_exception, layer)
     for cause in (*_CAUSES, _DISK_FULL, _NO_MEMORY):
-        if cause.fits(failure):
-            return cause.error(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
-    if _CHECKPOINT.fits(failure) or (_ANY_LOADING.fits(failure) and _NO_FILE.fits(failure)):
+        if cause.matches_failure(failure):
+            return cause.error_class(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
+    if _CHECKPOINT.matches_failure(failure) or (
+        _ANY_LOADING.matches_failure(failure) and _NO_FILE.matches_failure(failure)
+    ):
         return LakeError(
             f"{layer}: its checkpoint {checkpoint} cannot be read",
             why="No table was changed",
@@ -285,8 +294,8 @@ def _is_of_spark(error: Exception) -> bool:
 
 def _of_spark(error: Exception) -> SessionlakeError:
     failure = _uninterrupted(parse_failure(error))
-    if failure.raised is not None:
-        return _of_python(failure.raised, "Spark")
+    if failure.python_exception is not None:
+        return _of_python(failure.python_exception, "Spark")
     return _known(failure) or SessionlakeError(f"Spark failed: {failure}")
 
 
@@ -299,7 +308,8 @@ def _uninterrupted(failure: SparkFailure) -> SparkFailure:
         KeyboardInterrupt: A job was cancelled.
     """
     if any(
-        jvm_error.condition == "SPARK_JOB_CANCELLED" or _CANCELLED.search(jvm_error.text) for jvm_error in failure.chain
+        jvm_error.condition == "SPARK_JOB_CANCELLED" or _CANCELLED.search(jvm_error.text)
+        for jvm_error in failure.jvm_exceptions
     ):
         raise KeyboardInterrupt
     return failure
@@ -307,8 +317,8 @@ def _uninterrupted(failure: SparkFailure) -> SparkFailure:
 
 def _known(failure: SparkFailure) -> SessionlakeError | None:
     for cause in _ALWAYS:
-        if cause.fits(failure):
-            return cause.error(f"{cause.remedy}\n  Spark says: {failure}")
+        if cause.matches_failure(failure):
+            return cause.error_class(f"{cause.remedy}\n  Spark says: {failure}")
     return None
 
 
@@ -329,11 +339,11 @@ def explain_sql_error(doing: str, error: Exception) -> SessionlakeError:
     known = _known(_uninterrupted(parse_failure(error)))
     if known is not None:
         return known
-    text = one_line(str(error)) if isinstance(error, PySparkException) else str(parse_failure(error))
+    text = summarize_spark_message(str(error)) if isinstance(error, PySparkException) else str(parse_failure(error))
     return UsageError(f"{doing}: {text}")
 
 
-def _of_python(raised: Raised, layer: str) -> SessionlakeError:
+def _of_python(raised: PythonException, layer: str) -> SessionlakeError:
     module, _, name = raised.type.rpartition(".")
     own = getattr(errors, name, None) if module == errors.__name__ else None
     if isinstance(own, type) and issubclass(own, SessionlakeError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from sessionlake.protocol.chunk import decompress
+from sessionlake.protocol.chunk import decompress_if_compressed
 from sessionlake.streaming.payload_files import LARGE_PREFIXES
 
 if TYPE_CHECKING:
@@ -70,5 +70,5 @@ def split_reports(
     inline: dict[str, list[bytes | None]] = {}
     for kind, payload in collected:
         inline.setdefault(kind, []).append(payload)
-    reports = [bytes(decompress(content)) for content in inline.pop(report, []) if content is not None]
+    reports = [bytes(decompress_if_compressed(content)) for content in inline.pop(report, []) if content is not None]
     return Folded(frame, inline), reports

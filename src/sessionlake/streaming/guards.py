@@ -23,9 +23,9 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.errors import LakeError, LossError
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.retained import read_head
+from sessionlake.ledger.retained import read_removed_rows_of_table
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.streaming.checkpoint import recovery_hint
@@ -53,7 +53,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
     checkpoint = settings.checkpoint(layer)
     if Generations(checkpoint, layer).current.app_id is not None:
         return
-    entries = list(to_dicts(LedgerReader(lake.reader(spark)).current(("layer", eq, layer))))
+    entries = list(to_dicts(LedgerReader(lake.reader(spark)).read_entries_since_rebuild(("layer", eq, layer))))
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
     # A rebuild may have filled the tables; then it has left a handover. Gold's rebuild empties the tables instead, so
     # data in gold with a handover is from a later batch.
@@ -77,12 +77,12 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     Raises:
         LakeError: A topic was set to class `once` after retention had removed some of its changes.
     """
-    found = read_head(reader, CHANGES)
+    found = read_removed_rows_of_table(reader, CHANGES)
     if found is None:
         return
-    rules = RuleBook(settings.capture)
+    rules = RuleLookup(settings.capture)
     for (topic,) in sorted(reader.count_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
-        if rules.of(topic).integrity is Integrity.ONCE:
+        if rules.find_rules(topic).integrity is Integrity.ONCE:
             raise LakeError(
                 f"topic {topic} has class once, but {found.summary}",
                 why="Under class once, a session is computed from its first change on",

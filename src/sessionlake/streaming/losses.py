@@ -12,11 +12,11 @@ from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, POSI
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, LossError
-from sessionlake.ledger.books import LedgerReader, stored_sums, to_dicts
-from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.books import LedgerReader, read_stored_sums, to_dicts
+from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import read_receipts
-from sessionlake.ledger.progress import last_batch, offset_spans
-from sessionlake.ledger.retained import read_heads
+from sessionlake.ledger.progress import read_last_batch, read_layer_offsets
+from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.ledger.silences import IS_SILENCE
 from sessionlake.ledger.topics import read_topics
 from sessionlake.settings.model import Settings
@@ -61,8 +61,8 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     """
     lake = Lake(settings)
     has_ledger = lake.exists(spark, LEDGER)
-    cut = read_heads(lake.reader(spark)).get(LEDGER) if has_ledger else None
-    if cut is not None and cut.removed and stored_sums(lake.reader(spark)).removed_before is None:
+    cut = read_removed_rows_without_limits(lake.reader(spark)).get(LEDGER) if has_ledger else None
+    if cut is not None and cut.removed and read_stored_sums(lake.reader(spark)).removed_before is None:
         raise LossError(
             f"{cut.summary}, and {POSITIONS} is gone",
             why="It has the only sums of the removed entries",
@@ -95,7 +95,7 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
     app_id, committed = Generations(checkpoint, layer).read_last_known()[0], last_committed(checkpoint)
     if app_id is None or committed is None:  # other checks report a damaged checkpoint
         return
-    recorded, done = last_batch(reader, layer, app_id), first_batch + committed
+    recorded, done = read_last_batch(reader, layer, app_id), first_batch + committed
     if recorded is None or recorded < done:
         ends = "no batch" if recorded is None else f"batches up to {recorded}"
         lost = f"{LEDGER} has {ends} of {layer}, which has committed batch {done} ({checkpoint})"
@@ -104,13 +104,13 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
 
 def lacks_batches(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Returns True if a layer has processed messages but the ledger has no batch of it."""
-    return last_batch(lake.reader(spark), layer) is None and has_started(spark, lake, layer)
+    return read_last_batch(lake.reader(spark), layer) is None and has_started(spark, lake, layer)
 
 
 def has_started(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Returns True if its checkpoint, its tables or the ledger show that a layer has processed messages."""
     noted = has_committed(lake.settings, layer) or has_data(spark, lake, layer)
-    return noted or last_batch(lake.reader(spark), layer) is not None
+    return noted or read_last_batch(lake.reader(spark), layer) is not None
 
 
 def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, tables: Iterable[str]) -> None:
@@ -134,7 +134,7 @@ def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
     """
     refuse_lost_tables(spark, lake, BRONZE, [TOPICS])
     known = {row.topic for row in read_topics(spark, lake)}
-    refuse_unknown_topics(known, (span.topic for span in offset_spans(lake.reader(spark), BRONZE)))
+    refuse_unknown_topics(known, (span.topic for span in read_layer_offsets(lake.reader(spark), BRONZE)))
 
 
 def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
@@ -183,7 +183,7 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
     committed = last_committed(checkpoint)
     done = first_batch - 1 if committed is None else first_batch + committed
     app_id = Generations(checkpoint, layer).current.app_id
-    recorded = None if app_id is None else last_batch(lake.reader(spark), layer, app_id)
+    recorded = None if app_id is None else read_last_batch(lake.reader(spark), layer, app_id)
     # A batch is in the ledger before it is committed in the checkpoint.
     if recorded is not None and recorded > done + 1:
         old = f"the checkpoint {checkpoint} ends with batch {done}, the tables hold batches up to {recorded}"
@@ -277,7 +277,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         LossError: A table is gone or has too few rows. The error names it.
     """
     reader, booked = lake.reader(spark), Counter[str]()
-    for row in to_dicts(LedgerReader(reader, "outputs").current()):
+    for row in to_dicts(LedgerReader(reader, "outputs").read_entries_since_rebuild()):
         for output in row["outputs"]:
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
@@ -299,13 +299,13 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
 
 def removed_rows(reader: TableReader) -> Counter[str]:
     """Returns by table how many rows retention or `forget` removed. Both record the number before the removal."""
-    found = Counter({table: cut.gone for table, cut in read_heads(reader).items()})
+    found = Counter({table: cut.max_missing_rows for table, cut in read_removed_rows_without_limits(reader).items()})
     known = read_receipts(reader)
     if known:
-        since = earliest_after_rebuild(reader, SILVER)
+        since = find_earliest_commit_time_after_rebuild(reader, SILVER)
         for erasure in known:
             if erasure.begun_at >= since:  # tables that were rebuilt after the erasure never had these rows
-                found.update(erasure.removed)
+                found.update(erasure.removed_rows_by_table)
     return found
 
 

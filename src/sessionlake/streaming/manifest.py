@@ -18,7 +18,7 @@ from sessionlake.delta.lake import storage_of
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError, LossError
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.ledger.entries import config_hash as hash_of
+from sessionlake.ledger.entries import hash_settings_of_layers as hash_of
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import recovery_hint, write_atomically
 

@@ -100,7 +100,7 @@ REBUILD_SILVER = _rebuild("silver", "silver", SILVER, GOLD)
 
 def rebuild_of(own: ProcessorSettings) -> Operation:
     """Returns the kind of operation that rebuilds a processor's table."""
-    return _rebuild(own.into, own.rebuilt_as, own.layer)
+    return _rebuild(own.output_table, own.rebuild_argument, own.layer)
 
 
 def operations_of(settings: Settings) -> Iterator[Operation]:

@@ -15,14 +15,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sessionlake.protocol.chunk import COMPRESS_ABOVE_BYTES, COMPRESSED, compress, read_ipc, write_compressed
+from sessionlake.protocol.chunk import (
+    COMPRESS_ABOVE_BYTES,
+    COMPRESSED_MAGIC,
+    compress_if_large,
+    decode_ipc,
+    encode_compressed_ipc,
+)
 from sessionlake.protocol.types import Payloads
 
 Emissions = Sequence[tuple[str, bytes | pa.Table]]
 """What a fold emits: pairs of a kind and its content, which is bytes or rows."""
 _FILED = b"file:"
 # Payloads with one of these prefixes contain large rows, either compressed or in a file.
-LARGE_PREFIXES = (COMPRESSED, _FILED)
+LARGE_PREFIXES = (COMPRESSED_MAGIC, _FILED)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class PayloadFiles:
     def write_rows(self, rows: pa.Table) -> bytes:
         """Returns the payload for rows: the compressed rows, or the name of a new file that contains the rows."""
         if self.folder is None or rows.nbytes <= self.min_bytes:
-            return write_compressed(rows)
+            return encode_compressed_ipc(rows)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{uuid.uuid4()}.arrow"
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, rows.schema) as writer:
@@ -70,7 +76,7 @@ NO_FILES = PayloadFiles(None)
 def encode_payloads(emitted: Emissions, files: PayloadFiles = NO_FILES) -> Payloads:
     """Returns the payloads to pass through Spark for the rows and bytes that a fold emitted."""
     return [
-        (kind, compress(content) if isinstance(content, bytes) else files.write_rows(content))
+        (kind, compress_if_large(content) if isinstance(content, bytes) else files.write_rows(content))
         for kind, content in emitted
     ]
 
@@ -79,7 +85,7 @@ def read_payload(payload: bytes | pa.Buffer) -> pa.Table:
     """Returns the rows in a payload, or in the file that it names. Dictionary-encoded texts stay encoded."""
     seen = memoryview(payload)
     if seen[: len(_FILED)] != _FILED:
-        return read_ipc(payload)
+        return decode_ipc(payload)
     return pa.ipc.open_stream(pa.memory_map(bytes(seen[len(_FILED) :]).decode())).read_all()
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sessionlake.errors import ConfigError
-from sessionlake.integrity.rules import decode_rules
+from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.kafka.registry import RegistrySchemas
 from sessionlake.protocol.binary import decoder_of
 from sessionlake.protocol.decode import DecodeRules
@@ -27,7 +27,7 @@ def rules_of(capture: CaptureSettings) -> DecodeRules:
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
-    return replace(decode_rules(capture), payload=payload_of(capture))
+    return replace(build_decode_rules(capture), payload=payload_of(capture))
 
 
 def payload_of(capture: CaptureSettings) -> Payload | None:

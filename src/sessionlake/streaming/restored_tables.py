@@ -66,9 +66,9 @@ def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[
 
 def _repair_hint(settings: Settings, table: str) -> str:
     """Returns advice about a table that was restored to an older version, as text."""
-    own = next((own for own in settings.processors if own.into == table), None)
+    own = next((own for own in settings.processors if own.output_table == table), None)
     if own is not None:
-        return f"Run `sessionlake rebuild {own.rebuilt_as}`, which builds it again"
+        return f"Run `sessionlake rebuild {own.rebuild_argument}`, which builds it again"
     return repair_hint(table, f"bring the newer version back (RESTORE TABLE), or {RESTORE_OR_MOVE}")
 
 
@@ -82,7 +82,7 @@ def versions_after_batches(reader: TableReader) -> _Versions:
         By table, pairs of commit time and version, from the ledger.
     """
     found: _Versions = {}
-    for row in to_dicts(LedgerReader(reader, VERSIONS).current()):
+    for row in to_dicts(LedgerReader(reader, VERSIONS).read_entries_since_rebuild()):
         for left in row[VERSIONS] or ():
             found.setdefault(left["table"], []).append((left["committed_at"], left["version"]))
     return found
@@ -91,7 +91,7 @@ def versions_after_batches(reader: TableReader) -> _Versions:
 def _entries(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if old entries were replaced by sums."""
     books = LedgerReader(reader, "batches")
-    return None if books.has_sums else sum(row["batches"] for row in to_dicts(books.entries()))
+    return None if books.has_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
 
 
 def _only_batches(table: str, latest: int, known: _Versions, entries: int | None) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pandas as pd
 import pyarrow as pa
 
-from sessionlake.errors import note_place
+from sessionlake.errors import add_place_note
 from sessionlake.local.paths import plain_link
 from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.payload_files import NO_FILES, Emissions, PayloadFiles, encode_payloads
@@ -119,5 +119,5 @@ def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes
     try:
         return fold(shard, state, chunks)
     except Exception as error:
-        note_place(error, f"shard {shard}")
+        add_place_note(error, f"shard {shard}")
         raise

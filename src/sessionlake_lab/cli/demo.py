@@ -117,7 +117,7 @@ class _Demo:
         try:
             with self._progress.shown(out):
                 sensors = _Background(self._run_sensors)  # while Spark starts
-                spark = spark_session(settings, app="demo", recording=True)
+                spark = spark_session(settings, app="demo", records_classes=True)
                 self._stop.install_handlers()
                 report = self._live(spark, sensors)
             _write_settings(settings)

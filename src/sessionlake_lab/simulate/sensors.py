@@ -87,7 +87,7 @@ class World:
         self.family = np.arange(scenario.sessions) // scenario.sessions_per_sensor % len(FAMILIES)
         self._phase = rng.random(scenario.sessions) * 0.15
         self._state = np.zeros(shape, np.int8)
-        self._noise = [np.zeros(shape, np.float32) for column in columns if column.numeric]
+        self._noise = [np.zeros(shape, np.float32) for column in columns if column.is_numeric]
         self._ladder = np.array([family.ladder for family in FAMILIES])[self.family]
         self._metrics = _per_session(self.family)
         self._anomalies = _Anomalies(scenario, rng)
@@ -116,7 +116,7 @@ class World:
         found: list[list[Any]] = []
         numeric = strings = 0
         for column in self._columns:
-            if column.numeric:
+            if column.is_numeric:
                 found.append(_fit(column, self._measure(numeric, session, row, elapsed, place)))
                 numeric += 1
             elif column.json_type is JsonType.BOOLEAN:

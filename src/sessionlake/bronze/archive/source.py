@@ -26,7 +26,7 @@ from sessionlake.bronze.archive.members import (
     read_messages,
 )
 from sessionlake.errors import LakeError, LossError
-from sessionlake.visible import encodable
+from sessionlake.visible import escape_surrogates
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -212,7 +212,7 @@ def _next_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _batch(rows: list[dict[str, Any]], member: Member) -> pa.RecordBatch:
     batch = pa.RecordBatch.from_pylist(rows, _SCHEMA)
-    for name, value in (("file", encodable(member.path)), ("member", member.name or str(member.number))):
+    for name, value in (("file", escape_surrogates(member.path)), ("member", member.name or str(member.number))):
         batch = batch.set_column(_SCHEMA.get_field_index(name), _SCHEMA.field(name), pa.repeat(value, len(rows)))
     return batch
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sessionlake.databricks.bundle.files import Target, Tree
 from sessionlake.databricks.bundle.job_rules import JobFault
-from sessionlake.protocol.columns import repeated_names
+from sessionlake.protocol.columns import find_repeated_names
 
 # Permission levels of the bundle and of each kind of resource. Schemas and volumes have grants instead.
 LEVELS = {
@@ -24,7 +24,7 @@ _IDENTITIES = ("service_principal_name", "group_name", "user_name")
 
 def permission_faults(target: Target, kind: str, resource: Tree) -> Iterator[JobFault]:
     """Yields the faults in a resolved resource's permissions, and in the rights of the identity that it runs as."""
-    for who in repeated_names(_identity(given) for given in resource.get("permissions", [])):
+    for who in find_repeated_names(_identity(given) for given in resource.get("permissions", [])):
         # The deployment only warns, but `bundle validate --strict` fails.
         yield ("permissions",), f"{who} has two levels, here or from the bundle's permissions: one is ignored"
     if kind == "alerts" and "run_as" in resource:

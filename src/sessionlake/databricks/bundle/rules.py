@@ -26,7 +26,7 @@ from sessionlake.databricks.bundle.identity_rules import LEVELS, permission_faul
 from sessionlake.databricks.bundle.job_rules import JobFault, Refused, job_faults
 from sessionlake.errors import ConfigError
 from sessionlake.settings.file import TARGETS, FileError, KeyPath, read_document, read_settings
-from sessionlake.settings.model import DEFAULT_FILE, settings_problems
+from sessionlake.settings.model import DEFAULT_FILE, find_settings_problems
 
 MODELS = {
     "jobs": "Job",
@@ -68,9 +68,9 @@ def settings_faults(folder: Path, files: BundleFiles) -> Iterator[Fault]:
         document = read_document(folder / DEFAULT_FILE)
         for name in (None, *files.targets):
             content = read_settings(document, name)
-            for line, text in settings_problems(content):
+            for line, text in find_settings_problems(content):
                 yield Fault(DEFAULT_FILE, line or 1, text)
-            for key, path in content.paths():
+            for key, path in content.find_paths():
                 if path.is_relative_to(folder) and not path.is_file():
                     text = f"{path.relative_to(folder)}: there is no such file"
                     yield Fault(DEFAULT_FILE, content.line(key) or 1, text)

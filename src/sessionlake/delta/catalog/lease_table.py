@@ -18,8 +18,8 @@ from sessionlake.delta.storage.commits import LAST_COMMIT
 from sessionlake.delta.storage.conflicts import conflict_errors
 from sessionlake.delta.storage.interface import Storage, delta_writer
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.spark.frames import as_frame
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.spark.session import separate_session
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class SparkLeases:
         """Replaces the row with the lease's name. Returns False if Delta skipped the commit or it conflicted."""
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
-        with _own_pool(spark), interpreted(spark), suppress(*conflict_errors()):
-            row = as_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
+        with _own_pool(spark), without_code_generation(spark), suppress(*conflict_errors()):
+            row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             # An UPDATE or a MERGE would read files first; replacing a partition does not.
             replacing = delta_writer(row, LEASES, txn, "overwrite").option(
                 "replaceWhere", f"name = {sql_string(lease.name)}"

@@ -40,8 +40,8 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import Rows, as_frame
-from sessionlake.spark.interpreted import conf, interpreted
+from sessionlake.spark.frames import Rows, to_spark_frame
+from sessionlake.spark.interpreted import temporary_spark_conf, without_code_generation
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
@@ -93,7 +93,7 @@ class CatalogStorage(Storage):
     sql_name = identifier  # the configuration may rename schemas, and other catalogs may have the same ones
 
     def _schema(self, schema: str) -> str:
-        return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.name_of(schema))}"
+        return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.configured_name(schema))}"
 
     def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
@@ -138,7 +138,7 @@ class CatalogStorage(Storage):
     def staging(self) -> Settings:
         """Returns settings in which the schemas `silver` and `ops` have the suffix `_rebuild`."""
         schemas = self._settings.schemas
-        beside = {name: f"{schemas.name_of(name)}_rebuild" for name in ("silver", "ops")}
+        beside = {name: f"{schemas.configured_name(name)}_rebuild" for name in ("silver", "ops")}
         return self._settings.model_copy(update={"schemas": schemas.model_copy(update=beside)})
 
     # -- tables
@@ -151,7 +151,7 @@ class CatalogStorage(Storage):
         if memory.cached_table(name) is not None:
             return True
         session = _required(spark, self._settings)
-        with interpreted(session):
+        with without_code_generation(session):
             there = bool(session.catalog.tableExists(name))
         if there:
             memory.note_exists(name)
@@ -165,7 +165,7 @@ class CatalogStorage(Storage):
         return sorted(f"{schema}.{row['tableName']}" for row in tables if row["tableName"] not in views)
 
     def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
-        with interpreted(spark):
+        with without_code_generation(spark):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
     def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
@@ -174,7 +174,7 @@ class CatalogStorage(Storage):
         found = None if known is None else known.properties
         if found is None:
             session = _required(spark, self._settings)
-            with interpreted(session):
+            with without_code_generation(session):
                 rows = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
             found = {row["key"]: row["value"] for row in rows}
             if known is not None:
@@ -232,7 +232,7 @@ class CatalogStorage(Storage):
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         # Spark runs one job for the history, and a further one for `first` or for sorting it.
-        with interpreted(spark):
+        with without_code_generation(spark):
             found = self.delta(spark, table).history(1).select("version", "operationMetrics").collect()
         if not found:
             return NO_COMMIT
@@ -257,7 +257,7 @@ class CatalogStorage(Storage):
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         session = _required(spark, self._settings)
-        with interpreted(session):
+        with without_code_generation(session):
             history = self.delta(session, table).history(count)
             found = history.select("version", "operation", "operationParameters").collect()
         return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
@@ -285,7 +285,7 @@ class CatalogStorage(Storage):
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows with Spark's writer. They are computed only once, so they are not staged."""
-        StagedFrame(self, table, as_frame(_required(spark, self._settings), rows)).commit(txn)
+        StagedFrame(self, table, to_spark_frame(_required(spark, self._settings), rows)).commit(txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         super().replace(_required(spark, self._settings), table, rows, txn)
@@ -342,7 +342,7 @@ class CatalogStorage(Storage):
         """Runs VACUUM for all files that the latest version does not need. The platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
-        with conf(spark, _VACUUMS):
+        with temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)} RETAIN 0 HOURS").collect()
         return self._vacuumed(spark, table)
 
@@ -361,7 +361,7 @@ class CatalogStorage(Storage):
         """
         span = file_retention(self.delta(spark, table), table, kept)
         self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
-        with conf(spark, _VACUUMS):
+        with temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)}").collect()
         return self._vacuumed(spark, table)
 

@@ -29,7 +29,7 @@ from sessionlake.delta.folders.writable import Writable, open_writable, spark_on
 from sessionlake.delta.storage.conflicts import conflict_errors
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.upkeep import Compacted
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.interpreted import temporary_spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,7 +137,7 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     if bound is None:
         return None
     try:
-        with conf(spark, _optimizing(bound)):
+        with temporary_spark_conf(spark, _optimizing(bound)):
             spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
     except conflict_errors():
         return None

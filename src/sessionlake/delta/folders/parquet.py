@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from sessionlake.delta.folders.file_statistics import Statistics
 from sessionlake.errors import LakeError
 from sessionlake.protocol.names import quote
-from sessionlake.spark.frames import Mapped
+from sessionlake.spark.frames import UnappliedMap
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -117,13 +117,13 @@ def column_types(delta: DeltaTable) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
-def write_with_arrow(rows: Mapped, writer: FileWriter) -> list[WrittenFile]:
+def write_with_arrow(rows: UnappliedMap, writer: FileWriter) -> list[WrittenFile]:
     """Writes rows that Spark tasks produce as Arrow batches, one file per task. Runs one Spark job.
 
     Args:
         rows: the frame with the function that produces its Arrow batches.
     """
-    files = rows.then(writer, WRITTEN_COLUMNS).collect()
+    files = rows.apply_with(writer, WRITTEN_COLUMNS).collect()
     return [WrittenFile(row["path"], row["size"], row["stats"]) for row in files]
 
 

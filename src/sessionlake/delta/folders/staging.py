@@ -22,7 +22,7 @@ from sessionlake.delta.folders.writable import Writable, open_writable
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.spark.frames import Mapped, Rows
+from sessionlake.spark.frames import Rows, UnappliedMap
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -138,7 +138,7 @@ def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator
                 fix="Remove them from the rows, or add them to the table",
             )
         files = writer.files(rows.to_batches())
-    elif isinstance(rows, Mapped):
+    elif isinstance(rows, UnappliedMap):
         files = write_with_arrow(rows, writer)
     else:
         files = write_with_spark(rows, column_types(table.delta), writer)

@@ -20,7 +20,7 @@ from sessionlake.delta.folders.writable import has_vectors, spark_only_reason
 from sessionlake.delta.storage.upkeep import HistoryToKeep, Vacuumed
 from sessionlake.local.paths import file_of
 from sessionlake.protocol.names import quote
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.interpreted import temporary_spark_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,7 +118,7 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     delta = open_table(folder)
     if has_vectors(delta) or spark_only_reason(delta):  # delta-rs would delete files of vectors that are still needed
         held = _held(folder)
-        with conf(spark, _VACUUM):
+        with temporary_spark_conf(spark, _VACUUM):
             spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
         left = _held(folder)
         freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))

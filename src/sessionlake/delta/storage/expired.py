@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -94,7 +94,7 @@ class Expired:
 
     def source(self, spark: SparkSession) -> DataFrame:
         """Returns the limits as a Spark frame with alias `s`."""
-        return as_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
+        return to_spark_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
 
     def condition(self) -> Column:
         """Returns the condition that joins each selected row of the table (alias `t`) with its limit (alias `s`)."""

@@ -23,8 +23,8 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import Rows, as_frame
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.frames import Rows, to_spark_frame
+from sessionlake.spark.interpreted import temporary_spark_conf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -270,7 +270,7 @@ class Storage(ABC):
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
-        frame = as_frame(spark, rows)
+        frame = to_spark_frame(spark, rows)
         writer = frame.write.format("delta") if txn is None else delta_writer(frame, table, txn, "append")
         self.save(writer.mode("overwrite"), table)
 
@@ -286,7 +286,7 @@ class Storage(ABC):
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Deletes all rows of a table; a replay of the same transaction deletes nothing."""
-        with self.commit_lock(table), conf(spark, txn.session_conf(table)):
+        with self.commit_lock(table), temporary_spark_conf(spark, txn.session_conf(table)):
             self.delta(spark, table).delete()
 
     @abstractmethod

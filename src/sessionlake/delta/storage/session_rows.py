@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.protocol import erased
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -65,7 +65,7 @@ class SessionRows:
 
         So the id is data, and does not appear in the text of a command in the table's history.
         """
-        return as_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.value]})).alias("s")
+        return to_spark_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.value]})).alias("s")
 
     def condition(self) -> Column:
         """Returns the join condition: a row of the table (alias `t`) is selected if it has topic and id of `source`."""

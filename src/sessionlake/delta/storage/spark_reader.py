@@ -25,8 +25,8 @@ from sessionlake.delta.storage.values import rows_of
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.spark.failures import RESULT_TOO_BIG, parse_failure
-from sessionlake.spark.frames import as_frame, iterate_batches
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.frames import iterate_batches, to_spark_frame
+from sessionlake.spark.interpreted import without_code_generation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,11 +61,11 @@ class SparkReader(TableReader):
         if not self.exists(table):
             return
         try:
-            with interpreted(self._spark):
+            with without_code_generation(self._spark):
                 frame = self._where(table, conditions, columns)
                 found = frame.toArrow()
         except Exception as error:
-            if not RESULT_TOO_BIG.fits(parse_failure(error)):
+            if not RESULT_TOO_BIG.matches_failure(parse_failure(error)):
                 raise
             yield from iterate_batches(frame)
         else:
@@ -83,13 +83,13 @@ class SparkReader(TableReader):
         if max_bytes is None or not self.exists(table):
             return super().table(table, *conditions, columns=columns, sessions=sessions)
         try:
-            with interpreted(self._spark):
+            with without_code_generation(self._spark):
                 frame = self._of(self._where(table, conditions), sessions)
                 frame = frame if columns is None else frame.select(*map(quote, columns))
                 most = max_bytes // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
         except Exception as error:
-            if not RESULT_TOO_BIG.fits(parse_failure(error)):
+            if not RESULT_TOO_BIG.matches_failure(parse_failure(error)):
                 raise
             raise TooLargeError(f"{table}: {RESULT_TOO_BIG.remedy}") from error
         if found.num_rows > most or found.nbytes > max_bytes:
@@ -103,13 +103,13 @@ class SparkReader(TableReader):
             return frame
         names = session_columns(sessions)
         named = sessions.select(names).group_by(names).aggregate([])
-        return frame.join(F.broadcast(as_frame(self._spark, named)), names, "left_semi")
+        return frame.join(F.broadcast(to_spark_frame(self._spark, named)), names, "left_semi")
 
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             found = self._where(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
@@ -117,7 +117,7 @@ class SparkReader(TableReader):
         """True if the table is empty, as far as Spark knows without a job. False if it has files or that is unknown."""
         from py4j.protocol import Py4JError
 
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             try:
                 frame = self._storage.read(self._spark, table, {})
                 plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001  (it has no public name)
@@ -126,7 +126,7 @@ class SparkReader(TableReader):
                 return False
 
     def size(self, table: str) -> TableSize:
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
             rows = self._storage.read(self._spark, table, {}).count()
             version = self._storage.latest_version(self._spark, table)
@@ -135,7 +135,7 @@ class SparkReader(TableReader):
     def count(self, table: str) -> int:
         if not self.exists(table):
             return 0
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             return self._storage.read(self._spark, table, {}).count()
 
     def files(self, table: str, *conditions: Condition) -> FilesRead | None:
@@ -146,14 +146,14 @@ class SparkReader(TableReader):
     def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         if not self.exists(table):
             return []
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             return rows_of(self._where(table, (), columns).limit(max_rows).toArrow())
 
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """Counts the rows of each group on the cluster, with Spark."""
         if not self.exists(table):
             return Counter()
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
 
     def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
@@ -162,13 +162,13 @@ class SparkReader(TableReader):
 
         if not self.exists(table):
             return {}
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             return by_key(self._where(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(of))).toArrow())
 
     def any(self, table: str, *conditions: Condition) -> bool:
         if not self.exists(table):
             return False
-        with interpreted(self._spark):
+        with without_code_generation(self._spark):
             return not self._where(table, conditions).isEmpty()
 
     def _where(
@@ -180,7 +180,7 @@ class SparkReader(TableReader):
     ) -> DataFrame:
         """Returns the rows that meet the conditions, with these columns (None for all), as a Spark frame.
 
-        Call it inside `interpreted`, since Delta reads the table's log as soon as the frame is created.
+        Call it inside `without_code_generation`, since Delta reads the table's log as soon as the frame is created.
         """
         from pyspark.sql import functions as F
 

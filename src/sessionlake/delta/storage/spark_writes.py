@@ -23,8 +23,8 @@ from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
-from sessionlake.spark.frames import Rows, as_frame, on_disk
-from sessionlake.spark.interpreted import conf
+from sessionlake.spark.frames import Rows, store_on_disk, to_spark_frame
+from sessionlake.spark.interpreted import temporary_spark_conf
 
 if TYPE_CHECKING:
     from delta.tables import DeltaMergeBuilder
@@ -67,7 +67,7 @@ class StagedFrame:
 @contextmanager
 def stage_with_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
     """Computes the rows once, and stores them on disk until the block ends, so that the block can commit them."""
-    with on_disk(as_frame(spark, rows)) as kept:
+    with store_on_disk(to_spark_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
 
@@ -91,7 +91,7 @@ def merge_with_spark(
     Returns:
         The commit; after a replay, the table's latest one.
     """
-    frame = as_frame(spark, source)
+    frame = to_spark_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
     same = reduce(and_, (_bound(known, name) for name in upsert.pruned_by), _same(upsert))
 
@@ -106,7 +106,7 @@ def merge_with_spark(
                 return storage.last_commit(spark, table)
             return Commit(int(version), done[0]["num_affected_rows"])
 
-    with conf(spark, txn.session_conf(table) | dict(settings or {})):
+    with temporary_spark_conf(spark, txn.session_conf(table) | dict(settings or {})):
         return retry_on_conflict(execute)
 
 
@@ -153,7 +153,7 @@ def rewrite_with_spark(
             merge = storage.delta(spark, table).alias("t").merge(chosen.source(spark), chosen.condition())
             change(merge).execute()
 
-    with conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
+    with temporary_spark_conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
         retry_on_conflict(execute)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.protocol.arrow import contiguous, dictionary_codes
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.capture import CaptureSettings
@@ -38,7 +38,7 @@ class OnceTopics:
 
     def __call__(self, topic: str) -> bool:
         """Returns True if the topic is judged under `once`."""
-        return RuleBook(self.capture).of(topic).integrity is Integrity.ONCE
+        return RuleLookup(self.capture).find_rules(topic).integrity is Integrity.ONCE
 
     def of(self, topics: Sequence[str]) -> list[str]:
         """Returns which of the given topics are judged under `once`."""

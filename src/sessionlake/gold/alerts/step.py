@@ -37,7 +37,7 @@ from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.gold.tables.expiry import Expiry
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.settings.model import Settings
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +64,7 @@ class RuleStep:
     def __init__(self, lake: Lake, settings: Settings, expiry: Expiry) -> None:
         self._lake, self._declared, self._expiry = lake, declared_in(settings), expiry
         self._once = OnceTopics(settings.capture)
-        self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest)
+        self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest_retention)
 
     def __call__(self, spark: SparkSession, rows: BatchRows, txn: Txn) -> list[TableOutput]:
         """Writes the alerts that the batch raises, clears and retracts to the log.
@@ -166,7 +166,7 @@ def _rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table
     found = rows.of(product)
     if isinstance(found, pa.Table):
         return found.cast(product.schema()).select(list(columns))
-    return as_frame(rows.spark, found).select(*columns).toArrow()
+    return to_spark_frame(rows.spark, found).select(*columns).toArrow()
 
 
 def _log_table(rows: Sequence[LogRow], batch: int) -> pa.Table:

@@ -30,7 +30,7 @@ from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants, semi_join
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
-from sessionlake.spark.frames import as_frame, map_groups, mapped
+from sessionlake.spark.frames import map_groups, map_rows, to_spark_frame
 from sessionlake.streaming.payload_files import encode_payloads
 from sessionlake.streaming.sharded import FOLDED_SCHEMA, payload_table
 
@@ -91,7 +91,7 @@ class AverageWriter:
                 yield FoldResult.of(spark, found)
             else:
                 held = self.lake.read(spark, series.table)
-                frame = recompute_on_cluster(as_frame(spark, points), held, series, shards=self.shards)
+                frame = recompute_on_cluster(to_spark_frame(spark, points), held, series, shards=self.shards)
                 # A checkpoint, not persist(): Spark would compute persisted rows again after each write to the table.
                 yield FoldResult.collect(frame.localCheckpoint(), limits.inline_bytes)
 
@@ -104,7 +104,7 @@ class AverageWriter:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
-        rows = mapped(rows_of(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
+        rows = map_rows(rows_of(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
         append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 

@@ -38,7 +38,7 @@ from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.spark.frames import EachBatch, Rows, as_frame, map_batches, mapped
+from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches, map_rows, to_spark_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed
 
@@ -76,7 +76,7 @@ class FinalRowAppender:
         if progress is None or low >= max(progress.since.values(), default=NEVER) * 1000:
             return
         if not isinstance(rows, pa.Table):
-            rows = _earliest(as_frame(spark, rows))
+            rows = _earliest(to_spark_frame(spark, rows))
         closed = rows.filter(pa.array(starts(rows) < limits_of_rows(rows, progress.since)))
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
@@ -121,8 +121,8 @@ class FinalRowAppender:
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _candidate_rows(final, self._lake.read(spark, table), since, until)
-        rows = mapped(near, _final_rows(final, since, until, txn.version, *floors), ddl_of(final.columns))
-        count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()
+        rows = map_rows(near, _final_rows(final, since, until, txn.version, *floors), ddl_of(final.columns))
+        count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
         if count:
             append(spark, self._lake, final.table, rows, txn)
         return count
@@ -159,7 +159,7 @@ def rebuild_final_rows(
         batch: The last batch of gold that the rows include.
     """
     until = final.limits(times)
-    keep = EachBatch(_final_rows(final, {}, until, batch))
+    keep = PerBatchFunction(_final_rows(final, {}, until, batch))
     found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.columns))
     lake.storage.require_lease(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")

@@ -31,7 +31,7 @@ from sessionlake.gold.tables.expiry import Expiry, without_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, internal, quote
-from sessionlake.spark.frames import Mapped, Rows, as_frame, map_groups, mapped
+from sessionlake.spark.frames import Rows, UnappliedMap, map_groups, map_rows, to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,12 +72,12 @@ class ProductMerger:
                 self.finals.require_open(self.spark, product, part, self.rows.span(product).low)
                 yield self._merge_rows(product, part)
 
-    def _without_expired(self, product: Product, part: pa.Table | Mapped) -> Rows:
+    def _without_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
         """Drops rows whose bucket has expired."""
         floors = self.expiry.floors(product.table)
         if self.rows.span(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
-        return mapped(part, lambda rows: without_expired_rows(rows, floors), product.ddl)
+        return map_rows(part, lambda rows: without_expired_rows(rows, floors), product.ddl)
 
     def _merge_rows(self, product: Product, part: Rows) -> TableOutput:
         rows = self.rows.span(product).rows
@@ -87,12 +87,12 @@ class ProductMerger:
                 done = self.lake.last_commit(self.spark, product.table)
                 return TableOutput(product.table, done.version, done.rows)
             if rows > self.lake.limits.driver_changes:
-                return self._merge_on_cluster(product, as_frame(self.spark, part))
+                return self._merge_on_cluster(product, to_spark_frame(self.spark, part))
             part = without_expired_rows(self.rows.collect_rows(product), self.expiry.floors(product.table))
         try:
             return self._merge_in_driver(product, part)
         except TooLargeError:
-            return self._merge_on_cluster(product, as_frame(self.spark, part.cast(product.schema())))
+            return self._merge_on_cluster(product, to_spark_frame(self.spark, part.cast(product.schema())))
 
     def _is_new(self, product: Product) -> bool:
         """Returns True if the table has no rows of the batch's topics in the batch's range of time.
@@ -170,8 +170,8 @@ def write_late(
         mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
         return add_constants(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
-    rows = mapped(rows_of([part], [KIND], _LATE), late, LATE_DDL)
-    count = rows.num_rows if isinstance(rows, pa.Table) else as_frame(spark, rows).count()
+    rows = map_rows(rows_of([part], [KIND], _LATE), late, LATE_DDL)
+    count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
     if count:
         append(spark, lake, LATE_POINTS, rows, txn)
         yield TableOutput(LATE_POINTS, lake.latest_version(spark, LATE_POINTS), count)

@@ -26,9 +26,9 @@ from sessionlake.gold.fold.outputs import (
 )
 from sessionlake.gold.fold.series import OF_SESSION
 from sessionlake.protocol.arrow import decode_dictionaries
-from sessionlake.protocol.chunk import write_ipc
+from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.types import Payloads
-from sessionlake.spark.frames import Mapped, Rows, as_frame
+from sessionlake.spark.frames import Rows, UnappliedMap, to_spark_frame
 from sessionlake.streaming.folded import Folded, collect, split_reports
 from sessionlake.streaming.payload_files import read_payload, unpack
 from sessionlake.streaming.sharded import payload_table
@@ -52,7 +52,7 @@ class BatchRows:
     declared: Declared
     products: Sequence[Product]
 
-    def of(self, product: Product) -> pa.Table | Mapped:
+    def of(self, product: Product) -> pa.Table | UnappliedMap:
         """Returns a product's rows.
 
         In memory there is one row per key, on the cluster there is one row per key and shard.
@@ -62,8 +62,8 @@ class BatchRows:
             return _merge_payloads(product, few, payloads)
         frame = self._payloads_on_cluster(product.name)
         if few.num_rows:
-            frame = frame.union(self.spark.createDataFrame([(write_ipc(encode_keys(product, few)),)], frame.schema))
-        return Mapped(frame, unpack, product.ddl)
+            frame = frame.union(self.spark.createDataFrame([(encode_ipc(encode_keys(product, few)),)], frame.schema))
+        return UnappliedMap(frame, unpack, product.ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:
         """Returns a product's rows in the driver's memory, one row per key, even if they are many."""
@@ -132,7 +132,7 @@ class FoldResult:
     @staticmethod
     def of(spark: SparkSession, payloads: Payloads) -> FoldResult:
         """Returns the result of a fold that ran in the driver, given its payloads."""
-        frame = as_frame(spark, payload_table(payloads))
+        frame = to_spark_frame(spark, payload_table(payloads))
         folded, reports = split_reports(frame, payloads, SeriesOutput.REPORT)
         return FoldResult(folded, total(reports))
 
@@ -154,7 +154,7 @@ def rows_of(parts: Sequence[FoldResult], kinds: Sequence[str], ddl: str) -> Rows
     if in_memory and None not in found:
         return read_rows(in_memory)
     payloads = [part.folded.frame.where(F.col("kind").isin(*kinds)).select("payload") for part in parts]
-    return Mapped(reduce(lambda a, b: a.union(b), payloads), unpack, ddl)
+    return UnappliedMap(reduce(lambda a, b: a.union(b), payloads), unpack, ddl)
 
 
 def read_rows(payloads: Iterable[bytes], *, encode_keys: bool = False) -> pa.Table:

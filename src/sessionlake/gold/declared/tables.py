@@ -30,7 +30,7 @@ from sessionlake.settings.gold import (
     EventKind,
     OutputMode,
     ProductSettings,
-    missing_for_append,
+    describe_missing_for_append,
 )
 from sessionlake.settings.model import Settings
 from sessionlake.settings.named_code import NamedCodeError, load_named_code
@@ -192,7 +192,7 @@ def _python_product(declared: ProductSettings, target: str) -> Product:
             fix="Set bucket_ms and add `topic` to the keys, or leave retention_ms out",
         )
     spans = map(_span, (found.bucket_ms, found.lateness_ms, found.retention_ms))
-    if found.output == OutputMode.APPEND and (lacks := missing_for_append(found.keys, *spans)):
+    if found.output == OutputMode.APPEND and (lacks := describe_missing_for_append(found.keys, *spans)):
         raise ConfigError(f"{where}: {target}: {lacks}")
     _refuse_same_results(found, f"{where}: {target}")
     for wrong in _source_faults(found, declared):

@@ -19,7 +19,7 @@ from sessionlake.gold.aggregate.order import LIFE, SESSION_MARK, TURN, OnceTopic
 from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.protocol.arrow import contiguous
-from sessionlake.protocol.chunk import read_ipc, write_compressed
+from sessionlake.protocol.chunk import decode_ipc, encode_compressed_ipc
 from sessionlake.protocol.types import Int64s
 
 SEPARATOR = "\0"
@@ -108,7 +108,7 @@ class ChangePacker:
         tables[0] = tables[0].replace_schema_metadata(
             (tables[0].schema.metadata or {}) | _encode_counts(changes["batch"])
         )
-        chunks = [write_compressed(table) for table in tables]
+        chunks = [encode_compressed_ipc(table) for table in tables]
         return pa.record_batch([pa.array(shards, pa.int32()), pa.array(chunks, pa.binary())], schema=_PACKED)
 
 
@@ -130,7 +130,7 @@ class Chunks:
         parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()
         for chunk in chunks:
-            table = read_ipc(chunk)
+            table = decode_ipc(chunk)
             metadata = table.schema.metadata
             read += _decode_counts(metadata)
             owner = tuple(metadata[_OWNER].decode().split(SEPARATOR))

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sessionlake.errors import LAST_RESORT, LakeError
 from sessionlake.gold.fold.points import COLUMNS, Points, SeqOrder
 from sessionlake.gold.fold.rolling import OlderPoints
-from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Bools, Int64s
 
 FORMAT = "sessionlake.gold.state/4"
@@ -266,7 +266,7 @@ class GoldShardState:
         }
         content = {"format": FORMAT, "made": self.rebuild_id, "metrics": list(self.metrics)}
         # Compressing a byte costs less than moving it through Spark to the state store and back.
-        stored = {name: write_ipc(table, compress_columns=True) for name, table in tables.items()}
+        stored = {name: encode_ipc(table, compress_columns=True) for name, table in tables.items()}
         return msgspec.msgpack.encode(content | stored)
 
     @staticmethod
@@ -369,7 +369,7 @@ def _narrow_table(columns: dict[str, Any]) -> pa.Table:
 
 def _read_columns(content: bytes) -> dict[str, Any]:
     """Decodes columns, and returns them by name: strings as Arrow arrays, all others as numpy arrays."""
-    table = read_ipc(content)
+    table = decode_ipc(content)
     least = table.schema.metadata or {}
     return {name: _widen(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names}
 

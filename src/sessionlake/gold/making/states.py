@@ -26,7 +26,7 @@ from sessionlake.gold.fold.resharding import MarkedShards
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import TrackedAverages
 from sessionlake.gold.fold.state import marks_of
-from sessionlake.protocol.chunk import read_ipc, write_ipc
+from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -110,7 +110,7 @@ class _StoredOwners:
 
     def __call__(self, shard: int) -> pa.Table:
         file = Path(self.folder) / f"{shard}.arrow"
-        return read_ipc(file.read_bytes()) if file.exists() else _NO_OWNERS
+        return decode_ipc(file.read_bytes()) if file.exists() else _NO_OWNERS
 
 
 def _owners_in(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
@@ -175,5 +175,5 @@ def _store(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa
     shards, firsts = np.unique(held["shard"].to_numpy(), return_index=True)
     for shard, (first, end) in zip(shards, pairwise([*firsts, held.num_rows]), strict=True):
         own = held.slice(first, end - first).select(_NO_OWNERS.column_names)
-        write_atomically(partial / f"{shard}.arrow", write_ipc(own))
+        write_atomically(partial / f"{shard}.arrow", encode_ipc(own))
     partial.rename(beside / f"{series.name}.{rebuild_id}")

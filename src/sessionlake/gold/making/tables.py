@@ -34,7 +34,7 @@ from sessionlake.protocol.arrow import add_constants, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
-from sessionlake.spark.frames import EachBatch, map_groups
+from sessionlake.spark.frames import PerBatchFunction, map_groups
 from sessionlake.streaming.generations import Generations
 from sessionlake.streaming.handover import next_batch
 
@@ -85,7 +85,7 @@ def rebuild_late_points(
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
-    late = EachBatch(lambda some: add_constants(product.late_of_changes(some, declared), stamps))
+    late = PerBatchFunction(lambda some: add_constants(product.late_of_changes(some, declared), stamps))
     append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 
@@ -183,7 +183,7 @@ def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> s
     """
     if live.isEmpty():
         return None
-    return compare_rows(product.table, product.row_keys, product.results, live, rows).first
+    return compare_rows(product.table, product.row_keys, product.results, live, rows).first_difference
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
@@ -214,5 +214,5 @@ def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) ->
 
 
 def _products(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
-    parts = changes.mapInArrow(EachBatch(lambda some: product.of_changes(some, declared)), product.ddl)
+    parts = changes.mapInArrow(PerBatchFunction(lambda some: product.of_changes(some, declared)), product.ddl)
     return map_groups(parts, product.row_keys, GROUPS, product.merged, product.ddl)

@@ -25,7 +25,7 @@ from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, difference
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
 from sessionlake.protocol.names import ddl_of, quote
-from sessionlake.spark.frames import EachBatch, map_batches
+from sessionlake.spark.frames import PerBatchFunction, map_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -193,4 +193,4 @@ def enriched_frame(spark: SparkSession, lake: Lake, changes: DataFrame, table: E
     versions = {join.reference.name: applied_rows(lake, reader, join.reference) for join in table.joins}
     needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.names)
     own = changes.select(*map(quote, needed))
-    return map_batches(own, EachBatch(lambda rows: table.rows(rows, versions)), ddl_of(table.columns))
+    return map_batches(own, PerBatchFunction(lambda rows: table.rows(rows, versions)), ddl_of(table.columns))

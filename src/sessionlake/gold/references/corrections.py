@@ -35,7 +35,7 @@ from sessionlake.gold.references.applied import (
     retire_older_writers,
 )
 from sessionlake.protocol.names import ddl_of, quote
-from sessionlake.spark.frames import EachBatch, Rows, map_batches
+from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,7 +148,7 @@ class Corrections:
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
-            rows = map_batches(frame, EachBatch(rejoined), ddl_of((*identity, *join.added))).localCheckpoint()
+            rows = map_batches(frame, PerBatchFunction(rejoined), ddl_of((*identity, *join.added))).localCheckpoint()
         else:
             rows = rejoined(near)
             if not rows.num_rows:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sessionlake.gold.aggregate.sources import Declared
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.protocol.columns import repeated_names
+from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.settings.bounded_yaml import BoundedLoader, error_position
 
 _NAME, _WHEN = "name", "when"
@@ -63,7 +63,7 @@ def read_file(text: str, declared: Declared) -> tuple[list[StoredRule], list[Pro
     read = [_read_rule(node, None, declared, text) for node in listed.value]
     rules = [one for one in read if isinstance(one, StoredRule)]
     problems = [problem for one in read if not isinstance(one, StoredRule) for problem in one]
-    for name in repeated_names(one.rule.name for one in rules):
+    for name in find_repeated_names(one.rule.name for one in rules):
         problems.append(_problem_at(listed, f"two rules have the name {name}"))
     return rules, problems
 

@@ -31,11 +31,11 @@ from sessionlake.gold.declared.tables import GoldTable, finals_of, products_of, 
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
-    Retained,
-    clear_retained,
-    read_head,
-    read_retained,
-    record_retained,
+    RemovedRows,
+    delete_records_of_removed_rows,
+    read_removed_rows,
+    read_removed_rows_of_table,
+    record_removed_rows,
 )
 from sessionlake.protocol.arrow import dictionary_codes
 
@@ -57,7 +57,7 @@ def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floor
 
     Tables without expired buckets are left out.
     """
-    known = read_retained(reader, tables)
+    known = read_removed_rows(reader, tables)
     return {table: _floors_of(known[table]) for table in tables if table in known}
 
 
@@ -132,13 +132,13 @@ def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floor
     Raises:
         ClaimedError: Another process is removing rows.
     """
-    known = read_retained(lake.reader(spark), tables)
+    known = read_removed_rows(lake.reader(spark), tables)
     if any((_floors_of(known[table]) if table in known else {}) != dict(floors) for table in tables):
         with lake.storage.claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if floors else ():
-                record_retained(spark, lake, _retained_entry(table, floors))
+                record_removed_rows(spark, lake, _retained_entry(table, floors))
             others = {topic for one in known.values() for topic in _floors_of(one)} - floors.keys()
-            clear_retained(spark, lake, tables, sorted(others) if floors else None)
+            delete_records_of_removed_rows(spark, lake, tables, sorted(others) if floors else None)
 
 
 def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
@@ -161,7 +161,7 @@ class Expiry:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
-        known = read_retained(lake.reader(spark), [one.table for one in self._products])
+        known = read_removed_rows(lake.reader(spark), [one.table for one in self._products])
         self._floors = {one.table: _floors_of(known[one.table]) for one in self._products if one.table in known}
         self._looked: dict[str, dict[str, int]] = {}
         # If a process died, rows that it was about to remove may still exist.
@@ -210,20 +210,20 @@ class Expiry:
         now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
         is_gone = _has_expired(now)
         count = self._lake.read(spark, table).where(is_gone).count()
-        found = read_head(self._lake.reader(spark), table)
+        found = read_removed_rows_of_table(self._lake.reader(spark), table)
         if not count and not (found and found.pending):
             return
         # A process that died has removed either all of its pending rows or none.
-        removed = 0 if found is None else found.gone - (count if found.pending else 0)
+        removed = 0 if found is None else found.max_missing_rows - (count if found.pending else 0)
         noted = replace(_retained_entry(table, now), removed=removed, pending=count)
         if count:
-            record_retained(spark, self._lake, noted)
+            record_removed_rows(spark, self._lake, noted)
             self._floors[table] = now
             txn = next_txn(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
             retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
-        record_retained(spark, self._lake, replace(noted, removed=noted.gone, pending=0))
+        record_removed_rows(spark, self._lake, replace(noted, removed=noted.max_missing_rows, pending=0))
 
 
 def _latest_floors(many: Iterable[Floors]) -> Floors:
@@ -242,10 +242,10 @@ def _has_expired(floors: Floors) -> Column:
     return (F.col(START) < F.lit(nearest_time(max(floors.values())))) & (F.col(START) < floor)
 
 
-def _floors_of(found: Retained) -> dict[str, int]:
+def _floors_of(found: RemovedRows) -> dict[str, int]:
     return {row["topic"]: row["limit"] + 1 for row in found.limits.to_pylist()}
 
 
-def _retained_entry(table: str, floors: Floors) -> Retained:
+def _retained_entry(table: str, floors: Floors) -> RemovedRows:
     rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(floors.items())]
-    return Retained(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))
+    return RemovedRows(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))

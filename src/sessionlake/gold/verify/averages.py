@@ -21,8 +21,8 @@ from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.making.states import rebuilt_up_to
 from sessionlake.protocol.names import quote
-from sessionlake.spark.compare import Compared
-from sessionlake.spark.frames import gathered
+from sessionlake.spark.compare import TableComparison
+from sessionlake.spark.frames import read_into_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -38,7 +38,7 @@ _FIRST_TIME, _LAST_TIME = -(2**63), 2**63 - 1
 
 def verify_restatements(
     spark: SparkSession, lake: Lake, averages: Sequence[RollingAverage], points: DataFrame
-) -> Compared:
+) -> TableComparison:
     """Checks tables of averages against their restatements and against the numbers in silver's changes.
 
     Only restatements from after a table was built are checked.
@@ -61,7 +61,7 @@ def verify_restatements(
         if first is None and one is not None:
             named = ", ".join(f"{key}={one[key]}" for key in series.row_keys)
             first = f"{series.table}: {named}: {one['what']}"
-    return Compared(RESTATEMENTS, rows, different, first)
+    return TableComparison(RESTATEMENTS, rows, different, first)
 
 
 def inconsistencies(series: RollingAverage, table: DataFrame, restatements: DataFrame, points: DataFrame) -> DataFrame:
@@ -76,7 +76,7 @@ def inconsistencies(series: RollingAverage, table: DataFrame, restatements: Data
         The columns in `row_keys`, and `what`, a text that describes the problem. If a restatement or an average fails
         several conditions, the text describes the first one.
     """
-    chain = gathered(_with_predecessors(series, restatements))
+    chain = read_into_one_task(_with_predecessors(series, restatements))
     found = [
         _rows_breaking(series, chain, _restatement_checks(series)),
         *_unfounded_restatements(series, chain, points),

@@ -15,7 +15,7 @@ from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, Join
 from sessionlake.gold.references.applied import pending_rows
 from sessionlake.protocol.names import internal, quote
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import Compared
+from sessionlake.spark.compare import TableComparison
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _FROM, _TO = internal("from"), internal("to")
 
 
-def verify_references(spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[object]) -> list[Compared]:
+def verify_references(
+    spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[object]
+) -> list[TableComparison]:
     """Compares each reference table that enriched tables join with gold's copy of it.
 
     Keys with a fault are left out.
@@ -45,7 +47,7 @@ def verify_references(spark: SparkSession, lake: Lake, settings: Settings, table
             if not pending.rows
             else f"{one.applied_table}: {pending.rows} rows of {one.table} wait for `sessionlake run gold`"
         )
-        found.append(Compared(one.applied_table, reader.size(one.table).rows, pending.rows, first))
+        found.append(TableComparison(one.applied_table, reader.size(one.table).rows, pending.rows, first))
     return found
 
 

@@ -26,8 +26,8 @@ from sessionlake.gold.verify.rule_columns import condition, event, has_points, m
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import Compared, compare_rows
-from sessionlake.spark.frames import gathered
+from sessionlake.spark.compare import TableComparison, compare_rows
+from sessionlake.spark.frames import read_into_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,7 +37,7 @@ _RULES_PER_JOB = 16
 _IDENTITY = ("rule", *KEY, "at", "what")
 
 
-def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
+def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | None:
     """Compares the log of alerts with a recomputation from the changes that gold has read.
 
     Returns:
@@ -52,7 +52,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     from pyspark.sql import functions as F
 
     raw = lake.read(spark, CHANGES, version_read(settings)).where("change != 'clear'")
-    changes = gathered(select_changes(raw, settings, (F.col("change") == "delete").alias("deleted")))
+    changes = read_into_one_task(select_changes(raw, settings, (F.col("change") == "delete").alias("deleted")))
     numbers = events_of(changes, declared, MARKS, numbers=True)
     texts = events_of(changes, declared, MARKS, numbers=False)
     in_range = F.col("ts").between(FIRST_MS, LAST_MS)
@@ -63,11 +63,13 @@ def verify_rules(spark: SparkSession, settings: Settings) -> Compared | None:
     log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), slices_begin(reader)
     parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
     found = [_compared(log, truth, part, begins) for part in parts]
-    first = next((one.first for one in found if one.first is not None), None)
-    return Compared(RULE_EVENTS, sum(one.rows for one in found), sum(one.different for one in found), first)
+    first = next((one.first_difference for one in found if one.first_difference is not None), None)
+    return TableComparison(
+        RULE_EVENTS, sum(one.expected_rows for one in found), sum(one.different_rows for one in found), first
+    )
 
 
-def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], begins: StreamTimes) -> Compared:
+def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], begins: StreamTimes) -> TableComparison:
     from pyspark.sql import functions as F
 
     is_decidable = reduce(and_, (_is_decidable(rule, begins) for rule in rules))

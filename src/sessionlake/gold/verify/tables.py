@@ -30,8 +30,8 @@ from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import Compared, compare_rows, magnitude_column
-from sessionlake.spark.frames import gathered
+from sessionlake.spark.compare import TableComparison, compare_rows, magnitude_column_name
+from sessionlake.spark.frames import read_into_one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _TIME = internal("time")
 
 
-def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[Compared]:
+def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTable]) -> list[TableComparison]:
     """Compares tables of gold with a recomputation from all changes that gold has read.
 
     Rows that have expired are not compared.
@@ -53,7 +53,9 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     changes = read_changes(spark, lake, settings)
     if changes is None:
         return []
-    numbers, texts = (gathered(events_of(changes, declared, WITH_PLACE, numbers=kind)) for kind in (True, False))
+    numbers, texts = (
+        read_into_one_task(events_of(changes, declared, WITH_PLACE, numbers=kind)) for kind in (True, False)
+    )
     floors = read_floors(lake.reader(spark), [table.table for table in with_finals(tables)])
     found, late, averages = [], [], []
     for table in tables:
@@ -92,7 +94,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
 def expected_rows(events: DataFrame, product: Product) -> DataFrame:
     """Returns the rows that a product's table should have, computed by Spark SQL.
 
-    For each sum it adds the column that `magnitude_column` names. By it the comparison allows for rounding errors.
+    For each sum it adds the column that `magnitude_column_name` names. By it the comparison allows for rounding errors.
     """
     from pyspark.sql import functions as F
 
@@ -102,7 +104,7 @@ def expected_rows(events: DataFrame, product: Product) -> DataFrame:
         events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
     made = {name: one.sql() for name, one in product.aggregates.items()}
     sizes = {name: one.magnitude() for name, one in product.aggregates.items()}
-    made |= {magnitude_column(name): size for name, size in sizes.items() if size is not None}
+    made |= {magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
     keys = [*product.fields.values()]
     # Results are named last: within one aggregation, a result's name would hide an input column of the same name.
     unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
@@ -152,5 +154,5 @@ def _expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
     average = F.when(shown, F.avg("value").over(last))
     return with_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
-        F.avg(F.abs("value")).over(last).alias(magnitude_column("average")),
+        F.avg(F.abs("value")).over(last).alias(magnitude_column_name("average")),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from operator import ge
 from sessionlake.delta.schemas.names import LEDGER, SILVER
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.ledger.books import ENTRY, LedgerReader, current_mask
+from sessionlake.ledger.books import ENTRY, LedgerReader, mask_entries_since_rebuild
 from sessionlake.protocol.types import Row
 
 # How far back to look for enough entries. If there are more entries than the limit, only the latest are used.
@@ -56,11 +56,11 @@ def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) 
         layers: Names of the layers.
         until: When the last batch of all layers was committed.
     """
-    since, wanted = LedgerReader(reader).rebuilds(), set(layers)
+    since, wanted = LedgerReader(reader).read_last_rebuilds(), set(layers)
     found: list[Batch] = []
     for reach in _LOOKBACKS:
         late = reader.batches(LEDGER, ("committed_at", ge, until - reach), columns=_COLUMNS)
-        rows = (row for batch in late for row in batch.filter(current_mask(batch, since)).to_pylist())
+        rows = (row for batch in late for row in batch.filter(mask_entries_since_rebuild(batch, since)).to_pylist())
         found = [_batch(row) for row in rows if row["layer"] in wanted]
         if len(found) >= _ENOUGH:
             break

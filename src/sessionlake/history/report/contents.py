@@ -17,7 +17,7 @@ from sessionlake.history.report.pace import Lag, Throughput, lags, throughput
 from sessionlake.history.report.series import Series, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
 from sessionlake.integrity.outcome import EventKind
-from sessionlake.ledger.progress import Span
+from sessionlake.ledger.progress import ReadOffsets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
@@ -105,7 +105,7 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
     )
 
 
-def _faults(missing: Mapping[Span, int], *, allow_gaps: bool) -> int:
+def _faults(missing: Mapping[ReadOffsets, int], *, allow_gaps: bool) -> int:
     """Returns the number of faulty offsets. For each topic-partition, only the layer with the most faults counts."""
     worst: dict[TopicPartition, int] = {}
     for span, count in missing.items():

@@ -14,7 +14,7 @@ from sessionlake.history.report.batches import Batch
 from sessionlake.history.report.contents import Contents, contents_of
 from sessionlake.local.home import require_home
 from sessionlake.settings.model import Settings
-from sessionlake.visible import visible
+from sessionlake.visible import escape_invisible
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -45,7 +45,7 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
 
 def _shown(value: Any) -> Any:
     """Returns a value as the page shows it: invisible characters in texts become visible, HTML stays as it is."""
-    return visible(value) if type(value) is str else value
+    return escape_invisible(value) if type(value) is str else value
 
 
 def page(contents: Contents) -> str:

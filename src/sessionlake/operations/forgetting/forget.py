@@ -26,13 +26,13 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.changes import refuse_shorter
 from sessionlake.gold.declared.tables import schemas_of
 from sessionlake.gold.making import states
-from sessionlake.ledger.entries import earliest_after_rebuild
+from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
     Erasure,
     delete_receipt,
-    lake_salt,
+    hash_session,
+    read_or_create_salt,
     read_receipts,
-    session_hash_of,
     store_receipt,
 )
 from sessionlake.operations.forgetting import publications, rows
@@ -205,15 +205,17 @@ class Forgetting:
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
-        salt = lake_salt(known)
+        salt = read_or_create_salt(known)
         offsets = rows.find_offsets(self._lake.reader(self._spark), session)
         counts = rows.count_rows(self._spark, self._lake, session)
         erasure = Erasure(
             receipt=inputs.receipt,
             topic=inputs.topic,
-            session_hash=session_hash_of(salt, *session),
+            session_hash=hash_session(salt, *session),
             salt=salt,
-            begun_at=max(datetime.now(UTC), earliest_after_rebuild(self._lake.reader(self._spark), SILVER)),
+            begun_at=max(
+                datetime.now(UTC), find_earliest_commit_time_after_rebuild(self._lake.reader(self._spark), SILVER)
+            ),
             messages=sum(item.messages for item in offsets),
             report={
                 "offsets": [asdict(item) for item in offsets],
@@ -229,10 +231,10 @@ class Forgetting:
         if keyed:
             first = keyed[0]
             raise UsageError(
-                f"forget: the rows of {first.into} are grouped by {', '.join(first.key)}, so they may be made of "
-                "several sessions",
-                fix=f"Remove {first.where} from the configuration, drop the table, forget the session, then add the "
-                f"processor again and run `sessionlake rebuild {first.rebuilt_as}`",
+                f"forget: the rows of {first.output_table} are grouped by {', '.join(first.key)}, so they may be made "
+                "of several sessions",
+                fix=f"Remove {first.config_key} from the configuration, drop the table, forget the session, then add "
+                f"the processor again and run `sessionlake rebuild {first.rebuild_argument}`",
             )
 
     def _topic(self, session: str, topic: str | None) -> str:
@@ -324,7 +326,7 @@ class Forgetting:
 
     def _tables_to_purge(self) -> list[str]:
         """Returns the tables whose history may contain the session."""
-        processor_tables = [processor.into for processor in self._settings.processors]
+        processor_tables = [processor.output_table for processor in self._settings.processors]
         known = [MESSAGES, *REPLAYED, *rows.tables_with_sessions(self._spark, self._lake), DECISIONS, LEDGER]
         known += [*gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]

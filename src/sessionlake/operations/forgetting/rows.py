@@ -60,7 +60,7 @@ BOOKKEEPING = (LEDGER, POSITIONS, RETAINED)
 
 def tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns the existing tables, other than bronze, from which a session's rows are removed."""
-    processor_tables = [processor.into for processor in lake.settings.processors]
+    processor_tables = [processor.output_table for processor in lake.settings.processors]
     return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *processor_tables]) if lake.exists(spark, table)]
 
 

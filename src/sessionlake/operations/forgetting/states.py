@@ -14,7 +14,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.processors.memory import ProcessorMemory, without_session
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import join, split
+from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 from sessionlake.silver.states import has_state, last_batches, state_frame
 from sessionlake.spark.failures import parse_failure
 from sessionlake.streaming import handover
@@ -94,10 +94,10 @@ def state_without_session(stored: bytes, columns: tuple[Column, ...], session: t
         columns: The declared columns.
         session: Topic and id of the session.
     """
-    judging, memory = split(stored)
+    judging, memory = split_state_parts(stored)
     state = ShardState.decode(judging, columns)
     left = None if memory is None else without_session(memory, *session)
     state.replace_sessions(
         ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.due_of(left)
     )
-    return join(state.encode(columns), left)
+    return join_state_parts(state.encode(columns), left)

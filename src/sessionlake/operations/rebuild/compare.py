@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, ROWS, SESSIONS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.storage.values import rows_of
-from sessionlake.ledger.retained import by_table, expired_rows, limits_frame, read_heads
+from sessionlake.ledger.retained import (
+    expand_to_all_tables,
+    read_limits_as_frame,
+    read_removed_rows_without_limits,
+    select_expired_rows,
+)
 from sessionlake.operations.rebuild.compare_states import StatesComparison
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import internal, quote
@@ -70,15 +75,15 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     In tables from which retention has removed rows, only rows above the recorded limits are compared.
     """
     staging = Lake(settings).staging()
-    cut = read_heads(lake.reader(spark))
-    recorded = by_table(cut)
+    cut = read_removed_rows_without_limits(lake.reader(spark))
+    recorded = expand_to_all_tables(cut)
 
     def remaining_rows(source: Lake, table: str) -> DataFrame:
         rows = source.read_small_in_memory(spark, table)
         if table not in recorded:
             return rows
-        up_to = limits_frame(spark, lake, recorded[table].table).alias("s")
-        return rows.alias("t").join(up_to, expired_rows(table).condition(), "left_anti")
+        up_to = read_limits_as_frame(spark, lake, recorded[table].table).alias("s")
+        return rows.alias("t").join(up_to, select_expired_rows(table).condition(), "left_anti")
 
     comparison = compare(lambda table: remaining_rows(lake, table), lambda table: remaining_rows(staging, table))
     return replace(comparison, not_compared=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))

@@ -27,7 +27,7 @@ from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.tables.notes import store_maintained_names
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.entries import Ledger, LedgerEntry, config_hash
+from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import last_committed, last_planned
@@ -68,7 +68,7 @@ def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
         app_id = None
     if app_id is not None:
         return {app_id}
-    entries = to_dicts(LedgerReader(lake.reader(spark)).entries(("layer", eq, layer)))
+    entries = to_dicts(LedgerReader(lake.reader(spark)).read_entries(("layer", eq, layer)))
     return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
 
 
@@ -117,4 +117,6 @@ def reset_gold(
         delete_all_rows(spark, lake, table, txn)
         fault_point(f"after:empty:{table}")
     if known:
-        Ledger(lake).write(spark, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=config_hash(settings)))
+        Ledger(lake).write_entry(
+            spark, LedgerEntry(GOLD, txn, CHANGES, started_at, config_hash=hash_settings_of_layers(settings))
+        )

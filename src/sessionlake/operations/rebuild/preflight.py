@@ -10,8 +10,8 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.retained import beginnings, read_heads
-from sessionlake.ledger.silences import silences_in, without_silences
+from sessionlake.ledger.retained import read_partition_starts, read_removed_rows_without_limits
+from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, Selection
 from sessionlake.silver.states import last_batches
 from sessionlake.silver.unread import unread_silences
@@ -107,7 +107,7 @@ def _require_uncut(reader: TableReader) -> None:
     Raises:
         LakeError: Retention has removed rows of silver.
     """
-    cut = [entry for table, entry in sorted(read_heads(reader).items()) if table in REPLAYED]
+    cut = [entry for table, entry in sorted(read_removed_rows_without_limits(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(
             f"{cut[0].summary}, so single sessions cannot be rebuilt",
@@ -133,14 +133,14 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
             fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",
         )
     bronze = lake.read(spark, MESSAGES, version)
-    last_offsets = without_silences(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
+    last_offsets = drop_silences(bronze).groupBy("topic", "partition").agg(F.max("offset")).collect()
     held = {(row[0], row[1]): row[2] for row in last_offsets}
-    gone = {place: at.last_removed for place, at in beginnings(lake.reader(spark)).items()}
-    ends = OffsetLog.load(spark, lake, SILVER).last_offsets
+    gone = {place: at.last_removed for place, at in read_partition_starts(lake.reader(spark)).items()}
+    ends = OffsetLog.load_from_ledger(spark, lake, SILVER).last_offsets
     # A topic-partition that retention has emptied has nothing to read.
     read = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
     unread = unread_silences(spark, lake.settings, SILVER, ends)
-    if held != read or not unread.isdisjoint(silences_in(bronze)):
+    if held != read or not unread.isdisjoint(select_silences(bronze)):
         raise LakeError(
             f"silver has not read exactly what {MESSAGES}@v{version} holds, so single sessions cannot be rebuilt",
             fix="Run `sessionlake run silver --once` first, or `sessionlake rebuild silver` for all sessions",

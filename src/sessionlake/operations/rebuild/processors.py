@@ -21,7 +21,7 @@ from sessionlake.delta.storage.expired import LIMIT, Expired
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.progress import last_batch
+from sessionlake.ledger.progress import read_last_batch
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.endings import retire_query
 from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
@@ -35,10 +35,10 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import rows_for_table, sum_counts
+from sessionlake.silver.job import select_table_rows, sum_partition_counts
 from sessionlake.silver.unread import unread_silences
-from sessionlake.spark.frames import as_frame
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.frames import to_spark_frame
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
 from sessionlake.streaming.operation import rebuild_of
@@ -94,7 +94,7 @@ def rebuild(
         ProcessorError: The processor's code failed under `fail`. Nothing was changed.
     """
     work = _Rebuild(spark, settings, name, slice_messages)
-    with interpreted(spark, when=is_small(spark, work.lake)):
+    with without_code_generation(spark, enabled=is_small(spark, work.lake)):
         return work.run(start_over=start_over)
 
 
@@ -121,10 +121,10 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Diffe
     processor = processor_settings(settings, name)
     require_uninterrupted(settings, processor.layer)
     work = _Rebuild(spark, settings, name, None)
-    with interpreted(spark, when=is_small(spark, work.lake)):
+    with without_code_generation(spark, enabled=is_small(spark, work.lake)):
         work.replay(
             work.lake.latest_version(spark, MESSAGES),
-            OffsetLog.load(spark, work.lake, work.processor.layer).last_offsets,
+            OffsetLog.load_from_ledger(spark, work.lake, work.processor.layer).last_offsets,
         )
         difference = work.difference()
         work.clear()
@@ -150,10 +150,10 @@ class _Rebuild:
         self._records, self._errors = staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
         records, errors = table_schema(self.processor, self._loaded.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
-        self.lake = Lake(settings, {self.processor.into: records, self._records: records, self._errors: errors})
+        self.lake = Lake(settings, {self.processor.output_table: records, self._records: records, self._errors: errors})
         self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
-        if not self.lake.exists(spark, self.processor.into):
-            self.lake.ensure(spark, [self.processor.into])
+        if not self.lake.exists(spark, self.processor.output_table):
+            self.lake.ensure(spark, [self.processor.output_table])
         self._staging = self.lake.staging()
         self._states: DataFrame | None = None
         self._partitions: list[PartitionCounts] = []
@@ -162,7 +162,9 @@ class _Rebuild:
     def cancel(self) -> None:
         """Cancels an interrupted rebuild that has replaced nothing."""
         processor = self.processor
-        publishing.cancel(self._spark, self.lake, self._operation, processor.layer, [processor.into], self.clear)
+        publishing.cancel(
+            self._spark, self.lake, self._operation, processor.layer, [processor.output_table], self.clear
+        )
 
     def run(self, *, start_over: bool = False) -> ProcessorRebuild:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
@@ -171,9 +173,9 @@ class _Rebuild:
         journal = None if start_over else Journal.read(settings, self._operation, Plan)
         if journal is not None:
             self._publish(journal)
-            return ProcessorRebuild(processor.into, journal.inputs.version, journal.inputs.counts["messages"])
+            return ProcessorRebuild(processor.output_table, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
-        ends = OffsetLog.load(self._spark, self.lake, processor.layer).last_offsets
+        ends = OffsetLog.load_from_ledger(self._spark, self.lake, processor.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
         with record_building(settings, self._operation, version):
             self.replay(version)
@@ -182,8 +184,8 @@ class _Rebuild:
             publishing.prepare(settings, processor.layer, plan, states_by_shard(self._states))
             self.lake.storage.require_claims()
         self._publish(Journal.begin(settings, self._operation, plan))
-        behind = sum(max(0, part.last - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
-        return ProcessorRebuild(processor.into, plan.version, plan.counts["messages"], behind, difference)
+        behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
+        return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
     def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
         """Fills the staging tables from a version of bronze.
@@ -193,12 +195,12 @@ class _Rebuild:
             ends: The last offset to read of each topic-partition; None means all messages.
         """
         spark, processor = self._spark, self.processor
-        require_complete_bronze(self.lake.reader(spark), processor.into)
+        require_complete_bronze(self.lake.reader(spark), processor.output_table)
         refuse_restored(spark, self.lake, [MESSAGES, RETAINED])
         self.clear()
         self._staging.ensure(spark, self._tables.values())
         self._version = version
-        what = f"a rebuild of {processor.into}"
+        what = f"a rebuild of {processor.output_table}"
         unread = () if ends is None else unread_silences(spark, self._settings, processor.layer, ends)
         slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
         partitions: list[PartitionCounts] = []
@@ -209,15 +211,17 @@ class _Rebuild:
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
                     ddl = row_ddl(kind, self._loaded.loaded_processor.output)
-                    append(spark, self._staging, table, rows_for_table(part.folded, kind, txn, ddl), txn)
+                    append(spark, self._staging, table, select_table_rows(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states
-        self._partitions = sum_counts([ShardReport(partitions, {})])
+        self._partitions = sum_partition_counts([ShardReport(partitions, {})])
 
     def difference(self) -> Difference:
         """Compares the staging table with the live table."""
         spark = self._spark
-        return difference(self.lake.read(spark, self.processor.into), self._staging.read(spark, self._records), KEYS)
+        return difference(
+            self.lake.read(spark, self.processor.output_table), self._staging.read(spark, self._records), KEYS
+        )
 
     def clear(self) -> None:
         """Removes the staging tables."""
@@ -225,7 +229,7 @@ class _Rebuild:
             self._staging.drop(self._spark, table)
 
     def _plan(self, started: datetime) -> Plan:
-        last = last_batch(self.lake.reader(self._spark), self.processor.layer)
+        last = read_last_batch(self.lake.reader(self._spark), self.processor.layer)
         batches = [number for number in (last, self._newest_error()) if number is not None]
         return Plan.of(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
@@ -243,11 +247,11 @@ class _Rebuild:
     def _publish(self, journal: Journal[Plan]) -> None:
         spark, processor, lake, plan = self._spark, self.processor, self.lake, journal.inputs
         handover.require_prepared(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
-        retire_query(spark, lake, processor.layer, [processor.into])
-        replaced = journal.run_step(processor.into, lambda: self._replace(plan))
+        retire_query(spark, lake, processor.layer, [processor.output_table])
+        replaced = journal.run_step(processor.output_table, lambda: self._replace(plan))
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
-        output = TableOutput(processor.into, replaced["version"], replaced["rows"])
-        Ledger(lake).write(
+        output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
+        Ledger(lake).write_entry(
             spark, ledger_entry(processor.layer, plan, [output], config_hash_of(self._settings, processor))
         )
         finish(spark, lake, processor.layer, journal, self.clear)
@@ -256,9 +260,13 @@ class _Rebuild:
         """Replaces the live table's records by the rebuilt ones. Returns its new `version` and number of `rows`."""
         spark, processor, lake = self._spark, self.processor, self.lake
         rows = with_batch(self._staging.read(spark, self._records), plan.batch)
-        columns = lake.storage.columns(spark, processor.into) != self._staging.storage.columns(spark, self._records)
-        replace(spark, lake, processor.into, rows, plan, config_hash_of(self._settings, processor), columns=columns)
-        return {"version": lake.latest_version(spark, processor.into), "rows": rows.count()}
+        columns = lake.storage.columns(spark, processor.output_table) != self._staging.storage.columns(
+            spark, self._records
+        )
+        replace(
+            spark, lake, processor.output_table, rows, plan, config_hash_of(self._settings, processor), columns=columns
+        )
+        return {"version": lake.latest_version(spark, processor.output_table), "rows": rows.count()}
 
     def _publish_errors(self, plan: Plan) -> None:
         """Replaces the processor's rows in the table of errors. Other processors may write to the table meanwhile."""
@@ -268,4 +276,4 @@ class _Rebuild:
         if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = with_batch(self._staging.read(spark, self._errors), plan.batch)
-        append(spark, lake, PROCESSOR_ERRORS, as_frame(spark, errors), plan.txn.second_write)
+        append(spark, lake, PROCESSOR_ERRORS, to_spark_frame(spark, errors), plan.txn.second_write)

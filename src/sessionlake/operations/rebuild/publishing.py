@@ -18,7 +18,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.entries import LedgerEntry, OffsetRange, TableOutput
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts
-from sessionlake.silver.job import ledger_counts, offset_ranges
+from sessionlake.silver.job import list_offset_ranges, sum_ledger_counts
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import Journal
@@ -55,8 +55,8 @@ class Plan(msgspec.Struct):
     @classmethod
     def of(cls, version: int, batch: int, started: datetime, partitions: Sequence[PartitionCounts]) -> Plan:
         """Returns the plan of a rebuild that has read these topic-partitions."""
-        ranges = [(r.topic, r.partition, r.first, r.last, r.messages) for r in offset_ranges(partitions)]
-        return cls(version, batch, started, ranges, ledger_counts(partitions))
+        ranges = [(r.topic, r.partition, r.first, r.last, r.messages) for r in list_offset_ranges(partitions)]
+        return cls(version, batch, started, ranges, sum_ledger_counts(partitions))
 
     @property
     def txn(self) -> Txn:

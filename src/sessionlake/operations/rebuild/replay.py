@@ -34,8 +34,8 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.retained import beginnings, describe_beginning
+from sessionlake.integrity.rules import RuleLookup
+from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
 from sessionlake.operations.rebuild.slices import Slices
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -43,13 +43,13 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity, milliseconds
 from sessionlake.silver.decisions import binding_decisions
-from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, read_report
+from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
-    APPENDED,
-    payload_ddl,
-    rows_for_table,
-    sum_counts,
+    APPENDED_TABLES,
+    build_payload_ddl,
+    select_table_rows,
+    sum_partition_counts,
 )
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.sessions import newest_progress
@@ -58,7 +58,7 @@ from sessionlake.silver.quarantine import join_raw_messages
 from sessionlake.silver.tables.net_changes import NetChanges, RefoldBySeq, net_ddl
 from sessionlake.silver.tables.splits import ID, split_events
 from sessionlake.silver.unread import unread_silences
-from sessionlake.spark.frames import as_frame, map_batches
+from sessionlake.spark.frames import map_batches, to_spark_frame
 from sessionlake.streaming.folded import Folded
 from sessionlake.streaming.restored_tables import refuse_restored
 
@@ -165,11 +165,11 @@ def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
     Raises:
         LakeError: Retention has removed messages.
     """
-    gone = sorted(beginnings(reader).items())
+    gone = sorted(read_partition_starts(reader).items())
     if gone:
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
-            f"{describe_beginning(*gone[0])}{more}",
+            f"{describe_partition_start(*gone[0])}{more}",
             why=f"So {what} cannot be built from what is left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
@@ -209,7 +209,7 @@ def replay(
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
     unread = () if ends is None else unread_silences(spark, settings, SILVER, ends)
-    slices = Slices("a rebuild of silver", SilverOutput.REPORT, read_report, ends, slice_messages, unread=unread)
+    slices = Slices("a rebuild of silver", SilverOutput.REPORT, decode_report, ends, slice_messages, unread=unread)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
     for part in slices.fold(spark, settings, source, fold):
@@ -220,7 +220,7 @@ def replay(
     _fill_sessions(spark, settings)
     _fill_splits(spark, settings)
     _fill_snapshots(spark, settings)
-    return ReplayResult(version, tuple(sum_counts([ShardReport(partitions, {})])), states)
+    return ReplayResult(version, tuple(sum_partition_counts([ShardReport(partitions, {})])), states)
 
 
 def clear(spark: SparkSession, settings: Settings) -> None:
@@ -246,13 +246,13 @@ def _append(
     number: int,
 ) -> None:
     staging, txn = Lake(settings).staging(), Txn("rebuild", number)
-    for kind, table in (*APPENDED, (SilverOutput.QUARANTINE, QUARANTINE)):
+    for kind, table in (*APPENDED_TABLES, (SilverOutput.QUARANTINE, QUARANTINE)):
         count = sum(report.rows.get(kind, 0) for report in reports)
         if not count:
             continue
-        rows = rows_for_table(folded, kind, txn, payload_ddl(settings, table))
+        rows = select_table_rows(folded, kind, txn, build_payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
-            rows = join_raw_messages(source, as_frame(spark, rows), reports)
+            rows = join_raw_messages(source, to_spark_frame(spark, rows), reports)
         append(spark, staging, table, rows, txn)
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
@@ -269,9 +269,9 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     changes = staging.read_small_in_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
     tasks = max(spark.sparkContext.defaultParallelism, -(-staging.reader(spark).count(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
-    rules = RuleBook(settings.capture)
+    rules = RuleLookup(settings.capture)
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
-    by_seq = [topic for topic in topics if rules.of(topic).integrity is Integrity.ONCE]
+    by_seq = [topic for topic in topics if rules.find_rules(topic).integrity is Integrity.ONCE]
     usual = map_batches(by_session.where(~F.col("topic").isin(by_seq)), NetChanges(columns), net_ddl(columns))
     in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), RefoldBySeq(columns), net_ddl(columns))
     net = usual.unionByName(in_seq) if by_seq else usual
@@ -293,7 +293,7 @@ def _fill_splits(spark: SparkSession, settings: Settings) -> None:
     split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
     split_sessions = sessions.join(split, list(ID), "left_semi").toArrow()
     if split_sessions.num_rows:
-        events = split_events(split_sessions, split_sessions.slice(0, 0), RuleBook(settings.capture))
+        events = split_events(split_sessions, split_sessions.slice(0, 0), RuleLookup(settings.capture))
         rows = events.append_column("_batch", pa.repeat(0, events.num_rows))
         append(spark, staging, EVENTS, rows, Txn("rebuild:splits", 0))
 

@@ -17,9 +17,9 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, MESSAGES, PROGRESS, SESSIONS, SILVER_TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.state import ShardState
-from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
-from sessionlake.ledger.progress import last_batch
-from sessionlake.ledger.retained import clear_retained
+from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, hash_settings_of_layers
+from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.retained import delete_records_of_removed_rows
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
 from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
@@ -39,7 +39,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.silver.states import shard_states
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.journal import Journal, record_building, require_uninterrupted
 from sessionlake.streaming.operation import REBUILD_SILVER
@@ -103,7 +103,7 @@ def rebuild(
     compares = compares and not start_over
     journal = None if start_over else interrupted(settings)
     lake, columns = lake_to_replace(spark, settings)
-    with interpreted(spark, when=is_small(spark, lake)):
+    with without_code_generation(spark, enabled=is_small(spark, lake)):
         if journal is not None:
             _publish(spark, settings, lake, journal)
             return _outcome(journal.inputs, None, finished=True)
@@ -189,7 +189,7 @@ def _plan(
     *,
     readable: bool,
 ) -> Plan:
-    last = last_batch(lake.reader(spark), LAYER)
+    last = read_last_batch(lake.reader(spark), LAYER)
     if last is None and readable:  # the ledger is lost
         last = _newest_batch(spark, lake)
     plan = Plan.of(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)
@@ -214,9 +214,9 @@ def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journ
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
     if plan.empties_gold:
         journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
-    Ledger(lake).write(spark, ledger_entry(LAYER, plan, outputs, config_hash(settings)))
-    Ledger(lake).write(spark, _merge_entry(settings, plan))
-    clear_retained(spark, lake, REPLAYED)
+    Ledger(lake).write_entry(spark, ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings)))
+    Ledger(lake).write_entry(spark, _merge_entry(settings, plan))
+    delete_records_of_removed_rows(spark, lake, REPLAYED)
     finish(spark, lake, LAYER, journal, lambda: clear(spark, settings))
 
 
@@ -230,7 +230,7 @@ def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[st
     rows = with_batch(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
     columns = lake.storage.columns(spark, table) != staging.storage.columns(spark, table)
     if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
-        replace(spark, lake, table, rows, plan, config_hash(lake.settings), columns=columns)
+        replace(spark, lake, table, rows, plan, hash_settings_of_layers(lake.settings), columns=columns)
     written = staging.reader(spark).count(SESSIONS if table == PROGRESS else table)
     return {"version": lake.latest_version(spark, table), "rows": written}
 
@@ -259,5 +259,5 @@ def _merge_entry(settings: Settings, plan: Plan) -> LedgerEntry:
         source_to=plan.batch,
         started_at=plan.started_at,
         messages=plan.counts["messages"],
-        config_hash=config_hash(settings),
+        config_hash=hash_settings_of_layers(settings),
     )

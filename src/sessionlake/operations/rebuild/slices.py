@@ -14,16 +14,16 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING
-from sessionlake.integrity.stream_times import StreamTimes
-from sessionlake.ledger.entries import config_hash
+from sessionlake.integrity.stream_times import StreamTimeNotes
+from sessionlake.ledger.entries import hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.silences import silences_in, without_silences
+from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.silver.job import first_violation, offset_ranges, sum_counts
+from sessionlake.silver.job import build_stop_error, list_offset_ranges, sum_partition_counts
 from sessionlake.silver.stream_times import require_continued, times_after
 from sessionlake.streaming.folded import Folded, collect
 from sessionlake.streaming.payloads import rules_of
@@ -93,8 +93,8 @@ class Slices(Generic[R]):
             OffsetHoleError: Bronze lacks messages, or has some twice.
         """
         lake = Lake(settings)
-        log, times = OffsetLog.empty(spark, lake), StreamTimes()
-        source, silences = without_silences(source), self._silences_to_read(silences_in(source))
+        log, times = OffsetLog.create_empty(spark, lake), StreamTimeNotes()
+        source, silences = drop_silences(source), self._silences_to_read(select_silences(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
         for number, part in enumerate(self._cut(source)):
             in_slice = {
@@ -107,9 +107,9 @@ class Slices(Generic[R]):
             folded, written = collect(emitted, self.report, lake.limits.inline_bytes)
             reports = [self.read(report) for report in written]
             self._refuse_violations(settings, reports)
-            partitions = sum_counts([*reports])
+            partitions = sum_partition_counts([*reports])
             self._record(log, partitions, allow_gaps=settings.allows_offset_gaps)
-            times = times.noted(times_after(partitions, reports))
+            times = times.add_notes(times_after(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
             yield Slice(number, folded, reports, partitions, states)
 
@@ -142,7 +142,7 @@ class Slices(Generic[R]):
         yield from slice_ranges(ranges, number)
 
     def _packed(
-        self, settings: Settings, messages: DataFrame, times: StreamTimes, silences: Iterable[Silence]
+        self, settings: Settings, messages: DataFrame, times: StreamTimeNotes, silences: Iterable[Silence]
     ) -> DataFrame:
         from pyspark.sql import functions as F
 
@@ -153,18 +153,18 @@ class Slices(Generic[R]):
         return raw.mapInArrow(packer, PACKED_SCHEMA)
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
-        violation = first_violation([*reports])
+        violation = build_stop_error([*reports])
         if violation is not None:
             raise LakeError(
-                f"{self.doing} with this configuration stops at {violation.place}",
+                f"{self.doing} with this configuration stops at {violation.violation_text}",
                 why="The messages were judged with other settings before. Nothing was changed",
                 fix="Use the former configuration (ops.ledger has the config_hash of each batch; the present one is "
-                f"{config_hash(settings)}), or set capture.on_violation to isolate or record",
+                f"{hash_settings_of_layers(settings)}), or set capture.on_violation to isolate or record",
             )
 
     def _record(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
         """Checks that a slice's offsets continue those of the previous slice, and records them."""
-        ranges = offset_ranges(partitions)
-        log.check(ranges, allow_gaps=allow_gaps, layer=self.doing)
+        ranges = list_offset_ranges(partitions)
+        log.check_ranges(ranges, allow_gaps=allow_gaps, layer=self.doing)
         require_continued(self.doing, partitions, log.last_offsets)
-        log.advance(ranges)
+        log.record_committed_ranges(ranges)

@@ -13,7 +13,7 @@ from sessionlake.operations.rebuild.replay import clear, is_small, replay, requi
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.manifest import require_finished_batch
 
@@ -30,9 +30,12 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     require_uninterrupted(settings, LAYER)
     require_finished_batch(settings, LAYER)
     lake = require_silver(spark, settings)
-    with interpreted(spark, when=is_small(spark, lake)):
+    with without_code_generation(spark, enabled=is_small(spark, lake)):
         TableMerger(spark, settings).catch_up()
-        version, ends = lake.latest_version(spark, MESSAGES), OffsetLog.load(spark, lake, LAYER).last_offsets
+        version, ends = (
+            lake.latest_version(spark, MESSAGES),
+            OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets,
+        )
         replayed = replay(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
         states = compare_states(spark, settings, replayed.states)
         comparison = replace(compare_tables(spark, settings, lake), states=states)

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
-from sessionlake.bronze.job import LAYER, bronze_ledger_entry, require_current_checkpoint, stored_ranges_after
+from sessionlake.bronze.job import LAYER, build_ledger_entry, read_stored_ranges_after, require_current_checkpoint
 from sessionlake.bronze.silences import silences_file
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.delta.commit import fence_off
@@ -27,7 +27,7 @@ from sessionlake.errors import LakeError
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import RECOVERED, Ledger, OffsetRange
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.progress import last_batch
+from sessionlake.ledger.progress import read_last_batch
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import Generation, Generations, require_intact_checkpoint
@@ -144,13 +144,13 @@ def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
 def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
     """Returns the query's id, and the highest batch number in the ledger and the checkpoint; 0 if there is none."""
     reader = lake.reader(spark)
-    entries = list(to_dicts(LedgerReader(reader).entries(("layer", eq, LAYER))))
+    entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
     latest = max(entries, key=lambda entry: entry["committed_at"], default=None)
     of_checkpoint, planned = Generations(settings.checkpoint(LAYER), LAYER).read_last_known()
     interrupted = Journal.read(settings, RECOVER_BRONZE, _Inputs)
     of_checkpoint = of_checkpoint if interrupted is None else interrupted.inputs.app_id
     app_id = of_checkpoint if latest is None else latest["app_id"]
-    recorded = -1 if app_id is None else last_batch(reader, LAYER, app_id)
+    recorded = -1 if app_id is None else read_last_batch(reader, LAYER, app_id)
     return app_id or str(uuid4()), max(planned, recorded or 0, 0)
 
 
@@ -177,7 +177,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) ->
 
 def has_unrecorded(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if the table has messages that the ledger lacks."""
-    return bool(stored_ranges_after(spark, lake, OffsetLog.load(spark, lake, LAYER).last_offsets))
+    return bool(read_stored_ranges_after(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets))
 
 
 def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
@@ -186,10 +186,10 @@ def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Of
     Raises:
         OffsetHoleError: Offsets are missing in these ranges, or some are in the table twice.
     """
-    log = OffsetLog.load(spark, lake, LAYER)
-    ranges = stored_ranges_after(spark, lake, log.last_offsets)
+    log = OffsetLog.load_from_ledger(spark, lake, LAYER)
+    ranges = read_stored_ranges_after(spark, lake, log.last_offsets)
     if ranges:
-        log.check(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
+        log.check_ranges(ranges, allow_gaps=settings.allows_offset_gaps, layer=LAYER)
     return ranges
 
 
@@ -200,8 +200,8 @@ def _record(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> in
         return 0
     version = lake.latest_version(spark, MESSAGES)
     entry = replace(
-        bronze_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
+        build_ledger_entry(settings, txn, ranges, version, datetime.now(UTC)), source=RECOVERED, config_hash=""
     )
     # A ledger that was emptied still rejects the transactions of its former entries, so this entry needs another id.
-    Ledger(lake).write(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
+    Ledger(lake).write_entry(spark, entry, Txn(f"{txn.app_id}:{RECOVERED}", txn.version))
     return entry.messages

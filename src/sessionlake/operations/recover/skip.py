@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from sessionlake.bronze.compare import OFFSET
 from sessionlake.bronze.gaps import explain_gaps
-from sessionlake.bronze.job import LAYER, Planned, bronze_ledger_entry, stored_ranges, to_bronze_columns
+from sessionlake.bronze.job import (
+    LAYER,
+    PlannedOffsets,
+    build_ledger_entry,
+    convert_to_bronze_columns,
+    read_stored_ranges,
+)
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import TopicBook
 from sessionlake.bronze.unreadable import is_unreadable
@@ -24,9 +30,9 @@ from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.ledger.absent import Reason, Run, record_absent
+from sessionlake.ledger.absent import AbsenceReason, OffsetRun, record_absent_offsets
 from sessionlake.ledger.entries import Ledger, OffsetRange
-from sessionlake.ledger.erasures import erase_forgotten, read_receipts
+from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
 from sessionlake.operations.recover.bronze import begin_generation, end_query
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -69,7 +75,7 @@ class SkipDecision:
         return {"topic": self.topic, "session_id": "", "offset": self.first, "decision": decision}
 
     @property
-    def run(self) -> Run:
+    def run(self) -> OffsetRun:
         """The offsets at which bronze will have no message, as `[first, last + 1)`."""
         return self.first, self.last + 1
 
@@ -135,7 +141,9 @@ def _require_ahead(book: TopicBook, decided: SkipDecision) -> int:
     return start
 
 
-def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decided: SkipDecision, txn: Txn) -> int:
+def _commit(
+    spark: SparkSession, lake: Lake, book: TopicBook, before: OffsetRun, decided: SkipDecision, txn: Txn
+) -> int:
     started = datetime.now(UTC)
     ranges: tuple[OffsetRange, ...] = ()
     if before[0] < before[1]:
@@ -149,25 +157,29 @@ def _commit(spark: SparkSession, lake: Lake, book: TopicBook, before: Run, decid
                 f"{before[1] - 1} cannot be read either",
                 fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
             ) from error
-        ranges = stored_ranges(spark, lake, {decided.place: before})
+        ranges = read_stored_ranges(spark, lake, {decided.place: before})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decided.place: [decided.run]}
-    record_absent(spark, lake, skipped, of_decision, reason=Reason.SKIPPED, who=decided.who, why=decided.why)
-    entry = bronze_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
-    Ledger(lake).write(spark, replace(entry, decisions=(decided.ledger_record,)))
+    record_absent_offsets(
+        spark, lake, skipped, of_decision, reason=AbsenceReason.SKIPPED, who=decided.who, why=decided.why
+    )
+    entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
+    Ledger(lake).write_entry(spark, replace(entry, decisions=(decided.ledger_record,)))
     book.advance([OffsetRange(*decided.place, before[0], decided.last, 0)])
     return entry.messages
 
 
-def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: Planned, txn: Txn) -> None:
+def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: PlannedOffsets, txn: Txn) -> None:
     """Commits the planned messages of one topic-partition, in the same way as a batch of the stream."""
     settings, shifts = lake.settings, book.shifts
     ((place, (first, end)),) = planned.items()
     shift = shifts.get(place[0], 0)
     read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
     # A single file, because silver may read the files of a commit in any order.
-    rows = erase_forgotten(to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))).coalesce(1)
+    rows = erase_forgotten_messages(
+        convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))
+    ).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
         book.admit([place[0]])
         if written.count() != end - first and not settings.kafka.allow_offset_gaps:

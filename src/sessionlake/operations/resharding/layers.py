@@ -11,11 +11,11 @@ from sessionlake.gold.declared.tables import averages_of, schemas_of, tables_of
 from sessionlake.gold.fold.resharding import GoldResharder
 from sessionlake.gold.making.states import marked_shards, tracked_averages
 from sessionlake.gold.tables.notes import complete_tables, require_maintained, stored_shards
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.processors.memory import stored_shard_count
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.process import split
+from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.states import has_state, state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.resharded import reshard_states
@@ -48,7 +48,7 @@ def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int
         return handover.shard_count(settings)
     if has_state(settings, layer):
         for row in state_frame(spark, settings, layer).toLocalIterator():
-            memory = split(bytes(row["chunk"]))[1]
+            memory = split_state_parts(bytes(row["chunk"]))[1]
             if memory is not None:
                 return stored_shard_count(memory)
     return None
@@ -62,7 +62,7 @@ def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, be
     """
     states = state_frame(spark, settings, layer)
     if layer != GOLD:
-        return reshard_states(states, JudgingResharder(RuleBook(settings.capture), after), after)
+        return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), after), after)
     lake = Lake(settings, schemas_of(settings))
     require_maintained(spark, lake, tables_of(settings))
     former = with_shards(settings, GOLD, before)

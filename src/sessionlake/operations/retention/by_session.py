@@ -13,8 +13,8 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.expired import LIMIT
-from sessionlake.integrity.rules import RuleBook
-from sessionlake.ledger.retained import limits_frame
+from sessionlake.integrity.rules import RuleLookup
+from sessionlake.ledger.retained import read_limits_as_frame
 from sessionlake.operations.retention.rules import as_limits
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.section import Integrity
@@ -41,9 +41,9 @@ def change_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     """
     from pyspark.sql import functions as F
 
-    rule, kept = RuleBook(lake.settings.capture), _kept(spark, lake, batch)
+    rule, kept = RuleLookup(lake.settings.capture), _kept(spark, lake, batch)
     topics = [row["topic"] for row in kept.select("topic").distinct().collect()]
-    once = [topic for topic in topics if rule.of(topic).integrity is Integrity.ONCE]
+    once = [topic for topic in topics if rule.find_rules(topic).integrity is Integrity.ONCE]
     filled_late = lake.read(spark, PROGRESS).where("beneath").select(*SESSION)
     last = kept.where(~F.col("topic").isin(once)).groupBy(*SESSION).agg(F.max(_POSITION).alias(LIMIT))
     return _beyond_recorded(spark, lake, CHANGES, last.join(filled_late, [*SESSION], "left_anti"))
@@ -64,7 +64,7 @@ def snapshot_limits(spark: SparkSession, lake: Lake, batch: int) -> pa.Table:
     from pyspark.sql import functions as F
 
     last = _kept(spark, lake, batch).groupBy(*SESSION).agg(F.max(_POSITION).alias("last"))
-    floors = limits_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
+    floors = read_limits_as_frame(spark, lake, CHANGES).select(*SESSION, F.col(LIMIT).alias("floor"))
     first = lake.read(spark, CUTS).groupBy(*SESSION).agg(F.min(_POSITION).alias("first"))
     least = F.least("last", "floor") - 1  # ignores null: no changes of the session were removed
     due = last.join(floors, [*SESSION], "left").select(*SESSION, least.alias(LIMIT))
@@ -104,6 +104,6 @@ def _beyond_recorded(spark: SparkSession, lake: Lake, table: str, limits: DataFr
     """Returns the limits that are higher than those recorded before in `ops.retained`."""
     from pyspark.sql import functions as F
 
-    recorded = limits_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
+    recorded = read_limits_as_frame(spark, lake, table).select(*SESSION, F.col(LIMIT).alias("recorded"))
     beyond = limits.join(recorded, [*SESSION], "left").where(F.col(LIMIT) > F.coalesce("recorded", F.lit(-1)))
     return as_limits(beyond.drop("recorded").toArrow())

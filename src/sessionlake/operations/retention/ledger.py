@@ -15,10 +15,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, RETAINED, SILVER, SILVER_TABLES
 from sessionlake.delta.storage.expired import Expired
 from sessionlake.delta.storage.reading import TableReader
-from sessionlake.ledger.books import LedgerReader, stored_sums
-from sessionlake.ledger.positions import carry_forward
-from sessionlake.ledger.progress import batches_after, last_merged_batch
-from sessionlake.ledger.retained import Retained, read_head, record_retained
+from sessionlake.ledger.books import LedgerReader, read_stored_sums
+from sessionlake.ledger.positions import write_carried_sums
+from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch
+from sessionlake.ledger.retained import RemovedRows, read_removed_rows_of_table, record_removed_rows
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.restored_tables import refuse_restored
 
@@ -32,7 +32,7 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     This process must hold the retention's claim.
     """
     reader = lake.reader(spark)
-    before = read_head(reader, LEDGER) or Retained(LEDGER, bound)
+    before = read_removed_rows_of_table(reader, LEDGER) or RemovedRows(LEDGER, bound)
     if before.pending:  # a process died during an earlier removal
         before = replace(_finish(spark, lake, before), pending=0)
     cut = due(reader, lake.settings, bound)
@@ -40,19 +40,19 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
         return 0
     refuse_restored(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
-    record_retained(spark, lake, now)
-    carry_forward(spark, lake, cut)
+    record_removed_rows(spark, lake, now)
+    write_carried_sums(spark, lake, cut)
     remove_rows(spark, lake, LEDGER, _older(cut))
-    record_retained(spark, lake, replace(now, removed=now.gone, pending=0))
+    record_removed_rows(spark, lake, replace(now, removed=now.max_missing_rows, pending=0))
     return count
 
 
-def _finish(spark: SparkSession, lake: Lake, before: Retained) -> Retained:
+def _finish(spark: SparkSession, lake: Lake, before: RemovedRows) -> RemovedRows:
     """Finishes an interrupted removal if the sums of its entries were stored; else leaves the entries in the ledger."""
-    if stored_sums(lake.reader(spark)).removed_before != before.before:
+    if read_stored_sums(lake.reader(spark)).removed_before != before.before:
         return before
     remove_rows(spark, lake, LEDGER, _older(before.before))
-    return replace(before, removed=before.gone)
+    return replace(before, removed=before.max_missing_rows)
 
 
 def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | None:
@@ -63,7 +63,7 @@ def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | 
     Args:
         bound: The moment before which entries are old enough. The result is never later.
     """
-    cut, last = min(_commit_times_needed(reader, settings, bound)), stored_sums(reader).removed_before
+    cut, last = min(_commit_times_needed(reader, settings, bound)), read_stored_sums(reader).removed_before
     return None if last is not None and cut < last else cut
 
 
@@ -76,10 +76,11 @@ def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetim
     needed = [bound]
     for layer in layers:
         times = [
-            pc.max(part.column("committed_at")).as_py() for part in LedgerReader(reader).entries(("layer", eq, layer))
+            pc.max(part.column("committed_at")).as_py()
+            for part in LedgerReader(reader).read_entries(("layer", eq, layer))
         ]
         needed += [max(known)] if (known := [time for time in times if time is not None]) else []
-    return needed + [row["committed_at"] for row in batches_after(reader, SILVER, last_merged_batch(reader))]
+    return needed + [row["committed_at"] for row in read_entries_after(reader, SILVER, read_last_merged_batch(reader))]
 
 
 def _older(cut: datetime) -> Expired:

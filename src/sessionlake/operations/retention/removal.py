@@ -38,23 +38,23 @@ from sessionlake.errors import ClaimedError, InterruptedOperationError, LossErro
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.progress import (
-    first_batch_since,
-    first_offsets_since,
-    last_batch,
-    last_merged_batch,
-    last_offsets,
+    read_first_batch_since,
+    read_first_offsets_since,
+    read_last_batch,
+    read_last_merged_batch,
+    read_last_offsets,
 )
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
     TABLES_REMOVED_TOGETHER,
-    Retained,
-    expired_rows,
-    limits_moved_last,
-    read_head,
-    read_heads,
-    read_retained,
-    record_retained,
+    RemovedRows,
+    read_limits_changed_last,
+    read_removed_rows,
+    read_removed_rows_of_table,
+    read_removed_rows_without_limits,
+    record_removed_rows,
+    select_expired_rows,
 )
 from sessionlake.operations.retention import by_session, rules
 from sessionlake.operations.retention.ledger import cut_ledger
@@ -63,7 +63,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.stream_times import stored_times
-from sessionlake.spark.frames import as_frame
+from sessionlake.spark.frames import to_spark_frame
 from sessionlake.streaming.checkpoint import reads_initial_snapshot
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.restored_tables import refuse_restored
@@ -171,7 +171,7 @@ class Retention:
 
         Does not finish a removal from the ledger, whose entries are not counted by session.
         """
-        for table, entry in read_heads(self._lake.reader(self._spark)).items():
+        for table, entry in read_removed_rows_without_limits(self._lake.reader(self._spark)).items():
             if entry.pending and table in _SETTINGS and table != LEDGER:
                 self._finish(self._recorded(table, entry.before))
 
@@ -190,57 +190,59 @@ class Retention:
         if not count:
             return RemovalResult(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
-        now = Retained(table, max(before.before, bound), batch, before.removed, count, noted)
+        now = RemovedRows(table, max(before.before, bound), batch, before.removed, count, noted)
         refuse_restored(self._spark, self._lake, [RETAINED])
-        record_retained(self._spark, self._lake, now)
+        record_removed_rows(self._spark, self._lake, now)
         self._remove_rows(now, limits)
         return RemovalResult(finished + count)
 
-    def _finish(self, entry: Retained) -> int:
+    def _finish(self, entry: RemovedRows) -> int:
         """Finishes the removal of a process that died. Returns the number of rows that it had not removed."""
         count = self._count(entry.table, entry.batch, entry.limits)
         refuse_restored(self._spark, self._lake, [RETAINED])
         self._remove_rows(entry, entry.limits)
         return count
 
-    def _remove_rows(self, entry: Retained, limits: pa.Table) -> None:
+    def _remove_rows(self, entry: RemovedRows, limits: pa.Table) -> None:
         """Removes the rows of a table up to the limits, and records in `ops.retained` that they are removed."""
         for part in TABLES_REMOVED_TOGETHER.get(entry.table, (entry.table,)):
-            remove_rows(self._spark, self._lake, part, expired_rows(part, limits, entry.batch))
-        finished = replace(entry, removed=entry.gone, pending=0, limits=LIMITS.empty_table())
-        record_retained(self._spark, self._lake, finished)
+            remove_rows(self._spark, self._lake, part, select_expired_rows(part, limits, entry.batch))
+        finished = replace(entry, removed=entry.max_missing_rows, pending=0, limits=LIMITS.empty_table())
+        record_removed_rows(self._spark, self._lake, finished)
 
-    def _recorded(self, table: str, bound: datetime) -> Retained:
+    def _recorded(self, table: str, bound: datetime) -> RemovedRows:
         """Returns the entry of `ops.retained` for a table, or an empty entry.
 
         If limits are per topic-partition, it has all of them. If they are per session, it has only the limits up to
         which a process was removing rows when it died.
         """
         reader = self._lake.reader(self._spark)
-        entry = read_head(reader, table)
+        entry = read_removed_rows_of_table(reader, table)
         if entry is None:
-            return Retained(table, bound)
+            return RemovedRows(table, bound)
         if _keys(table) == _PLACE:
-            return read_retained(reader, [table])[table]
+            return read_removed_rows(reader, [table])[table]
         if not entry.pending:
             return entry
         if table == PROGRESS:
             return replace(entry, limits=by_session.progress_limits(self._spark, self._lake, entry.batch))
-        return replace(entry, limits=limits_moved_last(reader, entry))
+        return replace(entry, limits=read_limits_changed_last(reader, entry))
 
     def _count(self, table: str, batch: int, limits: pa.Table) -> int:
         if not limits.num_rows:
             return 0
         storage, parts = self._lake.storage, TABLES_REMOVED_TOGETHER.get(table, (table,))
-        return sum(storage.count_rows(self._spark, part, expired_rows(part, limits, batch)) for part in parts)
+        return sum(storage.count_rows(self._spark, part, select_expired_rows(part, limits, batch)) for part in parts)
 
     def _with_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
         """Returns the number of messages to remove, and the limits, each with the highest Kafka timestamp up to it."""
         from pyspark.sql import functions as F
 
-        places = as_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
+        places = to_spark_frame(self._spark, limits.select([*_PLACE, LIMIT])).alias("s")
         rows = (
-            self._lake.read(self._spark, MESSAGES).alias("t").join(places, expired_rows(MESSAGES, limits).condition())
+            self._lake.read(self._spark, MESSAGES)
+            .alias("t")
+            .join(places, select_expired_rows(MESSAGES, limits).condition())
         )
         highest = F.timestamp_millis(F.max(counted_time_column(self._settings, "t")))
         highest_times = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()
@@ -254,7 +256,7 @@ class Retention:
     # -- how far rows may be removed
 
     def _due(self, table: str, bound: datetime) -> _Due:
-        ledger = read_head(self._lake.reader(self._spark), LEDGER)
+        ledger = read_removed_rows_of_table(self._lake.reader(self._spark), LEDGER)
         if ledger is not None and ledger.before > bound:
             raise _BlockedError(f"{LEDGER} no longer reaches back so far, and is needed to know how old rows are")
         if table == MESSAGES:
@@ -262,7 +264,7 @@ class Retention:
         batch = self._judged_before(bound)
         if table in {QUARANTINE, EVENTS}:
             return _Due(rules.as_place_limits(self._aged(SILVER, bound)), batch)
-        batch = min(batch, last_merged_batch(self._lake.reader(self._spark)))
+        batch = min(batch, read_last_merged_batch(self._lake.reader(self._spark)))
         if table == CHANGES:
             batch = min(batch, self._read_by_gold())
         if batch < 0:
@@ -272,14 +274,14 @@ class Retention:
     def _messages(self, bound: datetime) -> dict[TopicPartition, int]:
         """Returns the last offset of bronze that may be removed, by topic-partition."""
         reader = self._lake.reader(self._spark)
-        aged, silver = self._aged(BRONZE, bound), last_offsets(reader, SILVER)
+        aged, silver = self._aged(BRONZE, bound), read_last_offsets(reader, SILVER)
         if not silver:
             raise _BlockedError(f"{SILVER} has not read anything yet")
         limits = rules.message_limits(aged, [silver], self._first_offsets_in_state())
         for processor in self._settings.processors:
             if processor.key:
                 continue  # it reads no messages
-            read = last_offsets(reader, processor.layer)
+            read = read_last_offsets(reader, processor.layer)
             if not read:
                 raise _BlockedError(f"{processor.layer} has not read anything yet")
             # The processor's ledger has only the topics that it reads.
@@ -290,16 +292,18 @@ class Retention:
     def _aged(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
         """Returns the last offset that the layer had read before a moment, by topic-partition."""
         reader = self._lake.reader(self._spark)
-        later = first_offsets_since(reader, layer, bound)
-        return {place: min(last, later.get(place, last + 1) - 1) for place, last in last_offsets(reader, layer).items()}
+        later = read_first_offsets_since(reader, layer, bound)
+        return {
+            place: min(last, later.get(place, last + 1) - 1) for place, last in read_last_offsets(reader, layer).items()
+        }
 
     def _judged_before(self, bound: datetime) -> int:
         """Returns the number of silver's last batch that was committed before a moment; -1 if there is none."""
         reader = self._lake.reader(self._spark)
-        last = last_batch(reader, SILVER)
+        last = read_last_batch(reader, SILVER)
         if last is None:
             raise _BlockedError(f"{SILVER} has not read anything yet")
-        first = first_batch_since(reader, SILVER, bound)
+        first = read_first_batch_since(reader, SILVER, bound)
         return last if first is None else min(last, first - 1)
 
     def _read_by_gold(self) -> int:
@@ -308,7 +312,9 @@ class Retention:
             raise _BlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
         books = LedgerReader(self._lake.reader(self._spark), "source_to")
         read = [
-            row["source_to"] for row in to_dicts(books.current(("layer", eq, GOLD))) if row["source_to"] is not None
+            row["source_to"]
+            for row in to_dicts(books.read_entries_since_rebuild(("layer", eq, GOLD)))
+            if row["source_to"] is not None
         ]
         if not read:
             raise _BlockedError(f"{GOLD} has not read anything yet, and is computed from all changes")
@@ -327,12 +333,14 @@ class Retention:
         first, last = F.coalesce("first_offset", F.lit(0)), F.unix_millis("last_kafka_timestamp")
         columns = *_PLACE, "session_id", first.alias("first"), last.alias("last")
         sessions = (
-            lake.read(spark, PROGRESS).where(F.col("_batch") > last_merged_batch(lake.reader(spark))).select(*columns)
+            lake.read(spark, PROGRESS)
+            .where(F.col("_batch") > read_last_merged_batch(lake.reader(spark)))
+            .select(*columns)
         )
         if lake.exists(spark, SESSIONS):
             sessions = sessions.unionByName(lake.read(spark, SESSIONS).select(*columns))
         known_times = sessions.select(*_PLACE, F.col("last").alias("time"))
-        known_times = known_times.unionByName(as_frame(spark, self._stream_times()))
+        known_times = known_times.unionByName(to_spark_frame(spark, self._stream_times()))
         now = known_times.groupBy(*_PLACE).agg(F.max("time").alias("now"))
         each = sessions.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
         timeouts = _TIMEOUTS * milliseconds(self._settings.capture.session_timeout)
@@ -342,9 +350,9 @@ class Retention:
 
     def _stream_times(self) -> pa.Table:
         """Returns the stream time, including silences, at the end of what silver has read: `topic, partition, time`."""
-        judged = last_offsets(self._lake.reader(self._spark), SILVER)
+        judged = read_last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1
-        times, _ = stored_times(self._settings, SILVER).before(places, behind)
+        times, _ = stored_times(self._settings, SILVER).read_times_before(places, behind)
         known = ((*place, time) for place, time in zip(places, times.tolist(), strict=True) if time != NO_TIME)
         return pa.Table.from_pylist([dict(zip(_TIMES.names, row, strict=True)) for row in known], _TIMES)
 

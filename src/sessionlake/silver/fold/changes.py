@@ -7,70 +7,72 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.cuts import NO_OFFSET
-from sessionlake.integrity.outcome import Outcome
+from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.protocol.arrow import concatenate_ranges, contiguous
-from sessionlake.protocol.chunk import set_field, value_field
+from sessionlake.protocol.chunk import name_set_flag, name_value_field
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Bools, Int64s
-from sessionlake.silver.fold.schemas import TIMESTAMP, changes_schema, timestamps
+from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, changes_schema, to_timestamps
 
-_KINDS = pa.array(["clear", "upsert", "delete"])
+_CHANGE_KINDS = pa.array(["clear", "upsert", "delete"])
 
 
-def change_rows(messages: pa.Table, applied: Int64s, outcome: Outcome, columns: tuple[Column, ...]) -> pa.Table:
+def build_change_rows(
+    messages: pa.Table, applied_indices: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
+) -> pa.Table:
     """Returns rows for `session_changes`: one for each change of an applied message, ordered by message and ordinal.
 
     Args:
-        messages: Decoded messages, as `Judged.messages`, in one Arrow chunk.
-        applied: Indices of the applied messages in `messages`, ascending.
+        messages: Decoded messages, as `JudgedBatch.messages`, in one Arrow chunk.
+        applied_indices: Indices of the applied messages in `messages`, ascending.
         outcome: The result of judging the messages.
         columns: The declared columns.
     """
     nested = contiguous(messages["changes"])
     bounds = nested.offsets.to_numpy().astype(np.int64)
-    lengths = np.diff(bounds)[applied]
-    changes = _gather(nested.values, concatenate_ranges(bounds[applied], lengths))
-    message = np.repeat(applied, lengths)
-    of_message = pa.array(message)
+    lengths = np.diff(bounds)[applied_indices]
+    changes = _take_structs(nested.values, concatenate_ranges(bounds[applied_indices], lengths))
+    message = np.repeat(applied_indices, lengths)
+    message_indices = pa.array(message)
     # If all messages are applied with one change each, the columns can be used without copying.
-    is_complete = len(applied) == messages.num_rows and bool((lengths == 1).all())
+    is_complete = len(applied_indices) == messages.num_rows and bool((lengths == 1).all())
 
-    def head(name: str) -> pa.Array:
+    def repeat_message_column(name: str) -> pa.Array:
         column = contiguous(messages[name])
-        return column if is_complete else column.take(of_message)
+        return column if is_complete else column.take(message_indices)
 
     arrays = [
-        head("topic"),
-        head("session_id"),
+        repeat_message_column("topic"),
+        repeat_message_column("session_id"),
         changes.field("row_id"),
-        *(changes.field(value_field(i)) for i in range(len(columns))),
+        *(changes.field(name_value_field(i)) for i in range(len(columns))),
         changes.field(RESCUED),
         pa.array(outcome.epoch[message]),
-        head("seq"),
-        head("ts"),
-        head("offset"),
-        _KINDS.take(changes.field("change")),
-        _set_names(changes, columns),
-        head("partition"),
+        repeat_message_column("seq"),
+        repeat_message_column("ts"),
+        repeat_message_column("offset"),
+        _CHANGE_KINDS.take(changes.field("change")),
+        _list_set_columns(changes, columns),
+        repeat_message_column("partition"),
         changes.field("ordinal"),
-        pc.multiply(head("kafka_ts"), 1000).cast(TIMESTAMP),
+        pc.multiply(repeat_message_column("kafka_ts"), 1000).cast(TIMESTAMP_TYPE),
         pa.array(outcome.position[message]),
         pa.array(outcome.life[message]),
-        timestamps(outcome.at[message]),
-        pa.array(outcome.by[message], mask=outcome.by[message] == NO_OFFSET),
+        to_timestamps(outcome.applied_at[message]),
+        pa.array(outcome.applied_by[message], mask=outcome.applied_by[message] == NO_OFFSET),
     ]
     return pa.Table.from_arrays(arrays, schema=changes_schema(columns))
 
 
-def _gather(values: pa.StructArray, indices: Int64s) -> pa.StructArray:
+def _take_structs(structs: pa.StructArray, indices: Int64s) -> pa.StructArray:
     if len(indices) and len(indices) == indices[-1] - indices[0] + 1:
-        return values.slice(int(indices[0]), len(indices))
-    return values.take(pa.array(indices))
+        return structs.slice(int(indices[0]), len(indices))
+    return structs.take(pa.array(indices))
 
 
-def _set_names(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array:
+def _list_set_columns(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array:
     """Returns for each change the list of the columns that it sets. Each distinct list is built only once."""
-    flags = np.stack([_bools(changes.field(set_field(i))) for i in range(len(columns))], axis=1)
+    flags = np.stack([_to_bools(changes.field(name_set_flag(i))) for i in range(len(columns))], axis=1)
     packed = np.packbits(flags, axis=1)
     codes = packed[:, 0] if packed.shape[1] == 1 else packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]
     distinct, first, code = np.unique(codes, return_index=True, return_inverse=True)
@@ -79,5 +81,5 @@ def _set_names(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array
     return pa.array(names, pa.list_(pa.string())).take(pa.array(code.reshape(-1)))
 
 
-def _bools(array: pa.Array) -> Bools:
+def _to_bools(array: pa.Array) -> Bools:
     return array.to_numpy(zero_copy_only=False).astype(np.bool_)

@@ -9,18 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.integrity.clock import Clock, LaneTime
+from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
-from sessionlake.integrity.outcome import Action, Event, Outcome, Verdict
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.outcome import Action, IntegrityEvent, JudgingOutcome, Verdict
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.protocol.arrow import contiguous, split_session_keys
-from sessionlake.protocol.chunk import write_compressed
+from sessionlake.protocol.chunk import encode_compressed_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import CODE as ERASED
 from sessionlake.protocol.reasons import CODES
 from sessionlake.protocol.types import Bools, Int64s, Payloads
-from sessionlake.silver.fold.changes import change_rows
+from sessionlake.silver.fold.changes import build_change_rows
 from sessionlake.silver.fold.schemas import (
     CUTS_SCHEMA,
     EVENTS_SCHEMA,
@@ -30,24 +30,24 @@ from sessionlake.silver.fold.schemas import (
     ShardReport,
     SilverOutput,
     Violation,
-    timestamps,
-    write_report,
+    encode_report,
+    to_timestamps,
 )
 
-_STATUS = pa.array(["open", "ended", "expired", "broken"])
-_REASONS = pa.array([None if reason is None else str(reason) for reason in CODES], pa.string())
-_CUT_REASONS = pa.array([reason.name.lower() for reason in CutReason])
+_STATUS_NAMES = pa.array(["open", "ended", "expired", "broken"])
+_REASON_NAMES = pa.array([None if reason is None else str(reason) for reason in CODES], pa.string())
+_CUT_REASON_NAMES = pa.array([reason.name.lower() for reason in CutReason])
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedBatch:
     """One shard's judged batch: everything from which its rows and its report are made.
 
     Attributes:
         messages: The decoded messages: first those held back before the batch, then those of the batch.
-        released: Number of messages held back before the batch, which come first in `messages`.
-        arrived_at: Stream time at which each message of the batch arrived, ms.
-        times: Kafka timestamp of each message of the batch, or stream time if it has none, ms.
+        held_before_count: Number of messages held back before the batch, which come first in `messages`.
+        arrival_times: Stream time at which each message of the batch arrived, ms.
+        message_times: Kafka timestamp of each message of the batch, or stream time if it has none, ms.
         clock: The shard's clock after the batch.
         outcome: The verdict on each message, with events and cuts.
         topics: Topic of each judged session.
@@ -63,11 +63,11 @@ class Judged:
     """
 
     messages: pa.Table
-    released: int
-    arrived_at: Int64s
-    times: Int64s
-    clock: Clock
-    outcome: Outcome
+    held_before_count: int
+    arrival_times: Int64s
+    message_times: Int64s
+    clock: ShardClock
+    outcome: JudgingOutcome
     topics: pa.Array
     partitions: pa.Array
     sessions: pa.Array
@@ -77,40 +77,44 @@ class Judged:
     late_fills: Bools
     cuts: Cuts
     cut_keys: pa.Array
-    silences: list[LaneTime]
+    silences: list[PartitionTime]
 
-    def name(self, session: int) -> tuple[str, int, str]:
+    def describe_session(self, session_number: int) -> tuple[str, int, str]:
         """Returns topic, partition and id of the judged session with this number."""
-        topic, partition, own = (part[session].as_py() for part in (self.topics, self.partitions, self.sessions))
-        return topic, partition, own
+        topic, partition, session_id = (
+            part[session_number].as_py() for part in (self.topics, self.partitions, self.sessions)
+        )
+        return topic, partition, session_id
 
 
-def silver_payloads(judged: Judged, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleBook) -> Payloads:
+def build_silver_payloads(
+    judged: JudgedBatch, malformed: pa.Table, columns: tuple[Column, ...], rules: RuleLookup
+) -> Payloads:
     """Returns pairs of kind and payload to emit: rows for each table that gets any, and the report."""
     out = judged.outcome
-    quarantine = _quarantine(judged, malformed)
+    quarantine = _build_quarantine_rows(judged, malformed)
     tables = {
-        SilverOutput.CHANGES: change_rows(
+        SilverOutput.CHANGES: build_change_rows(
             judged.messages, np.flatnonzero(out.verdict == Verdict.APPLIED), out, columns
         ),
-        SilverOutput.PROGRESS: _progress(judged),
+        SilverOutput.PROGRESS: _build_progress_rows(judged),
         SilverOutput.QUARANTINE: quarantine,
-        SilverOutput.EVENTS: _events(judged, rules),
-        SilverOutput.CUTS: _cuts(judged),
+        SilverOutput.EVENTS: _build_event_rows(judged, rules),
+        SilverOutput.CUTS: _build_cut_rows(judged),
     }
     report = ShardReport(
-        partitions=partition_counts(judged, malformed),
+        partitions=count_by_partition(judged, malformed),
         rows={str(kind): table.num_rows for kind, table in tables.items()},
-        violations=first_violations(judged, rules),
-        quarantined=_offset_ranges(quarantine),
-        decided=[(*judged.name(session), offset) for session, offset in out.decided],
+        violations=find_first_violation(judged, rules),
+        quarantined=_compute_offset_ranges(quarantine),
+        decided=[(*judged.describe_session(session), offset) for session, offset in out.followed_decisions],
         silences=judged.silences,
     )
-    rows = [(str(kind), write_compressed(table)) for kind, table in tables.items() if table.num_rows]
-    return [*rows, (str(SilverOutput.REPORT), write_report(report))]
+    rows = [(str(kind), encode_compressed_ipc(table)) for kind, table in tables.items() if table.num_rows]
+    return [*rows, (str(SilverOutput.REPORT), encode_report(report))]
 
 
-def _progress(judged: Judged) -> pa.Table:
+def _build_progress_rows(judged: JudgedBatch) -> pa.Table:
     cursors = judged.cursors
     known = cursors["messages"] > 0
     expired = cursors["marked"] == 1
@@ -122,21 +126,21 @@ def _progress(judged: Judged) -> pa.Table:
     arrays = [
         topics,
         sessions,
-        _STATUS.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
+        _STATUS_NAMES.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
         pa.array(field("epoch")),
-        _following(field("last_seq")),
+        _compute_next_seqs(field("last_seq")),
         *(pa.array(field(name)) for name in ("messages", "duplicates", "gaps", "late")),
         *(pa.array(field(name), mask=~known) for name in ("first_ts", "last_ts")),
         *(pa.array(field(name)) for name in ("first_offset", "last_offset")),
         partitions,
-        timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
-        timestamps(field("last_kafka_ts")),
+        to_timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
+        to_timestamps(field("last_kafka_ts")),
         pa.array(judged.late_fills),
     ]
     return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
 
 
-def _cuts(judged: Judged) -> pa.Table:
+def _build_cut_rows(judged: JudgedBatch) -> pa.Table:
     def field(name: str) -> Int64s:
         return np.ascontiguousarray(judged.cuts[name])
 
@@ -145,53 +149,53 @@ def _cuts(judged: Judged) -> pa.Table:
         topics,
         sessions,
         partitions,
-        timestamps(field("at")),
-        _CUT_REASONS.take(pa.array(field("reason"))),
-        timestamps(np.where(field("changed_at") == NEVER, NO_TIME, field("changed_at"))),
+        to_timestamps(field("at")),
+        _CUT_REASON_NAMES.take(pa.array(field("reason"))),
+        to_timestamps(np.where(field("changed_at") == NEVER, NO_TIME, field("changed_at"))),
         pa.array(field("position")),
         pa.array(field("life")),
-        _following(field("last_seq")),
+        _compute_next_seqs(field("last_seq")),
         pa.array(field("offset"), mask=field("offset") == NO_OFFSET),
         pa.array(field("changes")),
     ]
     return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
 
 
-def _following(last: Int64s) -> pa.Array:
+def _compute_next_seqs(last_seqs: Int64s) -> pa.Array:
     """Returns the seq after each highest applied one, but not above the highest int64; null if none was applied."""
-    return pa.array(np.where(last == np.iinfo(np.int64).max, last, last + 1), mask=last < 0)
+    return pa.array(np.where(last_seqs == np.iinfo(np.int64).max, last_seqs, last_seqs + 1), mask=last_seqs < 0)
 
 
-def _quarantine(judged: Judged, malformed: pa.Table) -> pa.Table:
+def _build_quarantine_rows(judged: JudgedBatch, malformed: pa.Table) -> pa.Table:
     """Returns rows for the quarantine without the raw messages, which the driver adds from bronze."""
     out = judged.outcome
     places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
-    parts = [_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
+    parts = [_to_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
     malformed = malformed.filter(pc.not_equal(malformed["reason"], ERASED))
     if malformed.num_rows:
-        parts.append(_quarantine_rows(malformed, contiguous(malformed["reason"])))
+        parts.append(_to_quarantine_rows(malformed, contiguous(malformed["reason"])))
     return pa.concat_tables(parts)
 
 
-def _quarantine_rows(messages: pa.Table, reasons: pa.Array) -> pa.Table:
+def _to_quarantine_rows(messages: pa.Table, reason_codes: pa.Array) -> pa.Table:
     columns = [
         messages["topic"],
         messages["partition"],
         messages["offset"],
-        timestamps(messages["kafka_ts"].to_numpy()),
+        to_timestamps(messages["kafka_ts"].to_numpy()),
         messages["session_id"],
-        _REASONS.take(reasons),
+        _REASON_NAMES.take(reason_codes),
     ]
     return pa.Table.from_arrays(columns, schema=QUARANTINE_SCHEMA)
 
 
-def _offset_ranges(quarantine: pa.Table) -> list[tuple[str, int, int, int]]:
-    grouped = quarantine.group_by(["topic", "partition"], use_threads=False)
+def _compute_offset_ranges(quarantine_rows: pa.Table) -> list[tuple[str, int, int, int]]:
+    grouped = quarantine_rows.group_by(["topic", "partition"], use_threads=False)
     ranges = grouped.aggregate([("offset", "min"), ("offset", "max")])
     return [tuple(row.values()) for row in ranges.to_pylist()]
 
 
-def _events(judged: Judged, rules: RuleBook) -> pa.Table:
+def _build_event_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
     events = judged.outcome.events
     owner = pa.array([event.session for event in events], pa.int64())
     topics = judged.topics.take(owner)
@@ -202,73 +206,79 @@ def _events(judged: Judged, rules: RuleBook) -> pa.Table:
         pa.array([event.offset for event in events], pa.int64()),
         pa.array([str(event.kind) for event in events], pa.string()),
         pa.array([str(event.action) for event in events], pa.string()),
-        pa.array([str(rules.of(topic).integrity) for topic in topics.to_pylist()], pa.string()),
+        pa.array([str(rules.find_rules(topic).integrity) for topic in topics.to_pylist()], pa.string()),
         pa.array([event.expected for event in events], pa.int64()),
         pa.array([event.actual for event in events], pa.int64()),
-        timestamps(np.array([event.kafka_ts for event in events], np.int64)),
+        to_timestamps(np.array([event.kafka_ts for event in events], np.int64)),
     ]
     return pa.Table.from_arrays(columns, schema=EVENTS_SCHEMA)
 
 
-def first_violations(judged: Judged, rules: RuleBook) -> list[Violation]:
+def find_first_violation(judged: JudgedBatch, rules: RuleLookup) -> list[Violation]:
     """Returns a list with the shard's first violation under `fail`, by topic, partition and offset; empty without one.
 
     The order makes the first violation of all shards independent of the number of shards.
     """
 
-    def violation_of(event: Event) -> Violation:
-        topic, partition, session = judged.name(event.session)
+    def to_violation(event: IntegrityEvent) -> Violation:
+        topic, partition, session = judged.describe_session(event.session)
         return Violation(
             topic=topic,
             partition=partition,
             offset=event.offset,
             session_id=session,
-            integrity=str(rules.of(topic).integrity),
+            integrity=str(rules.find_rules(topic).integrity),
             event=str(event.kind),
             expected_seq=event.expected,
             actual_seq=event.actual,
         )
 
-    found = [violation_of(event) for event in judged.outcome.events if event.action is Action.STOPPED]
+    found = [to_violation(event) for event in judged.outcome.events if event.action is Action.STOPPED]
     return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
 
 
-_COUNTED = ("applied", "duplicates", "quarantined", "held", "erased")
+_COUNT_FIELDS = ("applied", "duplicates", "quarantined", "held", "erased")
 
 
-def partition_counts(judged: Judged, malformed: pa.Table) -> list[PartitionCounts]:
+def count_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[PartitionCounts]:
     """Returns counts of messages by topic-partition. `held` counts newly held messages minus released ones."""
     names = ["topic", "partition", "offset"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
-    released, arrived = rows.slice(0, judged.released), rows.slice(judged.released)
+    released, arrived = rows.slice(0, judged.held_before_count), rows.slice(judged.held_before_count)
     if malformed.num_rows:
         gone = malformed["reason"].to_numpy() == ERASED
-        wrong = pa.array(np.where(gone, _COUNTED.index("erased"), Verdict.QUARANTINED).astype(np.int8))
+        wrong = pa.array(np.where(gone, _COUNT_FIELDS.index("erased"), Verdict.QUARANTINED).astype(np.int8))
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
     counts: dict[tuple[str, int], PartitionCounts] = {}
-    for row in _grouped(arrived):
+    for row in _count_by_verdict(arrived):
         place = row["topic"], row["partition"]
         count = counts.setdefault(place, PartitionCounts(*place, row["offset_min"], row["offset_max"], 0))
         clock = judged.clock
-        count.since, count.stream_time = clock.since[place], clock.lanes[clock.index(place)].time
-        count.first, count.last = min(count.first, row["offset_min"]), max(count.last, row["offset_max"])
+        count.previous_offset, count.stream_time = (
+            clock.previous_offsets[place],
+            clock.partition_times[clock.find_index(place)].time,
+        )
+        count.first_offset, count.last_offset = (
+            min(count.first_offset, row["offset_min"]),
+            max(count.last_offset, row["offset_max"]),
+        )
         count.messages += row["offset_count"]
-        _add(count, row["verdict"], row["offset_count"])
-    for row in _grouped(released.filter(pc.not_equal(released["verdict"], Verdict.HELD))):
+        _add_to_counts(count, row["verdict"], row["offset_count"])
+    for row in _count_by_verdict(released.filter(pc.not_equal(released["verdict"], Verdict.HELD))):
         place = row["topic"], row["partition"]
         count = counts.setdefault(place, PartitionCounts(*place, -1, -1, 0))
-        _add(count, row["verdict"], row["offset_count"])
-        _add(count, Verdict.HELD, -row["offset_count"])
+        _add_to_counts(count, row["verdict"], row["offset_count"])
+        _add_to_counts(count, Verdict.HELD, -row["offset_count"])
     return list(counts.values())
 
 
-def _grouped(rows: pa.Table) -> list[dict[str, Any]]:
+def _count_by_verdict(rows: pa.Table) -> list[dict[str, Any]]:
     aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count")]
     grouped = rows.group_by(["topic", "partition", "verdict"], use_threads=False)  # threads cost more than they save
     found: list[dict[str, Any]] = grouped.aggregate(aggregates).to_pylist()
     return found
 
 
-def _add(counts: PartitionCounts, verdict: int, messages: int) -> None:
-    name = _COUNTED[verdict]
-    setattr(counts, name, getattr(counts, name) + messages)
+def _add_to_counts(counts: PartitionCounts, verdict: int, message_count: int) -> None:
+    name = _COUNT_FIELDS[verdict]
+    setattr(counts, name, getattr(counts, name) + message_count)

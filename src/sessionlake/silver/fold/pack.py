@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.errors import note_place
-from sessionlake.integrity.clock import Segments, TimesBefore, encode_segments, segments_of
-from sessionlake.integrity.stream_times import StreamTimes
+from sessionlake.errors import add_place_note
+from sessionlake.integrity.clock import EarlierStreamTimes, Segments, cut_into_segments, encode_segments
+from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.protocol.arrow import dictionary_codes, milliseconds_of
-from sessionlake.protocol.chunk import write_compressed
+from sessionlake.protocol.chunk import encode_compressed_ipc
 from sessionlake.protocol.decode import DecodeRules, decode, future_timestamps
 from sessionlake.protocol.kafka_time import counted_times
 from sessionlake.protocol.silence import Silence
@@ -30,10 +30,10 @@ from sessionlake.protocol.types import Int64s
 BLOCK_MESSAGES = 262_144
 BLOCK_BYTES = 64 * 1024 * 1024
 # The error about a block names at most this many topic-partitions.
-_NAMED = 3
+_MAX_NAMED_PARTITIONS = 3
 BRONZE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
 """The columns of `bronze.messages` that silver reads."""
-PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
+PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
 @dataclass(frozen=True)
@@ -44,103 +44,117 @@ class Packer:
     """
 
     rules: DecodeRules
-    shards: int
-    topics: str = ".*"
+    shard_count: int
+    topic_pattern: str = ".*"
     """Pattern of whole topic names; messages of other topics are skipped."""
-    times: TimesBefore = field(default_factory=StreamTimes)
+    earlier_times: EarlierStreamTimes = field(default_factory=StreamTimeNotes)
     """Looks up stream times from before the batch; by default there are none, as for a first batch."""
-    silences: tuple[Silence, ...] = ()
+    extra_silences: tuple[Silence, ...] = ()
     """Silences of the batch that are not in its rows."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the task's messages in blocks of `BLOCK_MESSAGES`."""
         block: list[pa.RecordBatch] = []
         messages = size = 0
-        for batch in self._wanted(batches):
+        for batch in self._select_topics(batches):
             block.append(batch)
             messages += batch.num_rows
             size += batch.nbytes
             if messages >= BLOCK_MESSAGES or size >= BLOCK_BYTES:
-                yield self.pack(pa.Table.from_batches(block))
+                yield self.pack_block(pa.Table.from_batches(block))
                 block, messages, size = [], 0, 0
         if messages:
-            yield self.pack(pa.Table.from_batches(block))
+            yield self.pack_block(pa.Table.from_batches(block))
 
-    def _wanted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self.topics == ".*":
+    def _select_topics(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self.topic_pattern == ".*":
             yield from batches
             return
         for batch in batches:
             names = batch.column("topic").unique()
-            wanted = [name for name in names.to_pylist() if name is None or self._wants(name)]
+            wanted = [name for name in names.to_pylist() if name is None or self._matches_topic(name)]
             selected = batch.filter(pc.is_in(batch.column("topic"), value_set=pa.array(wanted, names.type)))
             if selected.num_rows:
                 yield selected
 
-    def _wants(self, topic: str) -> bool:
-        return re.fullmatch(self.topics, topic) is not None
+    def _matches_topic(self, topic: str) -> bool:
+        return re.fullmatch(self.topic_pattern, topic) is not None
 
-    def pack(self, raw: pa.Table) -> pa.RecordBatch:
+    def pack_block(self, raw_messages: pa.Table) -> pa.RecordBatch:
         """Packs one block of messages into a chunk per shard. Its errors name the messages of the block."""
         try:
-            return self._packed(raw)
+            return self._decode_and_pack(raw_messages)
         except Exception as error:
-            note_place(error, _describe_block(raw))
+            add_place_note(error, _describe_block(raw_messages))
             raise
 
-    def _packed(self, raw: pa.Table) -> pa.RecordBatch:
-        silences, raw = self._without_silences(raw)
-        raw = raw.take(pa.array(np.argsort(raw["shard"].to_numpy(), kind="stable"))).combine_chunks()
-        shards = raw["shard"].to_numpy()
-        raw = in_milliseconds(raw)
-        chunk = decode(raw, self.rules)
-        timestamps = counted_times(chunk["kafka_ts"].to_numpy(), future_timestamps(raw, self.rules))
-        segments, clock = _clock(chunk, timestamps, self.times, silences)
+    def _decode_and_pack(self, raw_messages: pa.Table) -> pa.RecordBatch:
+        silences, raw_messages = self._split_off_silences(raw_messages)
+        raw_messages = raw_messages.take(
+            pa.array(np.argsort(raw_messages["shard"].to_numpy(), kind="stable"))
+        ).combine_chunks()
+        shards = raw_messages["shard"].to_numpy()
+        raw_messages = convert_times_to_milliseconds(raw_messages)
+        chunk = decode(raw_messages, self.rules)
+        timestamps = counted_times(chunk["kafka_ts"].to_numpy(), future_timestamps(raw_messages, self.rules))
+        segments, clock = _build_segments(chunk, timestamps, self.earlier_times, silences)
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
         ends = np.append(starts[1:], len(shards))[: len(starts)]
-        packed = [write_compressed(chunk.slice(a, b - a)) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        numbers = np.concatenate([shards[starts], np.arange(self.shards)])
-        payloads = [*packed, *[encode_segments(segments)] * self.shards]
-        return pa.record_batch([pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED)
+        packed = [
+            encode_compressed_ipc(chunk.slice(a, b - a)) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        numbers = np.concatenate([shards[starts], np.arange(self.shard_count)])
+        payloads = [*packed, *[encode_segments(segments)] * self.shard_count]
+        return pa.record_batch(
+            [pa.array(numbers, pa.int32()), pa.array(payloads, pa.binary())], schema=PACKED_ARROW_SCHEMA
+        )
 
-    def _without_silences(self, raw: pa.Table) -> tuple[list[Silence], pa.Table]:
-        silences = [*self.silences]
-        if raw["topic"].null_count:
-            silences += decode_silences(raw.filter(raw["topic"].is_null())["value"].to_pylist())
-            raw = raw.filter(raw["topic"].is_valid())
-        return [silence for silence in silences if self._wants(silence.topic)], raw
+    def _split_off_silences(self, rows: pa.Table) -> tuple[list[Silence], pa.Table]:
+        silences = [*self.extra_silences]
+        if rows["topic"].null_count:
+            silences += decode_silences(rows.filter(rows["topic"].is_null())["value"].to_pylist())
+            rows = rows.filter(rows["topic"].is_valid())
+        return [silence for silence in silences if self._matches_topic(silence.topic)], rows
 
 
-def _describe_block(raw: pa.Table) -> str:
+def _describe_block(raw_messages: pa.Table) -> str:
     """Returns the first and last offset of the first topic-partitions in a block, as text for an error."""
-    raw = raw.filter(raw["topic"].is_valid())
-    ranges = raw.group_by(["topic", "partition"], use_threads=False).aggregate([("offset", "min"), ("offset", "max")])
-    rows = sorted(ranges.select(["topic", "partition", "offset_min", "offset_max"]).to_pylist(), key=_lane)
+    raw_messages = raw_messages.filter(raw_messages["topic"].is_valid())
+    ranges = raw_messages.group_by(["topic", "partition"], use_threads=False).aggregate(
+        [("offset", "min"), ("offset", "max")]
+    )
+    rows = sorted(
+        ranges.select(["topic", "partition", "offset_min", "offset_max"]).to_pylist(), key=_partition_sort_key
+    )
     named = [
         f"topic {row['topic']}, partition {row['partition']}, offsets {row['offset_min']} to {row['offset_max']}"
-        for row in rows[:_NAMED]
+        for row in rows[:_MAX_NAMED_PARTITIONS]
     ]
-    return "; ".join(named) + (f"; {len(rows) - _NAMED} more" if len(rows) > _NAMED else "")
+    return "; ".join(named) + (
+        f"; {len(rows) - _MAX_NAMED_PARTITIONS} more" if len(rows) > _MAX_NAMED_PARTITIONS else ""
+    )
 
 
-def _lane(row: dict[str, Any]) -> tuple[str, int]:
+def _partition_sort_key(row: dict[str, Any]) -> tuple[str, int]:
     return row["topic"], row["partition"]
 
 
-def in_milliseconds(raw: pa.Table) -> pa.Table:
+def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
     """Returns rows of `bronze.messages` with their timestamps as int64 ms since the epoch, which `decode` needs."""
     for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
-        raw = raw.set_column(raw.schema.get_field_index(name), now, milliseconds_of(raw[name]))
-    return raw
+        raw_messages = raw_messages.set_column(
+            raw_messages.schema.get_field_index(name), now, milliseconds_of(raw_messages[name])
+        )
+    return raw_messages
 
 
-def _clock(
-    chunk: pa.Table, timestamps: Int64s, times: TimesBefore, silences: Sequence[Silence]
+def _build_segments(
+    chunk: pa.Table, timestamps: Int64s, earlier_times: EarlierStreamTimes, silences: Sequence[Silence]
 ) -> tuple[Segments, Int64s]:
     topic, topics = dictionary_codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]
-    return segments_of(lane.reshape(-1), names, chunk["offset"].to_numpy(), timestamps, times, silences)
+    return cut_into_segments(lane.reshape(-1), names, chunk["offset"].to_numpy(), timestamps, earlier_times, silences)

@@ -13,18 +13,18 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.types import Payloads, TopicPartition
-from sessionlake.silver.fold.emit import Judged, silver_payloads
+from sessionlake.silver.fold.emit import JudgedBatch, build_silver_payloads
 
-_MAGIC = b"sessionlake.shard/1\n"
+_JOINED_STATE_MAGIC = b"sessionlake.shard/1\n"
 
 
 class ShardProcessor(Protocol):
     """Makes payloads from a shard's judged batches. Pure, and picklable because Spark sends it to its workers."""
 
-    def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
+    def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns by topic-partition the stream time (ms) after which `process` must run even if no message arrives.
 
         Args:
@@ -32,7 +32,9 @@ class ShardProcessor(Protocol):
         """
         ...
 
-    def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
+    def process_batch(
+        self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
+    ) -> tuple[bytes | None, Payloads]:
         """Processes one judged batch of a shard.
 
         Args:
@@ -47,33 +49,35 @@ class ShardProcessor(Protocol):
 
 
 @dataclass(frozen=True)
-class Rebuild:
+class SilverTableProcessor:
     """Silver's own processor: makes rows of silver's tables. It remembers nothing between batches."""
 
     columns: tuple[Column, ...]
-    rules: RuleBook
+    rules: RuleLookup
 
-    def due(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
+    def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
         """Returns no times: silver's own processor only works when a batch is judged."""
         del memory
         return {}
 
-    def process(self, memory: bytes | None, judged: Judged, malformed: pa.Table) -> tuple[bytes | None, Payloads]:
+    def process_batch(
+        self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
+    ) -> tuple[bytes | None, Payloads]:
         """Returns no memory, the payloads with rows for silver's tables, and the report."""
         del memory
-        return None, silver_payloads(judged, malformed, self.columns, self.rules)
+        return None, build_silver_payloads(judged, malformed, self.columns, self.rules)
 
 
-def join(judging: bytes, memory: bytes | None) -> bytes:
+def join_state_parts(judging_state: bytes, memory: bytes | None) -> bytes:
     """Joins the two parts of a shard's state: the state of judging, and the processor's memory if it has one."""
-    return judging if memory is None else _MAGIC + msgspec.msgpack.encode((judging, memory))
+    return judging_state if memory is None else _JOINED_STATE_MAGIC + msgspec.msgpack.encode((judging_state, memory))
 
 
-def split(state: bytes | None) -> tuple[bytes | None, bytes | None]:
+def split_state_parts(state: bytes | None) -> tuple[bytes | None, bytes | None]:
     """Splits a shard's state that `join` made into the state of judging and the processor's memory (or None)."""
-    if state is None or not state.startswith(_MAGIC):
+    if state is None or not state.startswith(_JOINED_STATE_MAGIC):
         return state, None
-    return _pairs.decode(memoryview(state)[len(_MAGIC) :])
+    return _state_parts_decoder.decode(memoryview(state)[len(_JOINED_STATE_MAGIC) :])
 
 
-_pairs = msgspec.msgpack.Decoder(tuple[bytes, bytes])
+_state_parts_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes])

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.integrity.clock import BEGINNING, LaneTime
+from sessionlake.integrity.clock import BEGINNING, PartitionTime
 from sessionlake.integrity.cursor import NO_TIME
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 
-TIMESTAMP = pa.timestamp("us", tz="UTC")
-_MOST_MS = np.iinfo(np.int64).max // 1000
+TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
+_MAX_MS = np.iinfo(np.int64).max // 1000
 
 
 class SilverOutput(StrEnum):
@@ -47,19 +47,19 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
             ("_set", pa.list_(pa.string())),
             ("partition", pa.int32()),
             ("ordinal", pa.int32()),
-            ("kafka_timestamp", TIMESTAMP),
+            ("kafka_timestamp", TIMESTAMP_TYPE),
             ("_position", pa.int64()),
             ("_life", pa.int64()),
-            ("_applied_at", TIMESTAMP),
+            ("_applied_at", TIMESTAMP_TYPE),
             ("_applied_by", pa.int64()),
         ]
     )
 
 
-def timestamps(milliseconds: Int64s) -> pa.Array:
+def to_timestamps(milliseconds: Int64s) -> pa.Array:
     """Converts ms since the epoch to Arrow timestamps, limited to their range; the lowest int64 becomes null."""
     never = milliseconds == np.iinfo(np.int64).min
-    return pa.array(np.clip(milliseconds, -_MOST_MS, _MOST_MS) * 1000, mask=never).cast(TIMESTAMP)
+    return pa.array(np.clip(milliseconds, -_MAX_MS, _MAX_MS) * 1000, mask=never).cast(TIMESTAMP_TYPE)
 
 
 PROGRESS_SCHEMA = pa.schema(
@@ -70,8 +70,8 @@ PROGRESS_SCHEMA = pa.schema(
         *((name, pa.int64()) for name in ("epoch", "next_seq", "messages", "duplicates", "gaps", "late")),
         *((name, pa.int64()) for name in ("first_ts", "last_ts", "first_offset", "last_offset")),
         ("partition", pa.int32()),
-        ("ended_at", TIMESTAMP),
-        ("last_kafka_timestamp", TIMESTAMP),
+        ("ended_at", TIMESTAMP_TYPE),
+        ("last_kafka_timestamp", TIMESTAMP_TYPE),
         ("beneath", pa.bool_()),  # True if the session had a late fill in the batch
     ]
 )
@@ -80,9 +80,9 @@ CUTS_SCHEMA = pa.schema(
         ("topic", pa.string()),
         ("session_id", pa.string()),
         ("partition", pa.int32()),
-        ("snapshot_at", TIMESTAMP),
+        ("snapshot_at", TIMESTAMP_TYPE),
         ("reason", pa.string()),
-        ("changed_at", TIMESTAMP),
+        ("changed_at", TIMESTAMP_TYPE),
         *((name, pa.int64()) for name in ("position", "life", "next_seq", "offset", "changes")),
     ]
 )
@@ -91,7 +91,7 @@ QUARANTINE_SCHEMA = pa.schema(
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
-        ("kafka_timestamp", TIMESTAMP),
+        ("kafka_timestamp", TIMESTAMP_TYPE),
         ("session_id", pa.string()),
         ("reason", pa.string()),
     ]
@@ -107,7 +107,7 @@ EVENTS_SCHEMA = pa.schema(
         ("integrity", pa.string()),
         ("expected_seq", pa.int64()),
         ("actual_seq", pa.int64()),
-        ("kafka_timestamp", TIMESTAMP),
+        ("kafka_timestamp", TIMESTAMP_TYPE),
     ]
 )
 
@@ -119,23 +119,23 @@ class PartitionCounts(msgspec.Struct):
     `messages` is 0, the offsets and times have no meaning.
 
     Attributes:
-        first: First offset of the batch.
-        last: Last offset of the batch.
-        since: The offset at which the stream time before the batch was noted.
+        first_offset: First offset of the batch.
+        last_offset: Last offset of the batch.
+        previous_offset: The offset at which the stream time before the batch was noted.
         stream_time: Stream time after the batch, ms.
         erased: Number of messages of forgotten sessions, which have only offset and timestamp.
     """
 
     topic: str
     partition: int
-    first: int
-    last: int
+    first_offset: int
+    last_offset: int
     messages: int
     applied: int = 0
     duplicates: int = 0
     quarantined: int = 0
     held: int = 0
-    since: int = BEGINNING
+    previous_offset: int = BEGINNING
     stream_time: int = NO_TIME
     erased: int = 0
 
@@ -179,18 +179,18 @@ class ShardReport(msgspec.Struct):
     violations: list[Violation] = []
     quarantined: list[tuple[str, int, int, int]] = []
     decided: list[tuple[str, int, str, int]] = []
-    silences: list[LaneTime] = []
+    silences: list[PartitionTime] = []
     format: int = 1
 
 
-_decoder = msgspec.msgpack.Decoder(ShardReport)
+_report_decoder = msgspec.msgpack.Decoder(ShardReport)
 
 
-def read_report(payload: bytes) -> ShardReport:
+def decode_report(payload: bytes) -> ShardReport:
     """Decodes a report that `write_report` encoded."""
-    return _decoder.decode(payload)
+    return _report_decoder.decode(payload)
 
 
-def write_report(report: ShardReport) -> bytes:
+def encode_report(report: ShardReport) -> bytes:
     """Encodes a report as the bytes of a payload."""
     return msgspec.msgpack.encode(report)

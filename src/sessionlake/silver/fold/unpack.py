@@ -8,28 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.chunk import read_ipc
+from sessionlake.protocol.chunk import decode_ipc
 
 
 @dataclass(frozen=True)
-class Unpack:
+class PayloadUnpacker:
     """A `mapInArrow` function: takes record batches `payload binary`, and yields the rows in the payloads.
 
     Attributes:
-        batch: The value of the last column, `_batch`. As a literal in the query, it would make Spark compile the query
-            again in every micro-batch.
+        batch_number: The value of the last column, `_batch`. As a literal in the query, it would make Spark compile
+            the query again in every micro-batch.
     """
 
-    batch: int
+    batch_number: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows in the task's payloads."""
         for batch in batches:
             for payload in batch.column("payload"):
-                yield from unpack_rows([payload.as_buffer()], self.batch).to_batches()
+                yield from unpack_rows([payload.as_buffer()], self.batch_number).to_batches()
 
 
-def unpack_rows(payloads: Iterable[bytes | pa.Buffer], batch: int) -> pa.Table:
-    """Returns the rows in the payloads, with the additional last column `_batch`, which has the value `batch`."""
-    rows = pa.concat_tables([read_ipc(payload) for payload in payloads])
-    return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch, np.int64)))
+def unpack_rows(payloads: Iterable[bytes | pa.Buffer], batch_number: int) -> pa.Table:
+    """Returns the rows in the payloads, with `batch_number` in an additional last column `_batch`."""
+    rows = pa.concat_tables([decode_ipc(payload) for payload in payloads])
+    return rows.append_column("_batch", pa.array(np.full(rows.num_rows, batch_number, np.int64)))

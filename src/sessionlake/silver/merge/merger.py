@@ -35,8 +35,8 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, config_hash
-from sessionlake.ledger.progress import batches_after, last_merged_batch
+from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput, hash_settings_of_layers
+from sessionlake.ledger.progress import read_entries_after, read_last_merged_batch
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
@@ -46,7 +46,7 @@ from sessionlake.silver.merge.splits import record_splits
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
 from sessionlake.spark.frames import Rows
-from sessionlake.spark.interpreted import interpreted
+from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.spark.session import separate_session
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class TableMerger:
         txn = merge_txn.fenced_by(self._lake.storage.token(SILVER))
         changes = sum(item.changes for item in batches_to_merge)
         batches = BatchRange(first, last, tuple(item.rows for item in batches_to_merge))
-        with interpreted(self._spark, when=changes <= self._lake.limits.few_changes):
+        with without_code_generation(self._spark, enabled=changes <= self._lake.limits.few_changes):
             merged = merge_sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
                 self._merge(ROWS, merged.rows, upsert_rows(self._settings.capture.declared), txn),
@@ -232,9 +232,9 @@ class TableMerger:
             started_at=started,
             outputs=outputs,
             messages=sum(item.messages for item in batches_to_merge),
-            config_hash=config_hash(self._settings),
+            config_hash=hash_settings_of_layers(self._settings),
         )
-        self._ledger.write(self._spark, entry, txn)
+        self._ledger.write_entry(self._spark, entry, txn)
         with self._lock:
             self._pending = [item for item in self._pending or () if item.batch > last]
         if self._on_merge:
@@ -264,7 +264,9 @@ class TableMerger:
         """Returns the batches in the ledger that are not merged yet."""
         reader = self._lake.reader(self._spark)
         with self._lake.storage.caching():
-            behind = batches_after(reader, SILVER, last_merged_batch(reader), "messages", "outputs", "offsets")
+            behind = read_entries_after(
+                reader, SILVER, read_last_merged_batch(reader), "messages", "outputs", "offsets"
+            )
         return [*map(_pending_batch, behind)]
 
     def _merge(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:

@@ -19,13 +19,13 @@ from sessionlake.delta.schemas.names import EVENTS, SESSIONS
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.integrity.outcome import EventKind
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS
 from sessionlake.silver.tables.splits import ID, split_events, split_sessions
-from sessionlake.spark.frames import Rows, as_frame
+from sessionlake.spark.frames import Rows, to_spark_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,9 +48,9 @@ def record_splits(
         batch: The last batch of the range.
         txn: The transaction.
     """
-    reader, rules = lake.reader(spark), RuleBook(lake.settings.capture)
+    reader, rules = lake.reader(spark), RuleLookup(lake.settings.capture)
     columns = [*SESSION, "first_offset"]
-    held = merged if isinstance(merged, pa.Table) else as_frame(spark, merged).select(*columns).toArrow()
+    held = merged if isinstance(merged, pa.Table) else to_spark_frame(spark, merged).select(*columns).toArrow()
     sessions = held.select(columns)
     parts = [*_new_events(reader, lake, started_since(sessions, starts).select(ID), rules)]
     if not parts:
@@ -74,7 +74,7 @@ def started_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> p
     return sessions.filter(pc.fill_null(began, fill_value=True))
 
 
-def _new_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
+def _new_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup) -> Iterator[pa.Table]:
     ids = _distinct(ids)
     for start in range(0, ids.num_rows, _AT_ONCE):
         yield from _events_of(reader, lake, ids.slice(start, _AT_ONCE), rules)
@@ -85,7 +85,7 @@ def _distinct(rows: pa.Table) -> pa.Table:
     return rows.group_by(list(ID)).aggregate([])
 
 
-def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleBook) -> Iterator[pa.Table]:
+def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup) -> Iterator[pa.Table]:
     """Yields the `split_session` events that are missing for these session ids.
 
     If the rows of all ids do not fit into the driver's memory, it looks up each half of the ids alone.

@@ -24,7 +24,7 @@ from sessionlake.protocol.arrow import (
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, internal
 from sessionlake.protocol.types import Int64s
-from sessionlake.silver.fold.schemas import TIMESTAMP
+from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
 from sessionlake.silver.tables.net_changes import MARKS, net_changes, refold_by_seq
 from sessionlake.silver.tables.weights import Weights
 
@@ -44,7 +44,7 @@ def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 def snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the schema of `session_snapshots`."""
-    cut = [*SESSION_TYPES, TIMESTAMP, pa.string(), pa.int64()]
+    cut = [*SESSION_TYPES, TIMESTAMP_TYPE, pa.string(), pa.int64()]
     return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(rows_schema(columns))[len(SESSION) :]])
 
 

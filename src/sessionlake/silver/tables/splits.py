@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.outcome import Action, EventKind
-from sessionlake.integrity.rules import RuleBook
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.protocol.arrow import SESSION, is_of_sessions
 from sessionlake.silver.fold.schemas import EVENTS_SCHEMA
 
@@ -30,7 +30,7 @@ def split_sessions(sessions: pa.Table) -> pa.Table:
     return sessions.select(SESSION).join(split, list(ID), join_type="left semi")
 
 
-def split_events(split: pa.Table, known: pa.Table, rules: RuleBook) -> pa.Table:
+def split_events(split: pa.Table, known: pa.Table, rules: RuleLookup) -> pa.Table:
     """Returns the `split_session` events that are not recorded yet, columns as `EVENTS_SCHEMA`.
 
     Args:
@@ -43,7 +43,9 @@ def split_events(split: pa.Table, known: pa.Table, rules: RuleBook) -> pa.Table:
         **{name: new[name] for name in SESSION},
         "event": pa.repeat(str(EventKind.SPLIT_SESSION), new.num_rows),
         "action": pa.repeat(str(Action.RECORDED), new.num_rows),
-        "integrity": pa.array([str(rules.of(topic).integrity) for topic in new["topic"].to_pylist()], pa.string()),
+        "integrity": pa.array(
+            [str(rules.find_rules(topic).integrity) for topic in new["topic"].to_pylist()], pa.string()
+        ),
     }
     columns = [given.get(field.name, pa.nulls(new.num_rows, field.type)) for field in EVENTS_SCHEMA]
     return pa.table(columns, schema=EVENTS_SCHEMA)

@@ -1,0 +1,251 @@
+"""Reads a message by a feed's decoder class, and checks all that the class yields before any of it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sessionlake.feeds.decoder import Delete, Event, Message, Put
+from sessionlake.feeds.events import Decoded, Refusal
+from sessionlake.feeds.events import Delete as DeleteRow
+from sessionlake.feeds.events import Event as FeedEvent
+from sessionlake.feeds.events import Put as PutRow
+from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
+from sessionlake.feeds.interpret import RefusedError, read_session, refuse_repeats, session_of, shown
+from sessionlake.feeds.paths import MISSING, Place
+from sessionlake.feeds.row_ids import row_id_of
+from sessionlake.feeds.values import json_text
+from sessionlake.protocol.jsontext import InvalidJsonError
+from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
+from sessionlake.protocol.reasons import Reason
+
+MAX_EVENTS = 10_000
+"""Most events that a decoder may yield for one message."""
+MAX_ROWS = 200_000
+"""Most rows that a decoder may yield for one message, in all its events."""
+_LONGEST_TEXT = 200
+"""Most characters of an exception that the text of a refusal shows."""
+
+
+def decode(feed: Feed, use: DecoderUse, message: Message) -> Decoded | Refusal:
+    """Reads a message by a decoder class.
+
+    Args:
+        feed: The feed of the message's topic.
+        use: The feed's decoder.
+        message: The message.
+
+    Returns:
+        The events of the message. If the decoder fails or yields anything wrong, no events but the fault.
+
+    Raises:
+        ConfigError: The decoder cannot be loaded.
+    """
+    decoder = use.load()
+    try:
+        return Decoded((), tuple(_events(feed, use, message, decoder.decode(message))))
+    except RefusedError as refused:
+        return refused.refusal
+    except InvalidJsonError as error:
+        return Refusal(error.reason, "", "the value is missing or is not of the feed's format")
+    except Exception as error:  # noqa: BLE001 - whatever a user's code raises concerns this message alone
+        return Refusal(Reason.BAD_VALUE, "", f"the decoder raised {type(error).__name__}: {_text_of(error)}")
+
+
+def _text_of(error: Exception) -> str:
+    try:
+        return str(error)[:_LONGEST_TEXT]
+    except Exception:  # noqa: BLE001 - a user's exception may have no text
+        return ""
+
+
+def _refuse(why: str) -> RefusedError:
+    return RefusedError(Reason.BAD_VALUE, "", f"the decoder yields {why}")
+
+
+def _events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> Iterator[FeedEvent]:
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
+        raise _refuse(f"{_shown(given)}, where events are expected")
+    rows, sessions = _RowReader(feed, use), set()
+    for number, event in enumerate(given):
+        if number == MAX_EVENTS:
+            raise _refuse(f"more than {MAX_EVENTS} events")
+        if not isinstance(event, Event):
+            raise _refuse(f"{_shown(event)}, where an Event is expected")
+        found = _event(feed, message, event, rows)
+        if (found.session, found.chain if found.kind is Kind.IGNORE else None) in sessions:
+            raise _refuse(f"two events of session {found.session!r}; join their rows in one event")
+        sessions.add((found.session, found.chain if found.kind is Kind.IGNORE else None))
+        yield found
+
+
+def _event(feed: Feed, message: Message, event: Event, rows: _RowReader) -> FeedEvent:
+    kind = _kind(event)
+    seq = event.seq if event.seq is None else _integer(event.seq, "seq", 0)
+    after = event.after if event.after is None else _integer(event.after, "after", INT64_MIN + 1)
+    if seq is None and feed.order.kind is Ordering.ARRIVAL and kind is not Kind.IGNORE:
+        seq = message.offset
+    if after is not None and (seq is None or (after > seq and not event.is_link)):
+        raise _refuse(f"after {after} with seq {seq}")
+    chain = event.chain
+    if chain is not None and (not isinstance(chain, str) or session_of((chain,)) is None):
+        raise _refuse(f"the chain {_shown(chain)}, which is no text of 1 to {MAX_KEY_BYTES} bytes")
+    if kind is Kind.IGNORE:
+        if chain is None or seq is None:
+            raise _refuse("an ignored message without chain and seq; yield nothing to ignore a message")
+        return FeedEvent("", kind, 0, seq, after, event.is_link is True, chain)
+    restart = event.restart is True
+    if kind is not Kind.SNAPSHOT and (restart or event.scope):
+        raise _refuse(f"restart or scope with a message that is {kind.value}")
+    found = FeedEvent(
+        session=_session(feed, message, event.session),
+        kind=kind,
+        ts=message.timestamp if event.ts is None else _integer(event.ts, "ts", INT64_MIN),
+        seq=seq,
+        after=None if restart else after,
+        is_link=event.is_link is True and not restart,
+        chain=chain,
+        restart=restart,
+        rows=tuple(rows.read(event.rows)),
+        scope=rows.scope(event.scope),
+        sent=event.sent,
+    )
+    if found.rows and kind not in {Kind.SNAPSHOT, Kind.UPDATE}:
+        raise _refuse(f"rows with a message that is {kind.value}")
+    refuse_repeats(feed, found)
+    return found
+
+
+def _kind(event: Event) -> Kind:
+    try:
+        return Kind(event.kind)
+    except ValueError:
+        raise _refuse(f"the kind {_shown(event.kind)}, which is none of {', '.join(Kind)}") from None
+
+
+def _integer(value: Any, name: str, least: int) -> int:
+    if type(value) is not int or not least <= value <= INT64_MAX:
+        raise _refuse(f"{name} {_shown(value)}, which is no whole number from {least} to {INT64_MAX}")
+    return value
+
+
+def _session(feed: Feed, message: Message, given: Any) -> str:
+    if given is None:
+        if not feed.session:
+            raise _refuse("an event without a session, and the feed has no `session`")
+        headers = {name: (text or b"").decode(errors="replace") for name, text in message.headers.items()}
+        key = None if message.key is None else message.key_text()
+        place = Place(MISSING, message.topic, message.partition, message.offset, message.timestamp, key, headers)
+        return read_session(feed.session, place)
+    texts = given if isinstance(given, tuple) and given else (given,)
+    session = session_of(texts) if all(isinstance(text, str) for text in texts) else None
+    if session is None:
+        why = f"1 to {MAX_KEY_BYTES} bytes without control characters"
+        raise _refuse(f"the session {_shown(given)}, which is no text or tuple of texts of {why}")
+    return session
+
+
+class _RowReader:
+    """Checks and converts the rows of one message.
+
+    Args:
+        feed: The feed.
+        use: The feed's decoder.
+    """
+
+    def __init__(self, feed: Feed, use: DecoderUse) -> None:
+        self._columns, self._key, self._rescue = feed.columns, feed.key, use.rescue
+        self._count = 0
+
+    def read(self, given: Any) -> Iterator[PutRow | DeleteRow]:
+        """Yields the rows. Raises RefusedError at the first that is wrong."""
+        if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
+            raise _refuse(f"{_shown(given)}, where rows are expected")
+        for row in given:
+            self._count += 1
+            if self._count > MAX_ROWS:
+                raise _refuse(f"more than {MAX_ROWS} rows")
+            if isinstance(row, Put):
+                yield self._put(row)
+            elif isinstance(row, Delete):
+                key = self._key_of(row.key)
+                yield DeleteRow(key, _row_id(key), _expected(row.expect))
+            else:
+                raise _refuse(f"{_shown(row)}, where Put or Delete is expected")
+
+    def scope(self, given: Any) -> dict[str, Any]:
+        """Returns the converted values of a scope."""
+        if not isinstance(given, dict):
+            raise _refuse(f"the scope {_shown(given)}, where a dict is expected")
+        if unknown := [name for name in given if name not in self._columns]:
+            raise _refuse(f"a scope of undeclared columns: {_shown(unknown)}")
+        return {name: self._convert(name, value) for name, value in given.items()}
+
+    def _put(self, row: Put) -> PutRow:
+        if not isinstance(row.values, dict):
+            raise _refuse(f"the values {_shown(row.values)}, where a dict is expected")
+        key = self._key_of(row.key)
+        values: dict[str, Any] = {}
+        undeclared: dict[str, Any] = {}
+        for name, value in row.values.items():
+            if name in self._columns:
+                values[name] = self._convert(name, value)
+            elif isinstance(name, str):
+                undeclared[name] = value
+            else:
+                raise _refuse(f"a value of the column {_shown(name)}, which is no text")
+        for column, own in zip(self._key, key, strict=True):
+            if values.setdefault(column.name, own) != own:
+                raise _refuse(f"{_shown(values[column.name])} in the key's column {column.name}, but the key {own!r}")
+        rescued = None
+        if undeclared and self._rescue:
+            rescued = json_text({name: undeclared[name] for name in sorted(undeclared)})
+        return PutRow(key, _row_id(key), values, rescued, _expected(row.expect))
+
+    def _key_of(self, given: Any) -> tuple[Any, ...]:
+        names = [column.name for column in self._key]
+        if isinstance(given, dict):
+            raw = [given.get(name) for name in names]
+        elif isinstance(given, tuple):
+            raw = list(given)
+        else:
+            raise _refuse(f"the key {_shown(given)}, where a tuple is expected")
+        if len(raw) != len(names):
+            raise _refuse(f"a key of {len(raw)} values, where {', '.join(names)} are expected")
+        key = tuple(map(self._convert, names, raw))
+        if None in key:
+            raise _refuse(f"a key without a value for {names[key.index(None)]}")
+        return key
+
+    def _convert(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        column = self._columns[name]
+        try:
+            return column.convert_python(value)
+        except (ValueError, TypeError, RecursionError) as error:
+            why = f"{_shown(value)} in column {name}, which is {column.sql}: {error}"
+            raise _refuse(why) from None
+
+
+def _row_id(key: tuple[Any, ...]) -> str:
+    row_id = row_id_of(key)
+    if not 1 <= len(row_id.encode()) <= MAX_ID_BYTES:
+        why = f"the key has {len(row_id.encode())} bytes, 1 to {MAX_ID_BYTES} may be"
+        raise RefusedError(Reason.BAD_ROW_ID, "", why)
+    return row_id
+
+
+def _expected(given: Any) -> Presence | None:
+    try:
+        return None if given is None else Presence(given)
+    except ValueError:
+        raise _refuse(f"expect {_shown(given)}, which is none of {', '.join(Presence)}") from None
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as errors show it: as JSON, or by its type if it is none."""
+    try:
+        return shown(value)
+    except Exception:  # noqa: BLE001 - a decoder may yield any object
+        return f"a value of type {type(value).__name__}"

@@ -1,0 +1,160 @@
+"""The interface of decoder classes: Python code that reads the messages of a feed for which paths are not enough.
+
+```python
+from collections.abc import Iterable
+from sessionlake.feeds.decoder import Event, Message, Put
+
+class Meters:
+    def decode(self, message: Message) -> Iterable[Event]:
+        found = message.json()
+        yield Event(found["meter"], "update", rows=[Put((name,), {"value": v}) for name, v in found["values"].items()])
+```
+
+The feed names the class: `decoder: "my_module:Meters"`. It declares `columns` and `key`, but no `messages`.
+
+A decoder is created once and without arguments. It must be pure: the same message always gives the same events, without
+a clock, files, the network, or anything remembered from another message. It may run in any number of workers.
+
+`feeds.decode` checks everything that a decoder yields. If anything is wrong, or the decoder raises an exception, the
+message goes to quarantine with reason `bad_value`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from sessionlake.feeds.feed import Kind
+from sessionlake.protocol.jsontext import InvalidJsonError
+from sessionlake.protocol.reasons import Reason
+
+Key = tuple[Any, ...] | Mapping[str, Any]
+"""A row's values in the feed's key columns: in the order of the feed's `key`, or by column, among others."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A Kafka message as a decoder receives it.
+
+    Attributes:
+        topic: Topic of the message.
+        partition: Number of the partition.
+        offset: Kafka offset.
+        timestamp: Kafka timestamp in ms since 1970; -1 if the producer set none.
+        key: Key; None if the message has none.
+        value: Value; None for a tombstone.
+        headers: Values by name. If a name occurs several times, the last value.
+        key_columns: Names of the feed's key columns.
+        columns: Names of all columns of the feed.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Mapping[str, bytes | None]
+    key_columns: tuple[str, ...]
+    columns: tuple[str, ...]
+    _parse_json: Callable[[bytes], Any]
+    _parse_payload: Callable[[bytes], Any]
+
+    def json(self) -> Any:
+        """Parses the value as JSON. Numbers with a point or an exponent become exact decimals.
+
+        Raises:
+            InvalidJsonError: The value is missing or is not JSON; the message then goes to quarantine with the reason
+                that fits.
+        """
+        return self._parse_json(self._present())
+
+    def payload(self) -> Any:
+        """Parses the value in the feed's `format`, as the paths of other feeds would read it.
+
+        Raises:
+            InvalidJsonError: The value is missing or is not of this format; the message then goes to quarantine with
+                the reason that fits.
+        """
+        return self._parse_payload(self._present())
+
+    def key_text(self) -> str:
+        """Returns the key as text, "" if the message has none. Bytes that are not UTF-8 become U+FFFD."""
+        return (self.key or b"").decode(errors="replace")
+
+    def _present(self) -> bytes:
+        if self.value is None:
+            raise InvalidJsonError(Reason.TOMBSTONE)
+        return self.value
+
+
+class Put(msgspec.Struct, frozen=True):
+    """Inserts a row, or changes some columns of it. A new row has null in the columns that the message does not set.
+
+    A value is what JSON would have for the column, also with the column's `from`. It may be Python's type for it: a
+    `Decimal`, an aware `datetime` for a timestamp and a naive one for a timestamp_ntz, a `date`, or bytes.
+
+    Attributes:
+        key: The row's key.
+        values: Values by column. Key columns may be left out, but must not differ from the key. Values of undeclared
+            columns are stored in `_rescued`, or dropped if the feed has `rescue: false`.
+        expect: `present` or `absent` if the table must have the row before, or must not have it.
+    """
+
+    key: Key
+    values: Mapping[str, Any]
+    expect: str | None = None
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """Deletes the row with this key. Without such a row, nothing happens.
+
+    Attributes:
+        key: The row's key.
+        expect: `present` or `absent` if the table must have the row before, or must not have it.
+    """
+
+    key: Key
+    expect: str | None = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """The effect of a message on one session. A message has at most one event for each session.
+
+    It covers the interval `(after, seq]` of the session's order. There is a gap if `after` is above the session's last
+    seq, and it is a duplicate if `seq` is not above it.
+
+    Attributes:
+        session: The session id: a text, or several texts that are joined to a JSON array. None: the feed's `session`.
+        kind: `snapshot`, `update`, `heartbeat` or `end`; `ignore` if it only advances a chain.
+        ts: Event time in ms since 1970; None for the Kafka timestamp.
+        seq: Last seq that the message covers. None: the Kafka offset if the feed has `order: arrival`, which is the
+            default; with `order: decoder`, the message has no place in the order.
+        after: The seq after which the message follows, usually `seq - 1`. None: it follows any seq.
+        is_link: True if there is also a gap if `after` is below the last seq.
+        restart: True if the order starts again at this snapshot.
+        rows: `Put` and `Delete`, in the order in which they apply.
+        scope: For a snapshot: values by column. Only rows with these values are replaced; empty replaces all rows.
+        chain: Name of the chain of sessions that share one sequence of seqs; None if the session has its own.
+        sent: The checksum in the message, if the feed has a `check`.
+    """
+
+    session: str | tuple[str, ...] | None = None
+    kind: Kind | str = Kind.UPDATE
+    ts: int | None = None
+    seq: int | None = None
+    after: int | None = None
+    is_link: bool = False
+    restart: bool = False
+    rows: Iterable[Put | Delete] = ()
+    scope: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    chain: str | None = None
+    sent: Any = None
+
+
+class Decoder(Protocol):
+    """What a decoder class implements."""
+
+    def decode(self, message: Message) -> Iterable[Event]:
+        """Yields the events of a message; none if the message is ignored."""

@@ -1,0 +1,117 @@
+"""Converts numbers and bytes of messages exactly. A value that does not fit is an error."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+import struct
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation, localcontext
+from typing import Any
+
+
+class BadValueError(ValueError):
+    """A value of a message does not fit the column's type. The text says why, without showing the value."""
+
+
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+INTEGER = re.compile(r"[+-]?\d+")
+
+
+MOST_DIGITS = 38
+
+
+_LONGEST_NUMBER = 4300
+"""Most characters of a text that is parsed as a number. A longer one fits no type and would take long to parse."""
+
+
+class Digits(str):
+    """A JSON number as text, with exactly the digits that were sent. Used by feeds with a column `from: digits`."""
+
+    __slots__ = ()
+
+
+def number_from_text(value: Any, pattern: re.Pattern[str], make: Callable[[str], Any]) -> Any:
+    """Returns `make(value)` of a text that matches the pattern. Raises ValueError for any other value."""
+    if not isinstance(value, str) or len(value) > _LONGEST_NUMBER or not pattern.fullmatch(value):
+        raise BadValueError("it is no text of a number")
+    return make(value)
+
+
+def number_of(value: Any) -> Any:
+    """Converts `Digits` to an int, or if they have a point or an exponent to a Decimal. Other values are unchanged."""
+    if not isinstance(value, Digits):
+        return value
+    return int(value) if INTEGER.fullmatch(value) else Decimal(value)
+
+
+def integer_of(value: Any, top: int) -> int:
+    """Returns an integer from `-top` to `top - 1`. Raises ValueError for any other value."""
+    value = number_of(value)
+    if type(value) is not int or not -top <= value < top:
+        raise BadValueError("it is no integer in range")
+    return value
+
+
+def float_of(value: Any, base: str) -> float:
+    """Converts a number to a finite double, with base `float` to the nearest float. Raises ValueError if it is none."""
+    value = number_of(value)
+    if type(value) not in (int, float, Decimal):
+        raise BadValueError("it is no number")
+    try:
+        number = float(value)
+        number = struct.unpack("<f", struct.pack("<f", number))[0] if base == "float" else number
+    except OverflowError:
+        raise BadValueError("it is beyond the type's range") from None
+    if not math.isfinite(number):
+        raise BadValueError("it is beyond the type's range")
+    return number
+
+
+def decimal_of(value: Any, how: str | None, scale: int) -> Decimal:
+    """Converts a number to a decimal; `how` is the column's `from`. Raises ValueError if it is none."""
+    if how == "text":
+        return Decimal(number_from_text(value, NUMBER, str))
+    if how == "base64":
+        if isinstance(value, dict) and type(value.get("scale")) is int and abs(value["scale"]) <= MOST_DIGITS:
+            value, scale = value.get("value"), value["scale"]  # Kafka Connect's form of decimals with any scale
+        return Decimal(int.from_bytes(bytes_of(value), "big", signed=True)).scaleb(-scale)
+    value = number_of(value)
+    if type(value) is float:
+        value = Decimal(repr(value))  # a format with binary doubles: the shortest decimal that gives this double
+    if type(value) not in (int, Decimal):
+        raise BadValueError("it is no number")
+    return Decimal(value)
+
+
+def exact_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
+    """Returns the number with exactly `scale` digits after the point. Raises an error if digits would be lost."""
+    with localcontext() as context:
+        context.prec = 2 * MOST_DIGITS
+        try:
+            rounded = value.quantize(Decimal(1).scaleb(-scale))
+        except InvalidOperation:
+            raise BadValueError(f"it has more than {precision} digits") from None
+    if rounded != value:
+        raise BadValueError(f"it has more than {scale} decimals")
+    if len(rounded.as_tuple().digits) > precision:
+        raise BadValueError(f"it has more than {precision} digits")
+    return rounded
+
+
+def bytes_of(value: Any) -> bytes:
+    """Converts a base64 text to bytes. Raises ValueError for any other value."""
+    if isinstance(value, bytes):
+        return value
+    try:
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else _no_bytes()
+    except binascii.Error:
+        raise BadValueError("it is no base64") from None
+
+
+def _no_bytes() -> bytes:
+    raise BadValueError("it is no text of bytes")

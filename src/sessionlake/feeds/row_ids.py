@@ -1,0 +1,39 @@
+"""Makes the texts that identify rows."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from sessionlake.feeds.values import json_text
+
+
+def shortest(number: Decimal) -> str:
+    """Returns a decimal as text without zeros at the end of its fraction: 1.10 gives `1.1`, 100 gives `100`."""
+    if not number:
+        return "0"
+    text = format(number, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def row_id_of(values: tuple[Any, ...]) -> str:
+    """Returns the row id of a key: equal keys give the same text.
+
+    The id of a single text is that text. All other keys give a JSON array without spaces.
+
+    Args:
+        values: The row's values in the key columns.
+    """
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return "[" + ",".join(map(_key_text, values)) + "]"
+
+
+def _key_text(value: Any) -> str:
+    if isinstance(value, Decimal):
+        return shortest(value)
+    if isinstance(value, datetime | date):
+        return json.dumps(value.isoformat())
+    return json_text(value)

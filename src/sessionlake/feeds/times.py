@@ -1,0 +1,120 @@
+"""Converts dates and times of messages exactly. A value that does not fit is an error."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, localcontext
+from typing import Any
+
+from sessionlake.feeds.numbers import MOST_DIGITS, NUMBER, BadValueError, integer_of, number_from_text, number_of
+
+_MICROSECONDS = {
+    "epoch_s": Decimal(10**6),
+    "epoch_ms": Decimal(1000),
+    "epoch_us": Decimal(1),
+    "epoch_ns": Decimal("0.001"),
+}
+
+
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - used for `timestamp_ntz`, which has no zone, and `timestamp` in UTC
+
+
+_LONGEST_TIME = 64
+"""Most characters of a text that is parsed as a time."""
+
+
+def date_of(value: Any) -> date:
+    """Converts a text such as `2026-01-31` to a date. Raises ValueError for any other value."""
+    if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+        raise BadValueError("it is no date as 2026-01-31")
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        raise BadValueError("it is no date as 2026-01-31") from None
+
+
+def aware_time(value: datetime) -> datetime:
+    """Returns a time in UTC. Raises ValueError if it names no time zone."""
+    if value.utcoffset() is None:
+        raise BadValueError("it names no time zone")
+    return value.astimezone(UTC)
+
+
+def naive_time(value: datetime) -> datetime:
+    """Returns a time that names no time zone. Raises ValueError if it names one."""
+    if value.tzinfo is not None:
+        raise BadValueError("it names a time zone")
+    return value
+
+
+def date_of_days(value: Any) -> date:
+    """Converts a number of days since 1970 to a date. Raises ValueError for any other value."""
+    days = integer_of(value, 2**31)
+    try:
+        return date(1970, 1, 1) + timedelta(days=days)
+    except OverflowError:
+        raise BadValueError("it is beyond the years 1 to 9999") from None
+
+
+def timestamp_of(value: Any, how: str, *, zone: bool) -> datetime:
+    """Converts a time to a datetime: in UTC if `zone`, else without a zone. `how` is the column's `from`."""
+    found = _iso(value, zone=zone) if how == "iso" else _since_epoch(value, how)
+    return found.replace(tzinfo=UTC) if zone and found.tzinfo is None else found
+
+
+def _iso(value: Any, *, zone: bool) -> datetime:
+    if not isinstance(value, str) or len(value) > _LONGEST_TIME:
+        raise BadValueError("it is no time as 2026-01-31T12:00:00Z")
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise BadValueError("it is no time as 2026-01-31T12:00:00Z") from None
+    if zone == (found.tzinfo is None):
+        raise BadValueError("it names no time zone" if zone else "it names a time zone")
+    return found.astimezone(UTC) if zone else found
+
+
+def microseconds(value: Any, how: str) -> int:
+    """Converts a number since 1970 to whole microseconds. `how` is its unit, `epoch_s` to `epoch_ns`.
+
+    Raises:
+        ValueError: The value is not a number, or has fractions of a microsecond.
+    """
+    value = number_of(value)
+    if type(value) is float:
+        value = Decimal(repr(value))
+    if type(value) not in (int, Decimal):
+        raise BadValueError("it is no number")
+    if type(value) is Decimal and abs(value.adjusted()) > MOST_DIGITS:
+        raise BadValueError("it is beyond the years 1 to 9999")
+    with localcontext() as context:
+        context.prec = 2 * MOST_DIGITS
+        micros = Decimal(value) * _MICROSECONDS[how]
+    if micros != micros.to_integral_value():
+        raise BadValueError("it has parts of a microsecond")
+    return int(micros)
+
+
+def milliseconds_of(value: Any, how: str, *, from_text: bool = False) -> int:
+    """Converts an event time to milliseconds since 1970, rounded down.
+
+    Args:
+        value: The time in the message.
+        how: `iso` for an ISO 8601 text with a time zone. `epoch_s`, `epoch_ms`, `epoch_us` or `epoch_ns` for a number.
+        from_text: True if the number is written as a text.
+
+    Raises:
+        ValueError: The value is not such a time, or has fractions of a microsecond.
+    """
+    if how == "iso":
+        return (_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
+    number = number_from_text(value, NUMBER, Decimal) if from_text else value
+    return microseconds(number, how) // 1000
+
+
+def _since_epoch(value: Any, how: str) -> datetime:
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds(value, how))
+    except OverflowError:
+        raise BadValueError("it is beyond the years 1 to 9999") from None

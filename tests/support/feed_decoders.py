@@ -1,0 +1,64 @@
+"""Decoder classes for tests of feeds: one that works, and many that do what no decoder may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import Any
+
+from sessionlake.feeds.decoder import Delete, Event, Message, Put
+
+
+class Meters:
+    """Reads `{"meter", "at", "n", "values": {name: value or null}, "type"}`; null deletes the row."""
+
+    def decode(self, message: Message) -> Iterable[Event]:
+        found = message.json()
+        rows: list[Put | Delete] = [
+            Delete((name,)) if value is None else Put((name,), {"value": value})
+            for name, value in found["values"].items()
+        ]
+        kind = found.get("type", "update")
+        yield Event(session=found["meter"], kind=kind, ts=found["at"], seq=found["n"], after=found["n"] - 1, rows=rows)
+
+
+class Given:
+    """Returns what the class attribute has, whatever the message is."""
+
+    result: Any = ()
+
+    def decode(self, message: Message) -> Any:
+        del message
+        return self.result() if callable(self.result) else self.result
+
+
+class NeedsArguments:
+    def __init__(self, needed: int) -> None:
+        self.needed = needed
+
+
+class NoDecode:
+    pass
+
+
+class WithoutTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def endless_events() -> Iterator[Event]:
+    return (Event(session=str(number)) for number in count())
+
+
+def endless_rows() -> Iterator[Event]:
+    yield Event(session="s", rows=(Put((str(number),), {"value": 1}) for number in count()))
+
+
+def fails_at_last() -> Iterator[Event]:
+    yield Event(session="s", rows=[Put(("a",), {"value": 1})])
+    raise WithoutTextError
+
+
+def endless_error() -> Iterator[Event]:
+    yield Event(session="s")
+    raise KeyError("x" * 10_000)

@@ -1,0 +1,277 @@
+"""A decoder class gives the events that it yields, or the message goes to quarantine. It never stops a job."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from sessionlake.errors import ConfigError
+from sessionlake.feeds import decode as decoding
+from sessionlake.feeds.compiled import Compiled
+from sessionlake.feeds.decoder import Delete, Event, Put
+from sessionlake.feeds.events import Decoded, Refusal
+from sessionlake.feeds.events import Delete as DeleteRow
+from sessionlake.feeds.events import Put as PutRow
+from sessionlake.feeds.feed import Kind, Presence
+from sessionlake.feeds.reader import load_json, load_json_fast, read
+from sessionlake.feeds.table import SessionTable
+from sessionlake.settings.feeds import FeedSettings
+from support import feed_decoders
+from support.feed_cases import feed, record
+
+METERS = """
+name: meters
+topics: 'meters'
+decoder: "support.feed_decoders:Meters"
+key: [name]
+columns: {name: string, value: double}
+"""
+GIVEN = """
+name: given
+topics: 'given'
+decoder: "support.feed_decoders:Given"
+key: [name]
+columns: {name: string, value: bigint, cost: "decimal(6,2)", at: timestamp, local: timestamp_ntz, day: date,
+          raw: {type: binary, from: base64}, tags: "array<decimal(4,1)>", extra: variant,
+          since: {type: timestamp, from: epoch_ms}, digits: {type: bigint, from: text}}
+"""
+ROW = {"meter": "m", "at": 5, "n": 3, "values": {"a": 1.5, "b": None}}
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -> Decoded | Refusal:
+    monkeypatch.setattr(feed_decoders.Given, "result", staticmethod(result) if callable(result) else result)
+    return read(feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"}))
+
+
+def row_of(monkeypatch: pytest.MonkeyPatch, row: Any, **changed: Any) -> Any:
+    found = given_result(monkeypatch, [Event(session="s", rows=[row])], **changed)
+    assert isinstance(found, Decoded), found
+    return found.events[0].rows[0]
+
+
+def test_a_decoder_gives_events_with_rows_in_order():
+    found = read(feed(METERS, order="decoder"), record(ROW))
+    assert isinstance(found, Decoded)
+    (event,) = found.events
+    assert (event.session, event.kind, event.ts, event.seq, event.after) == ("m", Kind.UPDATE, 5, 3, 2)
+    assert event.rows == (PutRow(("a",), "a", {"value": 1.5, "name": "a"}), DeleteRow(("b",), "b"))
+
+
+def test_the_events_fold_to_a_table_and_the_fast_reader_gives_the_same():
+    given, records = feed(METERS, order="decoder"), []
+    for n, values in enumerate([{"a": 1, "b": 2}, {"a": None}, {"b": 3}]):
+        kind = "update" if n else "snapshot"
+        records.append(record(ROW | {"n": n, "values": values, "type": kind}, offset=n))
+    table = SessionTable(given)
+    for one in records:
+        found = read(given, one)
+        assert isinstance(found, Decoded)
+        table.apply(found.events[0])
+    assert table.rows == {"b": {"name": "b", "value": 3.0}}
+    lists = Compiled.of(given).read([*records, record(b"{")])
+    assert (lists.row_id, lists.rows, lists.seq) == (["a", "b", "a", "b"], [2, 1, 1], [0, 1, 2])
+    assert lists.refused[3].reason == "not_json"
+
+
+def test_without_seq_time_and_session_those_of_the_record_and_of_the_feed_apply(monkeypatch):
+    found = given_result(monkeypatch, [Event()], session=["kafka.topic", "kafka.headers.h"])
+    assert isinstance(found, Decoded)
+    assert found.events[0].session == '["given","x"]'
+    assert (found.events[0].seq, found.events[0].after, found.events[0].ts) == (7, None, 1_000)
+    found = given_result(monkeypatch, [Event(session="s")], order={"modulo": 256})
+    assert isinstance(found, Decoded)
+    assert found.events[0].seq is None
+    assert given_result(monkeypatch, []) == Decoded((), ())
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("value", 7, 7),
+        ("value", None, None),
+        ("cost", Decimal("1.5"), Decimal("1.50")),
+        ("at", NOON, NOON),
+        ("at", "2026-01-31T13:00:00+01:00", NOON),
+        ("local", NOON.replace(tzinfo=None), NOON.replace(tzinfo=None)),
+        ("day", date(2026, 1, 31), date(2026, 1, 31)),
+        ("raw", b"\0", b"\0"),
+        ("raw", "AA==", b"\0"),
+        ("tags", [Decimal(1), None], [Decimal("1.0"), None]),
+        ("extra", {"a": [Decimal("1.10"), None]}, '{"a":[1.10,null]}'),
+        ("since", 0, datetime(1970, 1, 1, tzinfo=UTC)),
+        ("since", NOON, NOON),
+        ("digits", "7", 7),
+        ("digits", 7, 7),
+    ],
+)
+def test_a_value_is_what_json_has_or_python_s_own(monkeypatch, column, value, expected):
+    row = row_of(monkeypatch, Put(("n",), {column: value}))
+    assert row.values == {"name": "n", column: expected}
+
+
+def test_undeclared_values_are_rescued_or_dropped_and_a_key_may_be_a_dict(monkeypatch):
+    row = Put({"name": "n", "z": 1}, {"z": 1, "b": Decimal("1.0")}, expect="absent")
+    found = row_of(monkeypatch, row)
+    assert (found.key, found.rescued, found.expect) == (("n",), '{"b":1.0,"z":1}', Presence.ABSENT)
+    assert row_of(monkeypatch, row, rescue=False).rescued is None
+
+
+def rows(*given: Any) -> list[Event]:
+    return [Event(session="s", rows=given)]
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (None, "null, where events are expected"),
+        (7, "7, where events are expected"),
+        ("text", "where events are expected"),
+        ({}, "where events are expected"),
+        ([None], "where an Event is expected"),
+        ([Put(("a",), {})], "type Put, where an Event is expected"),
+        (feed_decoders.endless_events, "more than 10000 events"),
+        (feed_decoders.endless_rows, "more than 200000 rows"),
+        (feed_decoders.fails_at_last, "the decoder raised WithoutTextError: $"),
+        (feed_decoders.endless_error, "the decoder raised KeyError: 'x{199}$"),
+        ([Event(session="s"), Event(session="s")], "two events of session 's'"),
+        ([Event(session="s", kind="upsert")], 'kind "upsert", which is none of snapshot, update'),
+        ([Event(session="s", kind=7)], "kind 7"),
+        ([Event(session="s", kind="ignore")], "an ignored message without chain and seq"),
+        ([Event()], "an event without a session"),
+        ([Event(session="")], "the session"),
+        ([Event(session=())], "the session"),
+        ([Event(session=("a", 7))], "the session"),
+        ([Event(session="a\nb")], "the session"),
+        ([Event(session="x" * 257)], "the session"),
+        ([Event(session="s", ts="5")], 'ts "5", which is no whole number'),
+        ([Event(session="s", ts=1.5)], "ts 1.5"),
+        ([Event(session="s", ts=2**63)], "ts 9223372036854775808"),
+        ([Event(session="s", seq=-1)], "seq -1, which is no whole number from 0"),
+        ([Event(session="s", seq=2**63)], "seq 9223372036854775808"),
+        ([Event(session="s", seq=True)], "seq true"),
+        ([Event(session="s", seq=3, after=5)], "after 5 with seq 3"),
+        ([Event(session="s", seq=3, after="2")], 'after "2"'),
+        ([Event(session="s", chain="")], "the chain"),
+        ([Event(session="s", chain=3)], "the chain 3"),
+        ([Event(session="s", restart=True)], "restart or scope with a message that is update"),
+        ([Event(session="s", scope={"name": "a"})], "restart or scope"),
+        ([Event(session="s", kind="snapshot", scope={"nam": "a"})], 'undeclared columns: \\["nam"\\]'),
+        ([Event(session="s", kind="snapshot", scope=[1])], "the scope \\[1\\]"),
+        ([Event(session="s", kind="end", rows=[Delete(("a",))])], "rows with a message that is end"),
+        ([Event(session="s", rows=None)], "null, where rows are expected"),
+        (rows(("a", 1)), "where Put or Delete is expected"),
+        (rows(Put("a", {})), 'the key "a", where a tuple is expected'),
+        (rows(Put((), {})), "a key of 0 values, where name are expected"),
+        (rows(Put(("a", "b"), {})), "a key of 2 values"),
+        (rows(Put((None,), {})), "a key without a value for name"),
+        (rows(Put((7,), {})), "7 in column name, which is string: it is no text"),
+        (rows(Delete({"nam": "a"})), "a key without a value for name"),
+        (rows(Put(("a",), {"name": "b"})), "\"b\" in the key's column name, but the key 'a'"),
+        (rows(Put(("a",), {"name": None})), "null in the key's column name"),
+        (rows(Put(("a",), [1])), "the values \\[1\\], where a dict is expected"),
+        (rows(Put(("a",), {7: 1})), "the column 7, which is no text"),
+        (rows(Put(("a",), {"value": "7"})), '"7" in column value, which is bigint: it is no integer in range'),
+        (rows(Put(("a",), {"value": 2**63})), "it is no integer in range"),
+        (rows(Put(("a",), {"value": 1.0})), "it is no integer"),
+        (rows(Put(("a",), {"cost": Decimal("1.234")})), "more than 2 decimals"),
+        (rows(Put(("a",), {"at": NOON.replace(tzinfo=None)})), "type datetime in column at.*no time zone"),
+        (rows(Put(("a",), {"local": NOON})), "it names a time zone"),
+        (rows(Put(("a",), {"day": NOON})), "it is no date"),
+        (rows(Put(("a",), {"extra": object()})), "type object in column extra"),
+        (rows(Put(("a",), {"extra": float("nan")})), "in column extra"),
+        (rows(Put(("a",), {"b": object()})), "the decoder raised TypeError"),
+        (rows(Put(("a",), {}, expect="maybe")), 'expect "maybe"'),
+    ],
+)  # fmt: skip
+def test_whatever_is_wrong_is_refused_with_the_fault(monkeypatch, result, why):
+    found = given_result(monkeypatch, result)
+    assert isinstance(found, Refusal), found
+    assert found.reason == "bad_value"
+    assert re.search(why, found.why), found.why
+    assert len(found.why) < 400
+
+
+def test_a_row_s_key_may_not_be_too_long_nor_come_twice_if_the_feed_refuses_it(monkeypatch):
+    found = given_result(monkeypatch, rows(Put(("x" * 2_000,), {})))
+    assert isinstance(found, Refusal)
+    assert found.reason == "bad_row_id"
+    twice = rows(Put(("a",), {}), Delete(("a",)))
+    assert isinstance(given_result(monkeypatch, twice), Decoded)
+    found = given_result(monkeypatch, twice, repeats="refuse")
+    assert isinstance(found, Refusal)
+    assert found.reason == "duplicate_row_id"
+
+
+def test_the_limits_are_what_a_decoder_may_yield(monkeypatch):
+    monkeypatch.setattr(decoding, "MAX_ROWS", 2)
+    monkeypatch.setattr(decoding, "MAX_EVENTS", 2)
+    assert isinstance(given_result(monkeypatch, rows(Delete(("a",)), Delete(("b",)))), Decoded)
+    assert isinstance(given_result(monkeypatch, [Event(session="a"), Event(session="b")]), Decoded)
+    split = [Event(session=name, rows=[Delete(("a",)), Delete(("b",))]) for name in "ab"]
+    assert isinstance(given_result(monkeypatch, split), Refusal)
+
+
+def test_a_message_without_json_has_the_reason_that_fits():
+    assert [
+        getattr(read(feed(METERS), record(value)), "reason", None)
+        for value in (None, b"\xff", b"{", b"[" * 65 + b"]" * 65, b'"\\ud800"')
+    ] == ["tombstone", "not_utf8", "not_json", "too_deep", "not_json"]
+
+
+@pytest.mark.parametrize(
+    "text", ['[1.10,1e400,-0,12345678901234567890123,{"a":1,"a":null}]', '"\\ud83d\\ude00"', '[true,"",{}]', "7"]
+)
+def test_fast_json_is_the_same_as_exact_json(text):
+    assert repr(load_json_fast(text.encode())) == repr(load_json(text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("support.no_such_module:X", "module support.no_such_module cannot be imported"),
+        ("support.feed_decoders:Nobody", "has no Nobody; its classes: Meters, Given"),
+        ("support.feed_decoders:NeedsArguments", r"NeedsArguments\(\) raised TypeError.*needs no arguments"),
+        ("support.feed_decoders:NoDecode", "has no method `decode`"),
+    ],
+)
+def test_a_decoder_that_cannot_be_loaded_stops_the_job_and_names_the_feed(target, why):
+    with pytest.raises(ConfigError, match=r"capture\.feeds\.meters\.decoder") as caught:
+        read(feed(METERS, decoder=target), record(ROW))
+    assert re.search(why, str(caught.value))
+
+
+def test_a_feed_with_a_decoder_can_be_sent_to_workers():
+    given = pickle.loads(pickle.dumps(feed(METERS)))  # noqa: S301 - the test has pickled it itself
+    assert read(given, record(ROW)) == read(feed(METERS), record(ROW))
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"messages": [{"is": "ignore"}]}, "messages: a decoder class reads the messages"),
+        ({"time": {"path": "t"}}, "time: a decoder class reads"),
+        ({"unavailable": ["x"]}, "unavailable: a decoder class reads"),
+        ({"order": {"seq": "n"}}, "order: a decoder class gives the seq"),
+        ({"order": {}}, "an order has a seq"),
+        ({"session": "meter"}, "session: 'meter' is in the message"),
+        ({"decoder": "meters"}, "pattern"),
+        ({"decoder": None}, "a feed has `messages`, or a `decoder`"),
+    ],
+)
+def test_keys_that_do_not_go_with_a_decoder_are_refused(changed, why):
+    with pytest.raises(ValueError, match=re.escape(why)):
+        feed(METERS, **changed)
+
+
+def test_json_of_settings_is_as_it_was_written():
+    settings = FeedSettings.model_validate(json.loads(json.dumps({
+        "name": "m", "topics": "m", "decoder": "a:B", "key": ["n"], "columns": {"n": "string"}, "session": "kafka.key"
+    })))  # fmt: skip
+    assert settings.model_dump(mode="json", exclude_defaults=True)["session"] == ["kafka.key"]
