@@ -12,7 +12,7 @@ from sessionlake.feeds.events import Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Kind
 from sessionlake.feeds.lines import Line
 from sessionlake.feeds.trial import Outcome, Totals, Trial
-from sessionlake.visible import json_line, visible
+from sessionlake.visible import escape_invisible, to_json_line
 
 # A snapshot can have 100,000 rows; `--format json` has them all.
 _SHOWN_ROWS = 20
@@ -35,12 +35,12 @@ def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: 
         is_faulty = outcome.is_refused or bool(outcome.findings)
         if shown is ShownMessages.ALL or (shown is ShownMessages.REFUSED and is_faulty):
             if form is FeedFormat.JSON:
-                write_text(json_line(json_value(_outcome_object(line, outcome))))
+                write_text(to_json_line(json_value(_outcome_object(line, outcome))))
             else:
                 for text in _outcome_lines(line, outcome):
                     write_text(text)
     if form is FeedFormat.JSON:
-        write_text(json_line({"summary": _summary_object(trial)}))
+        write_text(to_json_line({"summary": _summary_object(trial)}))
     else:
         for text in _summary_lines(trial, again):
             write_text(text)
@@ -122,7 +122,7 @@ def _cell(value: Any) -> str:
     simple = json_value(value)
     if simple is None:
         return "null"
-    return visible(simple if isinstance(simple, str) else json_line(simple)).replace("\n", "\\n")
+    return escape_invisible(simple if isinstance(simple, str) else to_json_line(simple)).replace("\n", "\\n")
 
 
 def _excerpt(value: bytes | None) -> str:
