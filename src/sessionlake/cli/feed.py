@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 feed_app = typer.Typer(no_args_is_help=True, help="Try, test and propose feeds, which read messages of your own form.")
 _STDIN = "-"
 _INFERRED = 10_000
+"""Most messages from which a feed is inferred."""
+_SUFFIXES = {".json", ".jsonl", ".ndjson", ".txt", ".log"}
+"""Suffixes of files of messages. A name without one may be a topic."""
 _LITERAL = re.compile(r"(?:[\w/-]|\\[^\w])+")
 """A pattern of topics that matches one name only."""
 
@@ -74,10 +78,47 @@ def feed_try(
             _require_match(feeds, only, topic)
         bare = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
         trial = Trial(feeds, only=only, bare=bare, max_bytes=max_bytes)
-        with _opened(file) as opened:
-            show_trial(trial, _from_file(opened, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}")
+        with opened(file) as content:
+            show_trial(trial, _from_file(content, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}")
     if trial.totals.failed:
         raise typer.Exit(1)
+
+
+@feed_app.command("infer")
+def feed_infer(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|TOPIC", help="A file of messages, `-` for standard input, or a Kafka topic.")
+    ],
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic of the file's messages.")] = None,
+    last: Annotated[
+        int, typer.Option("--last", min=1, max=_INFERRED, help="How many of the topic's last messages to read.")
+    ] = 1000,
+    config: Config = None,
+) -> None:
+    """Propose a feed for messages of unknown form, as YAML.
+
+    The proposal is a configuration file. Comments say what it does with the messages from which it was made, of which
+    a file may have up to 10,000. Check it with `feed try`.
+    """
+    from sessionlake.cli.feed_inference import propose
+
+    path = Path(source)
+    if source == _STDIN or path.exists() or path.suffix in _SUFFIXES or len(path.parts) > 1:
+        from sessionlake.feeds.lines import read_lines, read_messages
+
+        name = topic or (path.stem if path.suffix in _SUFFIXES else path.name.split(".")[0]) or "messages"
+        if source == _STDIN:
+            name = topic or "messages"
+        with opened(source) as file:
+            lines = read_messages(read_lines(file), name)
+            records = [line.record for line in islice(lines, _INFERRED)]
+        again = f"sessionlake feed try {source}"
+    else:
+        from sessionlake.kafka.last_messages import last_messages
+
+        records, name = last_messages(settings_of(config), source, last), source
+        again = f"sessionlake feed try --topic {source}"
+    sys.stdout.write(propose(records, name, source, again))
 
 
 def configured_feeds(settings: Settings) -> list[Feed]:
@@ -157,7 +198,7 @@ def _from_file(file: BinaryIO, topic: str | None, bare: Feed | None, max_bytes: 
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
+def opened(file: str) -> Iterator[BinaryIO]:
     """Opens a file of messages, or standard input for `-`.
 
     Raises:
@@ -168,12 +209,12 @@ def _opened(file: str) -> Iterator[BinaryIO]:
         return
     path = Path(file)
     try:
-        opened = path.open("rb")
+        content = path.open("rb")
     except OSError as error:
         raise _unreadable(path, error) from None
-    with opened:
+    with content:
         try:
-            yield opened
+            yield content
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
