@@ -68,7 +68,7 @@ def _comments(
     counts = f"{read:,} read, {totals.ignored:,} ignored, {refused:,} refused"
     lines = [
         f"Proposed from {totals.messages:,} messages of {source}: {counts}.",
-        f"Tables: {len(tables):,} sessions, {rows:,} rows, {totals.gaps:,} gaps, {totals.duplicates:,} duplicates.",
+        f"Tables: sessions {len(tables):,}, rows {rows:,}, gaps {totals.gaps:,}, duplicates {totals.duplicates:,}.",
     ]
     lines += [f"Refused as {reason}: {count:,}." for (_, reason), count in sorted(totals.refused.items())]
     lines += [f"{note[0].upper()}{note[1:]}." for note in proposal.notes]

@@ -194,16 +194,16 @@ def _summary_lines(trial: Trial, again: str) -> Iterator[str]:
     for topic, count in sorted(totals.unmatched.items()):
         yield f"  topic {topic}, which no feed matches: {count:,}"
     rows = sum(len(table.rows) for table in tables.values())
-    yield f"  tables: {len(tables):,} sessions, {rows:,} rows{_followed(totals)}"
-    yield f"  order: {totals.gaps:,} gaps, {totals.duplicates:,} duplicates"
+    yield f"  tables: sessions {len(tables):,}, rows {rows:,}{_followed(totals)}"
+    yield f"  order: gaps {totals.gaps:,}, duplicates {totals.duplicates:,}"
     if totals.checks:
-        yield f"  checksums: {totals.checks - totals.checks_failed:,} right, {totals.checks_failed:,} wrong"
+        yield f"  checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}"
     if totals.presence_failed:
         yield f"  expect: {totals.presence_failed:,} failed"
     if totals.orphans:
         yield (
-            f"  {totals.orphans:,} updates came before the first snapshot of their session; with "
-            "`starts_with: snapshot` they go to quarantine"
+            f"  updates before the first snapshot of their session: {totals.orphans:,}; they go to quarantine unless "
+            "the feed has `starts_with: anything`"
         )
     yield f"next: {_next(totals, again)}"
 

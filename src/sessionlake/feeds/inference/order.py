@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import pairwise, permutations
+from itertools import pairwise, product
 from typing import Any
 
 from sessionlake.feeds.inference.sample import Sampled, name_of
@@ -20,6 +20,8 @@ _USUAL = 0.9
 """Share of neighbouring messages that must fit an order."""
 _FEWEST = 2
 """Fewest neighbouring messages that can show an order."""
+_MANY = 20
+"""With so many neighbouring messages, a number that rises by one gives the order whatever its name is."""
 _LONGEST_NAME = 100
 _FEW = 4
 """With fewer messages, a name decides alone, because no value can repeat."""
@@ -117,30 +119,37 @@ def _time_setting(path: str, values: Sequence[Any]) -> dict[str, Any] | None:
     return {"path": path, **({} if unit == "ms" else {"unit": unit}), **how}
 
 
-def choose_order(messages: Sequence[Sampled], every: Sequence[Sampled], session_of: Callable[[Sampled], Any]) -> Choice:
+def choose_order(
+    messages: Sequence[Sampled],
+    every: Sequence[Sampled],
+    session_of: Callable[[Sampled], Any],
+    is_snapshot: Callable[[Sampled], bool],
+) -> Choice:
     """Chooses the setting `order`; None if no field orders the messages, so that they apply as they arrive.
 
     Args:
         messages: The messages that have rows.
         every: All messages, also those that are ignored.
         session_of: Returns the session of a message.
+        is_snapshot: Returns True for a message that is a snapshot. It need not follow the message before it.
     """
-    by_session: defaultdict[Any, list[dict[str, int]]] = defaultdict(list)
+    by_session: defaultdict[Any, list[tuple[bool, dict[str, int]]]] = defaultdict(list)
     for one in messages:
-        by_session[session_of(one)].append(_integers(one))
+        by_session[session_of(one)].append((is_snapshot(one), _integers(one)))
     sequences = list(by_session.values())
-    paths = _common([one for sequence in sequences for one in sequence])
-    pairs = [pair for sequence in sequences for pair in pairwise(sequence)]
+    paths = _common([one for sequence in sequences for _, one in sequence])
+    pairs = [(one, two) for sequence in sequences for (_, one), (restarts, two) in pairwise(sequence) if not restarts]
     if len(pairs) < _FEWEST or not paths:
-        return Choice(None, why="too few messages of one session show an order" if paths else "")
+        return Choice(None)
+    links = _common([two for _, two in pairs])
     moving = [path for path in paths if _share(pairs, lambda one, two, path=path: two[path] > one[path]) >= _USUAL]
-    found = _linked(pairs, paths, moving) or _counted(pairs, moving) or _rising(pairs, moving)
+    found = _linked(pairs, links, moving) or _counted(pairs, moving) or _rising(pairs, moving)
     chained = _chained(every)
     if found is None or (chained is not None and "rising" in found):
         found = chained or found
     if found is None:
-        return Choice(None, why="no number rises in step with the messages")
-    return Choice(found, tuple(path for path in moving if path != found["seq"])[:3])
+        return Choice(None)
+    return Choice(found, tuple(path for path in moving if path not in found.values())[:3])
 
 
 def _integers(one: Sampled) -> dict[str, int]:
@@ -165,21 +174,31 @@ def _share(pairs: Sequence[tuple[dict[str, int], dict[str, int]]], fits: Callabl
 
 
 def _linked(pairs: Any, paths: Sequence[str], moving: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the order in which a message names the seq of the one before, or the first seq that it covers."""
-    for last, other in permutations(paths, 2):
-        if last not in moving:
+    """Returns the order in which a message names the seq of the one before, or the first seq that it covers.
+
+    Args:
+        paths: Paths of numbers that all messages but snapshots have.
+        moving: Paths of numbers that all messages have and that rise.
+    """
+    for last, other in product(moving, paths):
+        if last == other:
             continue
         if _share(pairs, lambda one, two, a=last, b=other: two[b] == one[a]) >= _USUAL:
             return {"seq": last, "after": other}
         follows = _share(pairs, lambda one, two, a=last, b=other: two[b] == one[a] + 1)
-        several = any(one[other] < one[last] for one, _ in pairs)
+        several = any(two[other] < two[last] for _, two in pairs)
         if follows >= _USUAL and several:
             return {"seq": last, "first": other}
     return None
 
 
 def _counted(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
-    steps = [path for path in moving if _share(pairs, lambda one, two, p=path: two[p] == one[p] + 1) >= _USUAL]
+    steps = [
+        path
+        for path in moving
+        if _share(pairs, lambda one, two, p=path: two[p] == one[p] + 1) >= _USUAL
+        and (rank(name_of(path), SEQS) or (len(pairs) >= _MANY and not is_time(name_of(path))))
+    ]
     best = max(steps, key=lambda path: rank(name_of(path), SEQS), default=None)
     return None if best is None else {"seq": best}
 
@@ -198,5 +217,6 @@ def _chained(every: Sequence[Sampled]) -> dict[str, Any] | None:
     pairs = list(pairwise(integers))
     if len(pairs) < _FEWEST:
         return None
-    found = _counted(pairs, _common(integers))
+    named = [path for path in _common(integers) if rank(name_of(path), SEQS)]
+    found = _counted(pairs, named)
     return None if found is None else found | {"chain": "kafka.topic"}

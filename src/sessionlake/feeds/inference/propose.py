@@ -12,6 +12,7 @@ from sessionlake.feeds.inference.kinds import KindGroup, find_kind_field, group_
 from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
 from sessionlake.feeds.inference.sample import Sample, Sampled
 from sessionlake.feeds.inference.tables import Table, deleting_values, find_table
+from sessionlake.feeds.inference.upserts import propose_upserts
 from sessionlake.feeds.inference.words import OF_SNAPSHOT
 
 _HEARTBEAT = re.compile(r"heartbeat|keep_?alive|^ping$|^hb$", re.IGNORECASE)
@@ -46,7 +47,7 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
         The proposal; None if no message of the sample has rows.
     """
     head = {"name": feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
-    captured = propose_change_capture(sample)
+    captured = propose_change_capture(sample) or propose_upserts(sample)
     if captured is not None:
         settings, seen, notes = captured
         return Proposal(head | settings, seen, notes)
@@ -57,9 +58,7 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
         return None
     table, session, messages = parts
     time = choose_time(messages)
-    order = choose_order(messages, sample.messages, _session_function(session.setting))
-    if order.setting is not None and time.setting is not None and order.setting["seq"] == time.setting["path"]:
-        order = Choice(None, why=order.why)
+    order = _choose_order(table, messages, sample, session)
     settings = head | {
         "session": session.setting,
         "key": table.key,
@@ -77,6 +76,17 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
         seen | _seen(session, time, order),
         _notes(sample, kinds, table, has_snapshot=has_snapshot, is_ordered=order.setting is not None),
     )
+
+
+def _choose_order(table: Table, messages: Sequence[Sampled], sample: Sample, session: Choice) -> Choice:
+    snapshots = {
+        id(one)
+        for number, group in enumerate(table.kinds)
+        if _is_snapshot(group, number, table)
+        for one in group.messages
+    }
+    function = _session_function(session.setting)
+    return choose_order(messages, sample.messages, function, lambda one: id(one) in snapshots)
 
 
 def feed_name(name: str) -> str:
@@ -129,13 +139,22 @@ def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any
         rule: dict[str, Any] = {"when": group.when} if group.when else {}
         rule["is"] = "snapshot" if is_snapshot else "update"
         if is_snapshot and order.setting is not None:
-            rule["restart"] = True
+            rule |= _restart(group, order.setting)
         rule["rows"] = [dict(part) for part in table.rows[number]]
         if not is_snapshot and (delete := deleting_values(table, group, table.rows[number])):
             for part in rule["rows"]:
                 part["delete"] = delete
+                if delete is True and part["row"] == "all":
+                    part["row"] = "key"
         rules.append(rule)
     return _sorted_rules([*rules, *_ignoring(ignored)])
+
+
+def _restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a snapshot by which the order starts again, without a number that snapshots lack."""
+    other = order.get("after") or order.get("first")
+    has_other = other is None or all(other in one.scalars for one in group.messages)
+    return {"restart": True} if has_other else {"restart": True, "order": {"seq": order["seq"]}}
 
 
 def _sorted_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -201,13 +220,13 @@ def _notes(
     notes = []
     without = [group for group in kinds if not any(group is one for one in table.kinds)]
     if without:
-        notes.append(f"{sum(len(group.messages) for group in without):,} messages have no rows of this table")
+        notes.append(f"messages without rows of this table: {sum(len(group.messages) for group in without):,}")
     if not has_snapshot:
         notes.append("no kind of message is a snapshot, so tables start with any message")
     if not is_ordered:
         notes.append("no number gives the order, so messages apply as they arrive, and a missing one is not noticed")
     if sample.others:
-        notes.append(f"{len(sample.others):,} messages are neither JSON objects nor arrays; they go to quarantine")
+        notes.append(f"messages that are neither JSON objects nor arrays, and go to quarantine: {len(sample.others):,}")
     if sample.tombstones:
-        notes.append(f"{len(sample.tombstones):,} tombstones are ignored; if they delete a row, write a rule for them")
+        notes.append(f"tombstones, which are ignored: {len(sample.tombstones):,}")
     return notes

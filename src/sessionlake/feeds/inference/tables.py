@@ -21,7 +21,8 @@ _MOST_COLUMNS = 60
 _SIMILAR = 0.5
 """Least share of common fields of two kinds of elements that are rows of the same table."""
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
-_QUANTITY = re.compile(r"^(qty|quantity|size|amount|volume|sz|q|v)$", re.IGNORECASE)
+_QUANTITY = re.compile(r"(^|_)(qty|quantity|size|amount|volume|sz|q|v)$", re.IGNORECASE)
+_PRICE = re.compile(r"(^|_)(price|px)(_|$)", re.IGNORECASE)
 _LOCAL = re.compile(r"\w+")
 _AT_INDEX = re.compile(r"^\[\d+\]\.")
 Fields = dict[str, str]
@@ -100,7 +101,7 @@ def _table_of_levels(
     for place, name in enumerate(names[: max(len(roles[path].numbers) for path in chosen)]):
         values = [item[roles[path].numbers[place]] for path in chosen for item in by_path[path][1]
                   if place < len(roles[path].numbers) and len(item) > roles[path].numbers[place]]  # fmt: skip
-        columns[name] = infer_type("price" if sided else name, values, is_key=True, is_number=True)
+        columns[name] = infer_type("price" if sided else name, values, is_key=True, is_level=True)
     table = Table([], columns, ["side", "price"] if sided else ["c0"])
     for group in kinds:
         paths = _paths_of(group, chosen | empty)
@@ -183,7 +184,7 @@ def _table_of_objects(
     chosen = {path for path in sided or objects if _likeness(forms[path], forms[main]) >= _SIMILAR}
     empty = {path for path, (source, found) in by_path.items() if not found and source.name.lower() in SIDES and sided}
     elements = [item for path in chosen for item in by_path[path][1]]
-    fields, columns = _columns_of(elements, taken=("side",) if sided else ())
+    fields, columns = columns_of(elements, taken=("side",) if sided else ())
     groups = [found for path in chosen for found in _elements_per_message(kinds, path)]
     key = _key_of(fields, groups)
     if sided:
@@ -195,7 +196,7 @@ def _table_of_objects(
         parts: list[dict[str, Any]] = []
         for raw, path in _paths_of(group, chosen | empty).items():
             side = {"side": f"={SIDES[by_path[raw][0].name.lower()]}"} if sided else {}
-            parts.append({"each": path, "row": _row(fields, side)})
+            parts.append({"each": path, "row": row_setting(fields, side)})
         if parts:
             table.kinds.append(group)
             table.rows.append(parts)
@@ -212,14 +213,14 @@ def _elements_per_message(kinds: Iterable[KindGroup], path: str) -> list[list[An
     return found[:_MOST_ELEMENTS]
 
 
-def _row(fields: Fields, constants: Fields) -> Fields | str:
+def row_setting(fields: Fields, constants: Fields) -> Fields | str:
     """Returns the setting `row`: `all` if each column is the field of its own name."""
     if not constants and all(path == f".{name}" for name, path in fields.items()):
         return "all"
     return {**constants, **fields}
 
 
-def _columns_of(elements: Sequence[Any], taken: Sequence[str] = ()) -> tuple[Fields, dict[str, Inferred]]:
+def columns_of(elements: Sequence[Any], taken: Sequence[str] = ()) -> tuple[Fields, dict[str, Inferred]]:
     """Returns paths and types of the columns of elements that are objects. Objects in them give columns, too."""
     values: dict[str, list[Any]] = {}
     for item in elements:
@@ -262,6 +263,9 @@ def _as_key(name: str, fields: Fields, columns: dict[str, Inferred], elements: S
 def _key_of(fields: Fields, groups: Sequence[Sequence[Any]]) -> list[str]:
     """Returns the column whose values are different in each message; two columns if one is not enough."""
     direct = {name: path[1:].strip('"') for name, path in fields.items() if path.count(".") == 1}
+    price = next((name for name in direct if _PRICE.search(name)), None)
+    if "side" in direct and price is not None and not any(name in direct for name in ("id", "uuid", "order_id")):
+        return ["side", price]
     usable = {name: raw for name, raw in direct.items() if _is_usable(raw, groups)}
     order = sorted(usable, key=lambda name: (-rank(name, KEYS), not is_identifier(name)))
     good = [name for name in order if rank(name, KEYS) or is_identifier(name)]
@@ -295,12 +299,12 @@ def _table_of_messages(
     main = max(range(len(objects)), key=lambda number: len(objects[number].messages))
     chosen = [group for number, group in enumerate(objects) if _likeness(names[number], names[main]) >= _SIMILAR]
     messages = [one for group in chosen for one in group.messages]
-    fields, columns = _columns_of([one.value for one in messages])
+    fields, columns = columns_of([one.value for one in messages])
     if not fields:
         return None
     key = _key_of_messages(fields, messages, session, session_path)
     columns |= {name: _as_key(name, fields, columns, [one.value for one in messages]) for name in key}
-    row = _row(fields, {})
+    row = row_setting(fields, {})
     return Table(chosen, columns, key, [[{"row": row}] for _ in chosen])
 
 
@@ -331,7 +335,7 @@ def deleting_values(table: Table, kind: KindGroup, parts: Sequence[dict[str, Any
     """Returns the setting `delete` for updates of a kind: values that mark a deleted row; False if there are none."""
     if OF_DELETE.search(kind.label):
         return True
-    quantity = next((name for name in table.columns if _QUANTITY.fullmatch(name) and name not in table.key), None)
+    quantity = next((name for name in table.columns if _QUANTITY.search(name) and name not in table.key), None)
     if quantity is not None and "side" in table.key and all("each" in part for part in parts):
         return {quantity: 0}
     for name in table.columns:

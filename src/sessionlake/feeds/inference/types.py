@@ -20,6 +20,9 @@ _MOST_DIGITS = 38
 _LONGEST = 64
 """Most characters of a number or time that is written as text."""
 _YEAR_2000, _YEAR_2100 = 946_684_800, 4_102_444_800
+_SCALES = ((2, 4), (4, 6), (8, 10), (18, 18))
+"""The scale of a decimal for numbers with up to so many digits after the point, so that there is room for more."""
+_LEVEL_SCALE = 10
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 """Parts of a second, by unit."""
 
@@ -44,22 +47,22 @@ class Inferred:
         return self.sql if self.how is None else {"type": self.sql, "from": self.how}
 
 
-def infer_type(name: str, values: Sequence[Any], *, is_key: bool = False, is_number: bool = False) -> Inferred:
+def infer_type(name: str, values: Sequence[Any], *, is_key: bool = False, is_level: bool = False) -> Inferred:
     """Chooses the type of a column.
 
     Args:
         name: Name of the field, which decides between number and identifier, or measured and exact.
         values: Its values in the sample, as parsed JSON.
         is_key: True if the column identifies a row, so that it may not be a double or variant.
-        is_number: True if texts with digits are numbers, whatever the name.
+        is_level: True if it is a number of an order book's level, which may get up to ten digits after the point.
     """
     present = [value for value in values if value is not None]
     if not present:
         return Inferred("string", seen="only null")
     if all(isinstance(value, str) for value in present):
-        return _text(name, present, is_number=is_number)
+        return _text(name, present, is_level=is_level)
     if all(type(value) in (int, Decimal) for value in present):
-        return _number(name, present, is_key=is_key)
+        return _number(name, present, is_key=is_key, is_level=is_level)
     return _other(name, present, is_key=is_key)
 
 
@@ -83,10 +86,10 @@ def _parsed(text: str) -> str | None:
         return None
 
 
-def _number(name: str, values: Sequence[Any], *, is_key: bool) -> Inferred:
-    if all(type(value) is int for value in values):
+def _number(name: str, values: Sequence[Any], *, is_key: bool, is_level: bool) -> Inferred:
+    if all(type(value) is int for value in values) and not is_level:
         return _integer(name, values)
-    sized = _sized([Decimal(value) for value in values])
+    sized = _sized([Decimal(value) for value in values], is_level=is_level)
     return sized if sized is not None and (is_key or is_exact(name)) else Inferred("double")
 
 
@@ -110,22 +113,23 @@ def _integer(name: str, values: Sequence[int]) -> Inferred:
     return Inferred("decimal(38,0)", seen=f"up to {max(len(str(abs(value))) for value in values)} digits")
 
 
-def _sized(numbers: Sequence[Decimal]) -> Inferred | None:
+def _sized(numbers: Sequence[Decimal], *, is_level: bool) -> Inferred | None:
     """Returns a decimal type with room for more digits than were seen; None if none has room."""
     scale = max(max(0, -int(number.as_tuple().exponent)) for number in numbers)
     whole = max(max(1, number.adjusted() + 1) for number in numbers)
-    room = next((size for limit, size in ((0, 0), (2, 4), (4, 6), (8, 10), (18, 18)) if scale <= limit), None)
+    least = _LEVEL_SCALE if is_level else 0
+    room = next((size for limit, size in _SCALES if scale <= limit and size >= least), None)
     if room is None or whole + room > _MOST_DIGITS:
         return None
     seen = f"up to {whole} digits before the point, {scale} after it"
     return Inferred(f"decimal({min(_MOST_DIGITS, max(10, whole + 4) + room)},{room})", seen=seen)
 
 
-def _text(name: str, values: Sequence[str], *, is_number: bool) -> Inferred:
+def _text(name: str, values: Sequence[str], *, is_level: bool) -> Inferred:
     if all(_NUMBER.fullmatch(value) and not _LEADING_ZERO.match(value) and len(value) <= _LONGEST for value in values):
         is_whole = all("." not in value for value in values)
-        if is_number or not (is_identifier(name) or (is_whole and not is_exact(name))):
-            sized = _sized([Decimal(value) for value in values])
+        if is_level or not (is_identifier(name) or (is_whole and not is_exact(name))):
+            sized = _sized([Decimal(value) for value in values], is_level=is_level)
             if sized is not None:
                 return Inferred(sized.sql, "text", sized.seen)
     if all(_DATE.fullmatch(value) for value in values):

@@ -31,7 +31,7 @@ KEYS = (
 )  # fmt: skip
 """Names of fields that identify a row, best first."""
 SIDES = dict.fromkeys(("bid", "bids", "b", "bs", "buy", "buys"), "bid") | dict.fromkeys(
-    ("ask", "asks", "a", "as", "sell", "sells"), "ask"
+    ("ask", "asks", "a", "as", "sell", "sells", "offer", "offers"), "ask"
 )
 """The side of an order book, by the names that it has."""
 OF_SNAPSHOT = re.compile(r"snapshot|partial|initial|\binit\b|\bfull\b|image|refresh|^r$|^read$", re.IGNORECASE)
