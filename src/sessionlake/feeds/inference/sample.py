@@ -105,7 +105,7 @@ def path_of(prefix: str, name: str) -> str | None:
     """Returns the path of a field below a path; None if its name is too unusual for a path."""
     if not name or len(name) > _LONGEST_NAME or _ODD_NAME.search(name):
         return None
-    quoted = name if _PLAIN_NAME.fullmatch(name) and name != "kafka" else f'"{name}"'
+    quoted = name if _PLAIN_NAME.fullmatch(name) and name not in {"kafka", "body"} else f'"{name}"'
     return f"{prefix}.{quoted}" if prefix else quoted
 
 

@@ -23,6 +23,9 @@ _SIMILAR = 0.5
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE]-?\d+)?")
 _QUANTITY = re.compile(r"(^|_)(qty|quantity|size|amount|volume|sz|q|v)$", re.IGNORECASE)
 _PRICE = re.compile(r"(^|_)(price|px)(_|$)", re.IGNORECASE)
+_NO_KEY = ("array", "variant", "float", "double")
+"""Types of columns that cannot be part of a key."""
+_NUMBERS = ("bigint", "decimal", "double")
 _LOCAL = re.compile(r"\w+")
 _AT_INDEX = re.compile(r"^\[\d+\]\.")
 Fields = dict[str, str]
@@ -55,13 +58,23 @@ def find_table(kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], se
         session_path: Path of the session, which cannot be the whole key of a row; None if it is not in the message.
     """
     by_path = _elements_by_path(kinds)
-    levels = {path for path, (_, found) in by_path.items() if found and isinstance(found[0], list)}
-    if levels:
-        return _table_of_levels(kinds, by_path, levels)
-    objects = {path for path, (_, found) in by_path.items() if found}
+    roles = {path: _roles(found) for path, (_, found) in by_path.items() if all(isinstance(one, list) for one in found)}
+    roles = {path: one for path, one in roles.items() if one.numbers}
+    if roles:
+        return _with_usable_key(_table_of_levels(kinds, by_path, roles))
+    objects = {path for path, (_, found) in by_path.items() if found and all(isinstance(one, dict) for one in found)}
     if objects:
-        return _table_of_objects(kinds, by_path, objects)
-    return _table_of_messages(kinds, session, session_path)
+        return _with_usable_key(_table_of_objects(kinds, by_path, objects))
+    return _with_usable_key(_table_of_messages(kinds, session, session_path))
+
+
+def _with_usable_key(table: Table | None) -> Table | None:
+    """Returns the table with a key of columns that may be a key; None if no column may."""
+    if table is None:
+        return None
+    usable = [name for name, column in table.columns.items() if not column.sql.startswith(_NO_KEY)]
+    table.key = [name for name in table.key if name in usable] or usable[:1]
+    return table if table.key else None
 
 
 def _elements_by_path(kinds: Iterable[KindGroup]) -> dict[str, tuple[Source, list[Any]]]:
@@ -87,11 +100,10 @@ class _Roles:
 
 
 def _table_of_levels(
-    kinds: Sequence[KindGroup], by_path: dict[str, tuple[Source, list[Any]]], levels: set[str]
+    kinds: Sequence[KindGroup], by_path: dict[str, tuple[Source, list[Any]]], roles: dict[str, _Roles]
 ) -> Table:
-    roles = {path: _roles(by_path[path][1]) for path in levels}
-    sided = {path for path in levels if by_path[path][0].name.lower() in SIDES or roles[path].side is not None}
-    chosen = sided or {max(levels, key=lambda path: len(by_path[path][1]))}
+    sided = {path for path in roles if by_path[path][0].name.lower() in SIDES or roles[path].side is not None}
+    chosen = sided or {max(roles, key=lambda path: len(by_path[path][1]))}
     empty = {path for path, (source, found) in by_path.items() if not found and source.name.lower() in SIDES and sided}
     example = roles[max(chosen, key=lambda path: len(by_path[path][1]))]
     roles |= dict.fromkeys(empty, example)
@@ -254,7 +266,7 @@ def column_name(path: str, taken: Iterable[str]) -> str:
 
 def _as_key(name: str, fields: Fields, columns: dict[str, Inferred], elements: Sequence[Any]) -> Inferred:
     """Returns the type of a column that is part of the key, which may not be a double or variant."""
-    if columns[name].sql not in {"double", "variant"}:
+    if not columns[name].sql.startswith(_NO_KEY):
         return columns[name]
     source = fields[name].removeprefix(".").strip('"')
     return infer_type(name, [item.get(source) for item in elements], is_key=True)
@@ -335,8 +347,10 @@ def deleting_values(table: Table, kind: KindGroup, parts: Sequence[dict[str, Any
     """Returns the setting `delete` for updates of a kind: values that mark a deleted row; False if there are none."""
     if OF_DELETE.search(kind.label):
         return True
-    quantity = next((name for name in table.columns if _QUANTITY.search(name) and name not in table.key), None)
-    if quantity is not None and "side" in table.key and all("each" in part for part in parts):
+    numbers = [name for name, column in table.columns.items() if column.sql.startswith(_NUMBERS)]
+    quantity = next((name for name in numbers if _QUANTITY.search(name) and name not in table.key), None)
+    has_it = all("each" in part and (part["row"] == "all" or quantity in part["row"]) for part in parts)
+    if quantity is not None and "side" in table.key and has_it:
         return {quantity: 0}
     for name in table.columns:
         words = sorted(word for word in _texts_of(kind, name) if OF_DELETE.search(word) and _LOCAL.fullmatch(word))
