@@ -84,6 +84,29 @@ def feed_try(
         raise typer.Exit(1)
 
 
+@feed_app.command("test")
+def feed_test(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML files of frames.")],
+    form: Form = FeedFormat.TEXT,
+    config: Config = None,
+) -> None:
+    """Test the configured feeds with files of frames and expected rows.
+
+    Exits with 1, and shows each difference, if a table or message is not as expected. The how-to "Bring your own
+    messages" describes the files.
+    """
+    settings = settings_of(config)
+    from sessionlake.cli.feed_text import show_tests
+    from sessionlake.feed_testing import read_test, run_test
+
+    feeds = configured_feeds(settings)
+    tests = [(file, read_test(file)) for file in files]
+    results = [(str(file), len(test.frames), run_test(feeds, test, str(file))) for file, test in tests]
+    show_tests(results, form)
+    if any(differences for _, _, differences in results):
+        raise typer.Exit(1)
+
+
 @feed_app.command("infer")
 def feed_infer(
     source: Annotated[

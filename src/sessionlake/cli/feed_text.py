@@ -8,6 +8,7 @@ from typing import Any
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import json_value, write_text
 from sessionlake.delta.storage.far_times import time_of, time_text
+from sessionlake.feeds.cases import Difference
 from sessionlake.feeds.events import Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Kind
 from sessionlake.feeds.lines import Line
@@ -44,6 +45,28 @@ def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: 
     else:
         for text in _summary_lines(trial, again):
             write_text(text)
+
+
+def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: FeedFormat) -> None:
+    """Writes the results of tests: for each file its differences, and a line with counts.
+
+    Args:
+        results: For each file its name, the number of its frames, and what is not as expected.
+        form: The format. JSON has one object a file.
+    """
+    for file, frames, differences in results:
+        if form is FeedFormat.JSON:
+            found = [
+                {"where": one.where, "what": one.what, "expected": one.expected, "actual": one.actual}
+                for one in differences
+            ]
+            write_text(to_json_line(json_value({"file": file, "frames": frames, "differences": found})))
+            continue
+        for text in (line for one in differences for line in one.lines()):
+            write_text(text)
+        write_text(
+            f"{file}: frames {frames:,}, {f'differences {len(differences):,}' if differences else 'as expected'}"
+        )
 
 
 # -- one message

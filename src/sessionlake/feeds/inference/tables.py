@@ -352,7 +352,7 @@ def deleting_values(table: Table, kind: KindGroup, parts: Sequence[dict[str, Any
     has_it = all("each" in part and (part["row"] == "all" or quantity in part["row"]) for part in parts)
     if quantity is not None and "side" in table.key and has_it:
         return {quantity: 0}
-    for name in table.columns:
+    for name in (name for name, column in table.columns.items() if column.sql == "string"):
         words = sorted(word for word in _texts_of(kind, name) if OF_DELETE.search(word) and _LOCAL.fullmatch(word))
         if words and len(_texts_of(kind, name)) <= len(KEYS):
             return {name: words[0]}
