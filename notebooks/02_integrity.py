@@ -34,7 +34,9 @@ book.require("silver.sessions", "silver.quarantine", "silver.integrity_events", 
 
 # COMMAND ----------
 
-statuses = pd.DataFrame([layer.row() for layer in layer_statuses(book.reader, book.settings)], columns=STATUS_COLUMNS)
+statuses = pd.DataFrame(
+    [layer.to_row() for layer in layer_statuses(book.reader, book.settings)], columns=STATUS_COLUMNS
+)
 balance = ["layer", "batches", "messages", "duplicates", "quarantined", "held", "unaccounted", "behind"]
 book.show(statuses[balance])
 missing = {span: count for span, count in missing_offsets(book.reader).items() if count}

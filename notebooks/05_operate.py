@@ -22,7 +22,7 @@ from sessionlake.history.state import STATS, stats_of
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
-from sessionlake.silver.states import shard_states
+from sessionlake.silver.states import read_shard_states
 
 book = Book(globals())
 book.require("silver.sessions", "silver.session_rows", "ops.ledger")
@@ -37,7 +37,7 @@ book.require("silver.sessions", "silver.session_rows", "ops.ledger")
 # COMMAND ----------
 
 layers = layer_statuses(book.reader, book.settings)
-statuses = pd.DataFrame([layer.row() for layer in layers], columns=STATUS_COLUMNS)
+statuses = pd.DataFrame([layer.to_row() for layer in layers], columns=STATUS_COLUMNS)
 progress = ["layer", "batches", "last_batch", "messages", "rows", "behind", "committed_at", "age_seconds"]
 book.show(statuses[progress])
 
@@ -65,7 +65,7 @@ book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at")
 
 # COMMAND ----------
 
-stats = [stats_of(shard, state) for shard, state in shard_states(book.spark, book.settings)]
+stats = [stats_of(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
 states = pd.DataFrame(stats, columns=list(STATS)).sort_values("shard")
 totals = states.drop(columns="shard").sum()
 print(f"{len(states)} shards: {', '.join(f'{value} {name}' for name, value in totals.items())}")
@@ -121,4 +121,4 @@ print(f"session {session} of {topic}: {replayed.num_rows} rows replayed, {kept.n
 last = next(layer.last_batch for layer in layers if layer.layer == "silver") or 0
 point = as_of_batch(book.spark, book.settings, last // 2)
 for table in ("silver.session_changes", "silver.session_rows"):
-    print(f"as of batch {point.batch}: {point.read(book.spark, table).count()} rows of {table}")
+    print(f"as of batch {point.batch}: {point.read_table(book.spark, table).count()} rows of {table}")

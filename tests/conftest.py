@@ -111,7 +111,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
     """A running broker on a free port; tests keep apart by topic names."""
     from sessionlake.local.broker import start_broker, stop_broker
-    from sessionlake.local.broker_config import free_port as unused
+    from sessionlake.local.broker_config import find_free_port as unused
 
     kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{unused()}")
     own = Settings(home=tmp_path_factory.mktemp("broker-home"), kafka=kafka)
@@ -130,6 +130,6 @@ def broker_settings(broker: BrokerStatus, location: dict[str, Any]) -> Settings:
 @pytest.fixture
 def free_port() -> int:
     """A port that nothing listens on."""
-    from sessionlake.local.broker_config import free_port as unused
+    from sessionlake.local.broker_config import find_free_port as unused
 
     return unused()

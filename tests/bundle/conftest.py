@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.databricks.bundle.files import BundleFiles, Target, read_bundle, resolve
+from sessionlake.databricks.bundle.files import BundleFiles, ResolvedTarget, read_bundle, resolve_target
 
 ROOT = Path(__file__).parents[2]
 GIVEN = {
@@ -26,20 +26,20 @@ def files() -> BundleFiles:
 
 
 @pytest.fixture(scope="session", params=["dev", "staging", "prod"])
-def bundle(request, files) -> Target:
+def bundle(request, files) -> ResolvedTarget:
     """Each target in turn."""
-    return resolve(files, request.param, GIVEN)
+    return resolve_target(files, request.param, GIVEN)
 
 
 @pytest.fixture(scope="session")
-def dev(files) -> Target:
-    return resolve(files, "dev", GIVEN)
+def dev(files) -> ResolvedTarget:
+    return resolve_target(files, "dev", GIVEN)
 
 
 @pytest.fixture(scope="session", params=["staging", "prod"])
-def production(request, files) -> Target:
+def production(request, files) -> ResolvedTarget:
     """Each target that is not a developer's own."""
-    return resolve(files, request.param, GIVEN)
+    return resolve_target(files, request.param, GIVEN)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sessionlake.databricks.bundle.job_rules import cron_fault, job_faults
+from sessionlake.databricks.bundle.job_rules import find_cron_fault, find_job_faults
 
 
 def test_real_jobs_have_no_fault(bundle):
@@ -73,7 +73,7 @@ def test_sound_job_with_dependencies_and_environment_passes():
     ],
 )
 def test_quartz_expression_is_accepted(expression):
-    assert cron_fault(expression) is None
+    assert find_cron_fault(expression) is None
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_quartz_expression_is_accepted(expression):
     ],
 )
 def test_quartz_expression_is_refused(expression, fault):
-    assert cron_fault(expression) == f"cron '{expression}': {fault}"
+    assert find_cron_fault(expression) == f"cron '{expression}': {fault}"
 
 
 def faults(job):
-    return [text for _, text in job_faults(job, lambda _: None)]
+    return [text for _, text in find_job_faults(job, lambda _: None)]

@@ -10,11 +10,11 @@ import typer
 from typer.testing import CliRunner
 
 from sessionlake.cli.app import app
-from sessionlake.cli.job import refusal
-from sessionlake.databricks.bundle.rules import bundle_faults
+from sessionlake.cli.job import explain_refusal
+from sessionlake.databricks.bundle.rules import find_bundle_faults
 
 ROOT = Path(__file__).parents[2]
-REFUSED = partial(refusal, typer.main.get_command(app))
+REFUSED = partial(explain_refusal, typer.main.get_command(app))
 BUNDLE, SETTINGS = "databricks.yml", "sessionlake.yml"
 SILVER, GOLD = "resources/silver.job.yml", "resources/gold.job.yml"
 SCHEMAS = "resources/lake.schemas.yml"
@@ -82,7 +82,7 @@ def folder(tmp_path):
 
 
 def test_the_bundle_as_it_is_has_no_fault(folder):
-    assert bundle_faults(folder, {}, REFUSED) == []
+    assert find_bundle_faults(folder, {}, REFUSED) == []
 
 
 @pytest.mark.parametrize(("file", "old", "new", "at", "fault"), WRONG)
@@ -91,7 +91,7 @@ def test_a_wrong_bundle_or_settings_file_is_named_with_its_line(folder, file, ol
     assert old in text
     (folder / file).write_text(text := text.replace(old, new, 1))
     line = next(number for number, said in enumerate(text.splitlines(), 1) if at in said)
-    found = bundle_faults(folder, {}, REFUSED)
+    found = find_bundle_faults(folder, {}, REFUSED)
     assert any(fault in one.text for one in found), found
     assert f"{file}:{line}" in {f"{one.file}:{one.line}" for one in found}, found
 
@@ -109,7 +109,7 @@ def test_who_runs_an_alert_may_ask_its_warehouse_and_has_one_level_there(folder,
     text = (folder / BUNDLE).read_text()
     assert old in text
     (folder / BUNDLE).write_text(text.replace(old, new, 1))
-    assert any(one.text.startswith(fault) for one in bundle_faults(folder, {}, REFUSED))
+    assert any(one.text.startswith(fault) for one in find_bundle_faults(folder, {}, REFUSED))
 
 
 def test_doctor_says_so_too(folder, monkeypatch):

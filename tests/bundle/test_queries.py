@@ -16,7 +16,7 @@ TABLE = re.compile(r"IDENTIFIER\(:prefix \|\| '(\w+)\.(\w+)'\)")
 
 @pytest.fixture
 def dashboard(bundle):
-    return bundle.of("dashboards")["dashboard"]["serialized_dashboard"]
+    return bundle.resources_of_kind("dashboards")["dashboard"]["serialized_dashboard"]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_query_reads_tables_and_views_of_the_lake_by_their_names_alone():
 
 def test_an_alert_asks_a_query_over_the_schemas_of_its_target(files):
     asked = {}
-    for key, alert in files.merged["resources"]["alerts"].items():
+    for key, alert in files.merged_content["resources"]["alerts"].items():
         here = r"${var.catalog}.${resources.schemas.\1_schema.name}.\2"
         named = {name: TABLE.sub(here, sql) for name, sql in QUERIES.items()}
         asked[key] = [name for name, sql in named.items() if sql == alert["query_text"]]
@@ -60,7 +60,7 @@ def test_the_dashboard_shows_the_tables_of_its_target_unless_others_are_chosen(b
         for value in parameter["defaultSelection"]["values"]["values"]
     }
     for schema in ("bronze", "silver", "gold", "ops"):
-        assert bundle.of("schemas")[f"{schema}_schema"]["name"] == f"{shown}{schema}"
+        assert bundle.resources_of_kind("schemas")[f"{schema}_schema"]["name"] == f"{shown}{schema}"
 
 
 def test_the_dashboard_has_a_page_each_for_freshness_integrity_and_analytics(dashboard, widgets):

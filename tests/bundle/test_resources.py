@@ -10,8 +10,8 @@ import typer
 
 from bundle.conftest import GIVEN
 from sessionlake.cli.app import app
-from sessionlake.cli.job import refusal
-from sessionlake.databricks.bundle.files import Target, resolve
+from sessionlake.cli.job import explain_refusal
+from sessionlake.databricks.bundle.files import ResolvedTarget, resolve_target
 from sessionlake.databricks.bundle.rules import MODELS, models_are_installed
 from sessionlake.delta.lake import Lake, storage_of
 from sessionlake.delta.schemas.names import ERASURES
@@ -41,8 +41,8 @@ def test_there_is_one_file_a_resource(files):
     kinds = {"job": "jobs", "volume": "volumes", "alert": "alerts"}
     for kind, resources in kinds.items():
         named = {Path(name).name.removesuffix(f".{kind}.yml") for name in files.documents if f".{kind}." in name}
-        assert named == set(files.merged["resources"][resources])
-    assert set(files.merged["resources"]["jobs"]) == {*ENDLESS, "maintenance", "operate", "backfill"}
+        assert named == set(files.merged_content["resources"][resources])
+    assert set(files.merged_content["resources"]["jobs"]) == {*ENDLESS, "maintenance", "operate", "backfill"}
 
 
 def test_no_file_has_a_secret_or_a_host(files):
@@ -54,14 +54,16 @@ def test_no_file_has_a_secret_or_a_host(files):
 
 def test_a_development_target_waits_paused_and_shares_no_name_with_others(dev, production):
     assert {pace(job)["pause_status"] for job in dev.jobs.values() if pace(job)} == {"PAUSED"}
-    assert {alert["schedule"]["pause_status"] for alert in dev.of("alerts").values()} == {"PAUSED"}
+    assert {alert["schedule"]["pause_status"] for alert in dev.resources_of_kind("alerts").values()} == {"PAUSED"}
     for kind, field in (
         ("schemas", "name"),
         ("secret_scopes", "name"),
         ("jobs", "name"),
         ("dashboards", "display_name"),
     ):
-        ours, theirs = ({resource[field] for resource in target.of(kind).values()} for target in (dev, production))
+        ours, theirs = (
+            {resource[field] for resource in target.resources_of_kind(kind).values()} for target in (dev, production)
+        )
         assert not ours & theirs
     sent = [target.jobs["publish"]["tasks"][0]["python_wheel_task"]["parameters"][-1] for target in (dev, production)]
     assert sent == ["tables.dev.ada.session_rows", f"tables.{production.name}.session_rows"]
@@ -93,13 +95,13 @@ def test_two_runs_of_a_job_never_overlap_and_what_ends_has_a_timeout_and_a_queue
 
 
 def test_schemas_are_named_only_through_their_resource(files):
-    environment = files.merged["variables"]["environment"]["default"]
+    environment = files.merged_content["variables"]["environment"]["default"]
     for schema in ("bronze", "silver", "gold", "ops", "reference"):
         assert environment[f"SESSIONLAKE_SCHEMAS__{schema.upper()}"] == f"${{resources.schemas.{schema}_schema.name}}"
 
 
 def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, told):
-    beside, schemas = storage_of(told(bundle)).staging().schemas, bundle.of("schemas")
+    beside, schemas = storage_of(told(bundle)).staging().schemas, bundle.resources_of_kind("schemas")
     named = (schemas["silver_rebuild_schema"]["name"], schemas["ops_rebuild_schema"]["name"])
     assert (beside.silver, beside.ops) == named
 
@@ -114,7 +116,7 @@ def test_the_package_reads_the_deployed_settings_file_and_the_secret_in_a_job(bu
     monkeypatch.chdir(tmp_path)
     settings = told(bundle)
     lake = Lake(settings)
-    schemas = bundle.of("schemas")
+    schemas = bundle.resources_of_kind("schemas")
     assert lake.identifier("silver.sessions") == f"`lake`.`{schemas['silver_schema']['name']}`.`sessions`"
     assert settings.checkpoint("gold") == f"/Volumes/lake/{schemas['ops_schema']['name']}/checkpoints/gold"
     assert settings.kafka.options == CLIENT
@@ -152,7 +154,7 @@ def test_grants_in_production_are_the_least_that_work(production):
     writes, reads = {"USE_SCHEMA", "CREATE_TABLE", "SELECT", "MODIFY"}, {"USE_SCHEMA", "SELECT"}
     granted = {
         key: {grant["principal"]: set(grant["privileges"]) for grant in schema["grants"]}
-        for key, schema in production.of("schemas").items()
+        for key, schema in production.resources_of_kind("schemas").items()
     }
     assert granted == {
         "bronze_schema": {principal: writes},
@@ -163,7 +165,7 @@ def test_grants_in_production_are_the_least_that_work(production):
         **{key: {principal: writes, "analysts": reads} for key in ("ops_schema", "reference_schema")},
         **{key: {principal: writes} for key in ("silver_rebuild_schema", "ops_rebuild_schema")},
     }
-    for volume in production.of("volumes").values():
+    for volume in production.resources_of_kind("volumes").values():
         assert volume["grants"] == [{"principal": principal, "privileges": ["READ_VOLUME", "WRITE_VOLUME"]}]
 
 
@@ -173,13 +175,13 @@ def test_operators_start_jobs_and_edit_none(production):
 
 def test_a_deployment_may_let_operators_pause_the_jobs_that_start_by_themselves(files):
     given = GIVEN | {"operators_level": "CAN_MANAGE"}
-    levels = {key: levels_of(job)["lake operators"] for key, job in resolve(files, "prod", given).jobs.items()}
+    levels = {key: levels_of(job)["lake operators"] for key, job in resolve_target(files, "prod", given).jobs.items()}
     assert {key for key, level in levels.items() if level == "CAN_MANAGE"} == {*ENDLESS, "backfill"}
 
 
 def test_readers_may_not_see_which_sessions_were_forgotten(production):
     schema = ERASURES.partition(".")[0]
-    granted = production.of("schemas")[f"{schema}_schema"]["grants"]
+    granted = production.resources_of_kind("schemas")[f"{schema}_schema"]["grants"]
     assert "analysts" not in {grant["principal"] for grant in granted}
 
 
@@ -190,14 +192,17 @@ def test_every_job_runs_by_the_entry_point_that_takes_a_closed_list_of_commands(
     for job in production.jobs.values():
         [environment, *_] = environments(job)
         for task in job["tasks"]:
-            assert refusal(commands, task["python_wheel_task"]["parameters"], environment) is None
+            assert explain_refusal(commands, task["python_wheel_task"]["parameters"], environment) is None
 
 
 def test_the_principal_may_ask_the_warehouse_that_its_alerts_ask_and_read_the_secrets(production):
     principal = production.config["var"]["service_principal_name"]
-    [warehouse], [scope] = production.of("sql_warehouses").values(), production.of("secret_scopes").values()
-    assert len(production.of("alerts")) == 4
-    for alert in production.of("alerts").values():
+    [warehouse], [scope] = (
+        production.resources_of_kind("sql_warehouses").values(),
+        production.resources_of_kind("secret_scopes").values(),
+    )
+    assert len(production.resources_of_kind("alerts")) == 4
+    for alert in production.resources_of_kind("alerts").values():
         assert alert["run_as"] == {"service_principal_name": principal}
         assert alert["warehouse_id"] == warehouse["id"]
     assert levels_of(warehouse) == {"analysts": "CAN_USE", principal: "CAN_MONITOR", "ada@example.com": "CAN_MANAGE"}
@@ -212,12 +217,12 @@ def test_development_grants_nothing(dev):
 
 
 def test_the_artifact_keeps_its_version(files):
-    [artifact] = files.merged["artifacts"].values()
+    [artifact] = files.merged_content["artifacts"].values()
     assert (artifact["type"], artifact.get("dynamic_version")) == ("whl", None)
 
 
 def test_what_jobs_read_as_files_is_deployed(files):
-    assert "sessionlake.yml" not in files.merged["sync"]["exclude"]
+    assert "sessionlake.yml" not in files.merged_content["sync"]["exclude"]
     assert read_document(ROOT / "sessionlake.yml").content["targets"].keys() == files.targets.keys()
 
 
@@ -225,8 +230,8 @@ def test_what_jobs_read_as_files_is_deployed(files):
 def told(monkeypatch):
     """The settings that the package reads in a job of a target."""
 
-    def read(bundle: Target) -> Settings:
-        [scope] = [scope["name"] for scope in bundle.of("secret_scopes").values()]
+    def read(bundle: ResolvedTarget) -> Settings:
+        [scope] = [scope["name"] for scope in bundle.resources_of_kind("secret_scopes").values()]
         give_secrets(monkeypatch, {"kafka-options": json.dumps(CLIENT)}, scope)
         for job in bundle.jobs.values():
             [environment, *_] = environments(job)

@@ -18,13 +18,13 @@ from bundle.conftest import GIVEN, ROOT
 from integration.test_run_all import simulated
 from sessionlake.build import code_version
 from sessionlake.cli import app as cli
-from sessionlake.databricks.bundle.files import Target, read_bundle, resolve
+from sessionlake.databricks.bundle.files import ResolvedTarget, read_bundle, resolve_target
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.settings.model import KafkaSettings, Settings, load_settings
 from sessionlake.spark.interpreted import temporary_spark_conf
 from sessionlake.spark.session import DATABRICKS_VARIABLE, databricks_conf
-from sessionlake_lab.compare import verify
+from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import truth_from_broker
 from support.dbutils import give_secrets
 
@@ -40,11 +40,11 @@ PATTERN, PREFIX = r"bundled\..+", "spark_catalog.dev_ada_"
 
 
 @pytest.fixture
-def deployed(broker: BrokerStatus, spark: Any) -> Iterator[Target]:
+def deployed(broker: BrokerStatus, spark: Any) -> Iterator[ResolvedTarget]:
     """A development target whose schemas are in the tests' catalog."""
     given = GIVEN | {"catalog": "spark_catalog", "kafka_bootstrap_servers": broker.bootstrap_servers}
-    target = resolve(read_bundle(ROOT), "dev", given)
-    schemas = [schema["name"] for schema in target.of("schemas").values()]
+    target = resolve_target(read_bundle(ROOT), "dev", given)
+    schemas = [schema["name"] for schema in target.resources_of_kind("schemas").values()]
     for schema in schemas:
         spark.sql(f"CREATE SCHEMA spark_catalog.{schema}")
     with temporary_spark_conf(
@@ -56,7 +56,7 @@ def deployed(broker: BrokerStatus, spark: Any) -> Iterator[Target]:
 
 
 @pytest.fixture
-def environment(deployed: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def environment(deployed: ResolvedTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What a job's cluster has, but for two places: the settings' copy here has topics of its own, and a processor."""
     give_secrets(monkeypatch, {"kafka-options": json.dumps({"client.id": "as-deployed"})})
     copied = tmp_path / "sessionlake.yml"
@@ -69,7 +69,7 @@ def environment(deployed: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def run(environment: dict[str, str], deployed: Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def run(environment: dict[str, str], deployed: ResolvedTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Runs a job's tasks as its cluster does; one without end until it has said that it runs, and worked a while."""
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
@@ -154,7 +154,7 @@ def assert_all_that_is_asked_agrees(spark: Any, environment: dict[str, str], pat
         for name, value in environment.items():
             deployed.setenv(name, value)
         settings = load_settings()
-        outcome = verify(spark, Lake(settings), truth := truth_from_broker(settings))
+        outcome = verify_session_rows(spark, Lake(settings), truth := truth_from_broker(settings))
     assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
     layers = {layer["layer"]: (layer["behind"], layer["unaccounted"]) for layer in asked("status")}
     of_layers = {"bronze", "silver", "silver_tables", "gold"}
@@ -170,7 +170,7 @@ def assert_all_that_is_asked_agrees(spark: Any, environment: dict[str, str], pat
 
 def shown() -> dict[str, set[str]]:
     """The columns that the dashboard takes of each query."""
-    pages = read_bundle(ROOT).merged["resources"]["dashboards"]["dashboard"]["serialized_dashboard"]["pages"]
+    pages = read_bundle(ROOT).merged_content["resources"]["dashboards"]["dashboard"]["serialized_dashboard"]["pages"]
     widgets = [item["widget"] for page in pages for item in page["layout"]]
     queries = [query["query"] for widget in widgets for query in widget["queries"]]
     return {

@@ -33,7 +33,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError
 from sessionlake.integrity.rules import Decision
-from sessionlake.operations.pipeline import Layer, claimed, run_once
+from sessionlake.operations.pipeline import Layer, claim_layers, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.rebuild.silver import EVERYTHING
 from sessionlake.settings.model import Settings, load_settings
@@ -219,7 +219,7 @@ def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(
     for number in (4, 5, 6):
         write(number, Txn(of_stream, number))
     write(7, Txn(of_merges, 7).fenced_by(2))
-    fence_off(spark, lake, [SESSIONS], Txn.before_holder(of_merges, 3))
+    fence_off(spark, lake, [SESSIONS], Txn.before_lease_holder(of_merges, 3))
     write(8, Txn(of_merges, 8).fenced_by(2))
     write(9, Txn(of_merges, 0).fenced_by(3))
     assert sorted(row["messages"] for row in lake.read(spark, SESSIONS).collect()) == [1, 6, 7, 9]
@@ -262,7 +262,7 @@ def test_what_a_process_had_made_sure_of_when_it_was_stopped_harms_no_row_whoeve
             os.killpg(stopped.pid, signal.SIGCONT)
             _, said = stopped.communicate(timeout=START_SECONDS)
         else:
-            with claimed(place.spark, place.settings, Layer.SILVER):
+            with claim_layers(place.spark, place.settings, Layer.SILVER):
                 os.killpg(stopped.pid, signal.SIGCONT)
                 _, said = stopped.communicate(timeout=START_SECONDS)
     assert (stopped.returncode, "did not renew its lease before" in said) == (1, True), said

@@ -70,7 +70,7 @@ def answers(reader: TableReader) -> list[Any]:
             sorted(row["offset"] for row in reader.rows(DECISIONS, *conditions)),
             sorted(rows["offset"].to_pylist()),
             count,
-            reader.any(DECISIONS, *conditions),
+            reader.has_rows(DECISIONS, *conditions),
             reader.count_by(DECISIONS, ["topic", "offset"], *conditions),
             reader.highest(DECISIONS, "offset", ["topic"], *conditions),
             reader.table(DECISIONS, *conditions, columns=["decision"]).schema,

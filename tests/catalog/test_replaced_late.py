@@ -20,7 +20,7 @@ from sessionlake.ledger.erasures import Erasure
 from sessionlake.ledger.positions import update_copied_sums
 from sessionlake.ledger.progress import read_layer_offsets
 from sessionlake.ledger.retained import RemovedRows
-from sessionlake.operations.retention.ledger import cut_ledger
+from sessionlake.operations.retention.ledger import remove_ledger_entries
 from sessionlake.settings.model import Settings
 from support.ledgers import NOON, SPACING, entries
 
@@ -34,7 +34,7 @@ class Stopped:
 
     def __init__(self, patch: pytest.MonkeyPatch, settings: Settings) -> None:
         patch.setattr(leases, "LENGTH", timedelta(seconds=SECONDS))
-        patch.setattr(leases, "_keep", lambda *_: None)  # its threads stand still, too
+        patch.setattr(leases, "_renew_until_done", lambda *_: None)  # its threads stand still, too
         patch.setattr(storage, "fault_point", self._passed)
         self._settings = settings
         self._at, self._meanwhile = "", lambda: None
@@ -70,7 +70,7 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     def removes() -> None:
         other = Lake(settings)
         with other.storage.claim(spark, RETENTION_CLAIM, "removes old rows"):
-            assert cut_ledger(spark, other, NOON + 800 * SPACING) == 800
+            assert remove_ledger_entries(spark, other, NOON + 800 * SPACING) == 800
 
     stopped.before(POSITIONS, removes)
     update_copied_sums(spark, lake)

@@ -25,7 +25,7 @@ from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.settings.model import BronzeSettings, CaptureSettings, KafkaSettings, OnTopicChange, Settings
 from sessionlake.settings.section import OnViolation
-from sessionlake_lab.compare import verify
+from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import truth_from_broker
 from support.lakes import rows_of
 from support.waiting import eventually
@@ -108,7 +108,7 @@ def captured(spark: Any, settings: Settings) -> list[tuple[str, int, int]]:
 
 def reached(pipeline: Pipeline, condition: Callable[[], bool]) -> None:
     """Looks after the pipeline until a condition holds: it would raise what had ended a layer."""
-    eventually(condition, SECONDS, meanwhile=pipeline.check)
+    eventually(condition, SECONDS, meanwhile=pipeline.check_layers)
 
 
 def assert_every_message_once(spark: Any, settings: Settings, acknowledged: set[tuple[str, int, int]]) -> None:
@@ -126,7 +126,7 @@ def test_a_broker_that_is_killed_is_waited_for_until_it_is_back(own, spark):
         with sending(own) as acknowledged:
             reached(live, lambda: len(captured(spark, own)) > 0)
             kill(own)
-            reached(live, lambda: not live.queries[Layer.BRONZE].active)
+            reached(live, lambda: not live.queries[Layer.BRONZE].is_active)
             reached(live, lambda: bool(told) and told[-1].startswith("bronze waits for Kafka: "))
             start_broker(own)
             before = len(captured(spark, own))
@@ -147,23 +147,23 @@ def test_a_broker_that_is_killed_five_times_under_all_layers_hurts_none(own, spa
                 reached(live, lambda at=back: time.monotonic() >= at)
                 start_broker(own)
         reached(live, lambda: len(captured(spark, own)) >= len(acknowledged))
-        live.drain()
+        live.process_all_available()
     assert live.failed == {}
     assert_every_message_once(spark, own, acknowledged)
-    assert verify(spark, Lake(own), truth_from_broker(own)).differences == {}
+    assert verify_session_rows(spark, Lake(own), truth_from_broker(own)).differences == {}
 
 
 def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_deleted_one_is_forgotten(
     own, spark, monkeypatch
 ):
     """As by a broker that has just started, and does not know of all topics yet."""
-    real, hidden_until = KafkaAdmin.topic_ids, time.monotonic()
+    real, hidden_until = KafkaAdmin.read_topic_ids, time.monotonic()
 
     def topic_ids(admin: KafkaAdmin) -> dict[str, str | None]:
         hidden = {TOPICS[0]} if time.monotonic() < hidden_until else set()
         return {name: topic_id for name, topic_id in real(admin).items() if name not in hidden}
 
-    monkeypatch.setattr(KafkaAdmin, "topic_ids", topic_ids)
+    monkeypatch.setattr(KafkaAdmin, "read_topic_ids", topic_ids)
     forgets = own.model_copy(update={"kafka": own.kafka.model_copy(update={"on_topic_change": OnTopicChange.FORGET})})
     with Pipeline(spark, forgets, Layer.BRONZE) as live, sending(own):
         reached(live, lambda: len(captured(spark, own)) > 0)
@@ -196,6 +196,6 @@ def test_a_kafka_that_refuses_this_client_is_told_apart_from_one_that_is_away(sp
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}", options={"security.protocol": "SSL"})
         admin = KafkaAdmin(spark, Settings(home=tmp_path / "home", kafka=kafka))
         with pytest.raises(AccessError, match="refuses this client"):
-            admin.topic_ids()
+            admin.read_topic_ids()
         admin.close()
         server.shutdown(socket.SHUT_RDWR)

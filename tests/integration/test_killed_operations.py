@@ -21,7 +21,7 @@ from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, RETAINED
 from sessionlake.delta.storage.faults import VARIABLE
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.generations import CheckpointGenerations
 from spark.test_forgetting import GONE, run, stream
 from support.lakes import rows_of
 from support.retention import Aging, aging_settings
@@ -140,8 +140,8 @@ def test_a_recovery_of_bronze_that_was_killed_is_ended_by_the_same_command(
     lake = Lake(Settings.model_validate({"home": home.folder, **CONFIG}))
     booked = [row["messages"] for row in rows_of(spark, lake, LEDGER) if row["layer"] == "bronze"]
     assert booked == [len(rows_of(spark, lake, MESSAGES))]
-    generations = Generations(lake.settings.checkpoint("bronze"), "bronze")
-    assert generations.current.last_planned_batch is None
+    generations = CheckpointGenerations(lake.settings.checkpoint("bronze"), "bronze")
+    assert generations.current_generation.last_planned_batch is None
 
 
 @pytest.fixture(scope="module")

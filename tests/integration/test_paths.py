@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, MESSAGES, ROWS, SILVER
 from sessionlake.local.broker import start_broker, stop_broker
-from sessionlake.local.broker_config import free_port
+from sessionlake.local.broker_config import find_free_port
 from sessionlake.settings.model import Settings, load_settings
 from support.lakes import rows_of
 
@@ -38,7 +38,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     file = home / "sessionlake.yml"
     content = {
         "home": str(home),
-        "kafka": {"bootstrap_servers": f"127.0.0.1:{free_port()}"},
+        "kafka": {"bootstrap_servers": f"127.0.0.1:{find_free_port()}"},
         "capture": {"columns": {"qty": "bigint"}, "on_violation": "isolate"},
         "silver": {"shards": 2},
         "gold": {"shards": 2},

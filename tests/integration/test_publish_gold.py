@@ -15,7 +15,7 @@ import yaml
 from sessionlake.delta.schemas.names import CHANGES, METRICS_1M
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.declared.tables import GoldTable, finals_of, product_of, tables_of
+from sessionlake.gold.declared.tables import GoldTable, create_product, declared_gold_tables, find_final_tables
 from sessionlake.gold.job import rebuild_tables
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import load_settings
@@ -54,8 +54,8 @@ class GoldScene(Outgoing):
         self.settings = self.feed.settings = load_settings(self.file)
 
     def tables(self) -> list[GoldTable | FinalTable]:
-        known = tables_of(self.settings)
-        return [table for table in (*known, *finals_of(known)) if table.name in self.settings.gold.change_feed]
+        known = declared_gold_tables(self.settings)
+        return [table for table in (*known, *find_final_tables(known)) if table.name in self.settings.gold.change_feed]
 
     def topic(self, name: str) -> str:
         """Where a table goes: no other test's."""
@@ -104,7 +104,7 @@ def test_a_product_of_a_tables_rows_is_published_without_being_named_and_rows_th
     by_row |= {"value": "price", "bucket": "1 hour", "aggregates": {"n": "count", "mean": "mean"}}
     by_n = {"name": "by_n", "source": "gold.by_row", "keys": ["n"], "aggregates": {"hours": "count"}}
     scene.configure(products=[by_n, by_row])
-    products, changes = [product_of(one) for one in scene.settings.gold.products], stream(3, 110)
+    products, changes = [create_product(one) for one in scene.settings.gold.products], stream(3, 110)
     one_hour = [change("s", "r", 1000 + n, 100 * HOUR, price=1.0) for n in range(31)]  # of 30 changes, then of 31
     for part in (changes[:40] + one_hour[:30], changes[40:] + one_hour[30:]):
         scene.feed.write(part)
@@ -156,7 +156,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     versions = [m.version for m in scene.sent(scene.topic("rolling_average"))]
 
     scene.configure(retention={"metrics_1m": "1 hour"})
-    anew = [table for table in tables_of(scene.settings) if table.name in {*fed, "closed"}]
+    anew = [table for table in declared_gold_tables(scene.settings) if table.name in {*fed, "closed"}]
     rebuild_tables(scene.spark, scene.settings, anew)
     for table in scene.tables():
         scene.publish(table.table, scene.topic(table.name))

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import ProcessorError, SessionlakeError
-from sessionlake.operations.pipeline import Layer, run_live
+from sessionlake.operations.pipeline import Layer, run_until_stopped
 from sessionlake.settings.model import ProcessorSettings, Settings
 from support.lakes import rows_of
 from support.waiting import eventually
@@ -63,7 +63,7 @@ def test_a_processor_that_fails_among_all_stops_alone_and_is_told_at_once_and_at
 
     def live() -> None:
         try:
-            run_live(spark, mine, Layer.ALL, stop, on_failure=told.append)
+            run_until_stopped(spark, mine, Layer.ALL, stop, on_failure=told.append)
         except SessionlakeError as error:
             ended.append(error)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import AccessError, BrokerError, SessionlakeError
-from sessionlake.history.status import kafka_ends
+from sessionlake.history.status import read_kafka_ends
 from sessionlake.kafka.admin import KafkaAdmin
 from sessionlake.kafka.clients import client_config, require_broker, spark_kafka_options
 from sessionlake.local.signals import StopFlag
@@ -107,14 +107,14 @@ REFUSED: dict[str, tuple[Way, type[SessionlakeError], str]] = {
 def test_python_s_client_gets_in(way: Way, secured: SecureBroker):
     settings = Settings(kafka=way(secured))
     require_broker(settings)
-    assert (kafka_ends(settings) or {})[TOPIC, 0] == 1
+    assert (read_kafka_ends(settings) or {})[TOPIC, 0] == 1
 
 
 @way_in
 def test_spark_reads_and_asks(way: Way, secured: SecureBroker, spark):
     settings = Settings(kafka=way(secured))
     with closing(KafkaAdmin(spark, settings)) as admin:
-        assert TOPIC in admin.topic_ids()
+        assert TOPIC in admin.read_topic_ids()
     options = spark_kafka_options(settings)
     frame = spark.read.format("kafka").options(**options).option("subscribe", TOPIC).load()
     assert [row["partition"] for row in frame.select("partition").collect()] == [0]
@@ -146,7 +146,7 @@ def test_spark_s_client_that_does_not_get_in_is_told_the_same(change, told: str,
         closing(KafkaAdmin(spark, Settings(kafka=secured.kafka(**change)))) as admin,
         pytest.raises(AccessError, match=told),
     ):
-        admin.topic_ids()
+        admin.read_topic_ids()
 
 
 def test_bronze_captures_over_tls_and_leaves_no_secret_behind(secured: SecureBroker, spark, location, tmp_path_factory):

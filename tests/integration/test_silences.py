@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from integration.test_topics import World
-from sessionlake.bronze.silences import Silences
-from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.silences import SilenceWriter
+from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Level
+from sessionlake.cli.doctor import Severity
 from sessionlake.delta.catalog.leases import Moment
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
@@ -21,12 +21,12 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, Pipeline
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify as verify_silver
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import OnTopicChange, Settings
-from sessionlake.silver.states import shard_states
-from sessionlake_lab.compare import verify
+from sessionlake.silver.states import read_shard_states
+from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import truth_from_broker
 from support.crash_worker import run_layer
 from support.lakes import rows_of
@@ -55,7 +55,7 @@ def statuses(world: World) -> Counter[str]:
 
 def remembered(world: World) -> int:
     """How many sessions the states have."""
-    states = shard_states(world.spark, world.settings)
+    states = read_shard_states(world.spark, world.settings)
     return sum(len(ShardState.decode(state, world.settings.capture.declared).cursors) for _, state in states)
 
 
@@ -65,9 +65,9 @@ def told(world: World) -> list[Silence]:
 
 def assert_exact(world: World) -> None:
     truth = truth_from_broker(world.settings, silences=told(world))
-    compared = verify(world.spark, Lake(world.settings), truth)
+    compared = verify_session_rows(world.spark, Lake(world.settings), truth)
     assert (compared.exact, compared.differences) == (compared.sessions, {})
-    assert verify_silver(world.spark, world.settings).is_exact
+    assert verify_silver_tables(world.spark, world.settings).is_exact
 
 
 class _Later:
@@ -78,12 +78,12 @@ class _Later:
 
     def __call__(self) -> Moment:
         now = Moment.now()
-        return Moment(now.wall + self._by, now.steady + self._steady.total_seconds())
+        return Moment(now.wall_time + self._by, now.monotonic_seconds + self._steady.total_seconds())
 
 
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     """Bronze takes it to be so much later."""
-    monkeypatch.setattr("sessionlake.bronze.silences._current_moment", _Later(by))
+    monkeypatch.setattr("sessionlake.bronze.silences._read_current_moment", _Later(by))
 
 
 @pytest.mark.soak
@@ -114,7 +114,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     world.send("t", 3, 2)  # of a session that is forgotten: it begins anew, and is held to that
     take_in(world)
     assert_exact(world)
-    assert [found for found in doctor._check_tables(world.settings) if found.level is Level.FAIL] == []
+    assert [found for found in doctor._check_tables(world.settings) if found.level is Severity.FAIL] == []
 
 
 def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_new(
@@ -126,20 +126,22 @@ def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_ne
     run_layer(world.spark, world.settings, BRONZE)
     later(monkeypatch, 2.5 * HOUR)
     lake = Lake(world.settings)
-    book = TopicBook(world.spark, lake, world.settings)
+    book = TopicRegister(world.spark, lake, world.settings)
     try:
-        watch = Silences(world.spark, lake, world.settings, book)
+        watch = SilenceWriter(world.spark, lake, world.settings, book)
         topic = world.name("t")
         assert [one.partition for one, _ in watch.find_silences()] == [0, 1, 2]
-        watch.advance([OffsetRange(topic, 0, 3, 3, 1)])
+        watch.note_read_offsets([OffsetRange(topic, 0, 3, 3, 1)])
         with monkeypatch.context() as set_forward:
-            set_forward.setattr("sessionlake.bronze.silences._current_moment", _Later(48 * HOUR, steady=2.5 * HOUR))
+            set_forward.setattr(
+                "sessionlake.bronze.silences._read_current_moment", _Later(48 * HOUR, steady=2.5 * HOUR)
+            )
             assert [one.partition for one, _ in watch.find_silences()] == [1, 2]
         world.send("t", 3, 1, partition=1)
         found = watch.find_silences()
         assert [(one.partition, one.behind) for one, _ in found] == [(2, 2)]
-        book.advance([OffsetRange(topic, 2, 3, 3, 1)])  # meanwhile there was a message, after all
-        watch.write(found)
+        book.note_read_offsets([OffsetRange(topic, 2, 3, 3, 1)])  # meanwhile there was a message, after all
+        watch.write_silences(found)
         assert told(world) == []
     finally:
         book.close()
@@ -152,7 +154,7 @@ def test_a_rebuild_comes_to_silences_where_they_are(world: World, monkeypatch: p
     take_in(world)
     later(monkeypatch, 2.5 * HOUR)
     run_layer(world.spark, world.settings, BRONZE)  # silver reads of it by the rebuild alone
-    rebuild(world.spark, world.settings)
+    rebuild_silver_tables(world.spark, world.settings)
     assert (statuses(world), remembered(world)) == (Counter(expired=1), 0)
     world.send("t", 3, 2)
     take_in(world)
@@ -169,7 +171,9 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
     world.send("t", 0, 3)
     with Pipeline(world.spark, world.settings, Layer.ALL) as pipeline:
         eventually(
-            lambda: statuses(world) == Counter(expired=1) and not remembered(world), 120, meanwhile=pipeline.check
+            lambda: statuses(world) == Counter(expired=1) and not remembered(world),
+            120,
+            meanwhile=pipeline.check_layers,
         )
     assert len(told(world)) in (1, 2)  # if nobody looked sooner, both times at once
     assert_exact(world)

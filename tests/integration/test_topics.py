@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
-from sessionlake.bronze.topic_book import TopicBook
-from sessionlake.cli.doctor import _check_checkpoints, _check_offsets, _check_row_counts, _topics
+from sessionlake.bronze.topic_book import TopicRegister
+from sessionlake.cli.doctor import _check_checkpoints, _check_offsets, _check_row_counts, _check_topics
 from sessionlake.delta.folders import staging as folder_staging
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
@@ -28,7 +28,7 @@ from sessionlake.ledger.topics import Topic, TopicState, read_topics, select_lat
 from sessionlake.operations.pipeline import Layer, Pipeline, run_once
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.settings.section import OnViolation
-from sessionlake.streaming.generations import Generation, Generations
+from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from support.lakes import limit, rows_of
 from support.waiting import eventually
 
@@ -99,8 +99,8 @@ class World:
         return [row for row in read_topics(self.spark, Lake(self.settings)) if row.topic == self.name(topic)]
 
     @property
-    def generations(self) -> Generations:
-        return Generations(self.settings.checkpoint(Layer.BRONZE), Layer.BRONZE)
+    def generations(self) -> CheckpointGenerations:
+        return CheckpointGenerations(self.settings.checkpoint(Layer.BRONZE), Layer.BRONZE)
 
     def of(self, *topics: str) -> Settings:
         """Settings under which just these topics are read."""
@@ -160,7 +160,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
     sessions = rows_of(world.spark, lake, "silver.sessions", ("topic", eq, world.name("a")), ("session_id", eq, "s0"))
     assert [(row["status"], row["next_seq"]) for row in sessions] == [("open", 11)]
     _check_offsets(lake.reader(world.spark), allow_gaps=False)
-    assert _topics(world.spark, lake).detail.startswith(
+    assert _check_topics(world.spark, lake).detail.startswith(
         f"1 active, 1 forgotten ({world.name('b')}); messages of {world.name('b')} were lost before bronze read them:"
     )
 
@@ -190,12 +190,12 @@ def test_messages_planned_but_not_captured_when_their_topic_was_made_anew_are_re
 def test_a_topic_made_anew_is_refused_though_the_process_was_killed_just_behind_its_first_batch(world, monkeypatch):
     world.send("a", 0, 1)
     with monkeypatch.context() as killed:
-        killed.setattr(TopicBook, "close", lambda book: book._admin.close())  # it writes nothing more down
+        killed.setattr(TopicRegister, "close", lambda book: book._admin.close())  # it writes nothing more down
         with Pipeline(world.spark, world.settings, Layer.BRONZE) as live:
-            eventually(lambda: world.offsets("a") == [0], SECONDS, meanwhile=live.check)
+            eventually(lambda: world.offsets("a") == [0], SECONDS, meanwhile=live.check_layers)
             world.create("b")
             world.send("b", 0, 3)
-            eventually(lambda: world.offsets("b") == [0, 1, 2], SECONDS, meanwhile=live.check)
+            eventually(lambda: world.offsets("b") == [0, 1, 2], SECONDS, meanwhile=live.check_layers)
     world.delete("b")
     world.create("b")
     world.send("b", 3, 7)
@@ -267,18 +267,18 @@ def test_a_batch_in_the_tables_is_not_read_again_when_kafka_has_deleted_it_since
         world.dies("Ledger.write_entry", world.settings, monkeypatch)
     else:
         world.run(world.settings)
-        (world.generations.current.folder / "commits" / "1").unlink()
+        (world.generations.current_generation.folder / "commits" / "1").unlink()
     world.retain("a", 5)
     world.send("a", 5, 1)
     world.run(world.settings)
-    assert world.generations.current.number == 1
+    assert world.generations.current_generation.number == 1
     world.assert_one_query_read_everything_once(a=6)
 
 
 def test_an_error_behind_a_batch_that_is_in_the_tables_is_told(world, monkeypatch):
     world.send("a", 0, 3)
     with monkeypatch.context() as failing:
-        failing.setattr("sessionlake.bronze.topic_book.TopicBook.advance", power_cut)
+        failing.setattr("sessionlake.bronze.topic_book.TopicRegister.note_read_offsets", power_cut)
         with pytest.raises(SessionlakeError, match="power cut"):
             world.run(world.settings)
     world.send("a", 3, 1)
@@ -303,7 +303,7 @@ def test_live_a_deleted_topic_is_forgotten_a_partition_is_added_and_a_quiet_topi
 
         def reached(condition: Callable[[], bool]) -> None:
             def looked() -> bool:
-                live.check()
+                live.check_layers()
                 return condition()
 
             eventually(looked, SECONDS)
@@ -333,7 +333,7 @@ def test_a_normal_restart_and_a_new_topic_stay_in_their_generation(world):
     world.send("a", 2, 2)
     world.send("b", 0, 3)
     world.run(world.settings)
-    assert world.generations.current.number == 0
+    assert world.generations.current_generation.number == 0
     world.assert_one_query_read_everything_once(a=4, b=3)
 
 
@@ -341,12 +341,12 @@ def test_a_process_killed_between_the_note_of_a_generation_and_its_start_goes_on
     world.send("a", 0, 3)
     world.send("b", 0, 3)
     world.run(world.settings)
-    present = world.generations.current
-    world.generations.start_new(present.next_batch, present.app_id)  # and there it died
+    present = world.generations.current_generation
+    world.generations.start_generation(present.next_batch, present.app_id)  # and there it died
     world.send("a", 3, 2)
     world.send("c", 0, 2)  # its partition was not there when the generation was noted
     world.run(world.settings)
-    present = world.generations.current
+    present = world.generations.current_generation
     assert (present.number, (present.folder / "commits" / "0").is_file()) == (1, True)
     world.assert_one_query_read_everything_once(a=5, b=3, c=2)
 
@@ -362,24 +362,27 @@ def test_generations_that_die_half_done_one_after_the_other_leave_every_message_
 
     world.send("a", 3, 1)
     world.dies("stage_append", world.of("a", "b"), monkeypatch)  # planned, nothing committed
-    assert numbers(world.generations.current) == (1, 1)
+    assert numbers(world.generations.current_generation) == (1, 1)
     world.send("a", 4, 1)
     world.send("b", 3, 1)
     world.dies(
         "Ledger.write_entry", world.of("a", "c"), monkeypatch
     )  # another change; messages committed, no ledger row
-    assert numbers(world.generations.current) == (2, 2)
+    assert numbers(world.generations.current_generation) == (2, 2)
     assert world.offsets("a") == [0, 1, 2, 3, 4]
     world.send("c", 3, 2)
     world.run(world.of("b"))  # yet another; it died before it had anything to read
-    assert numbers(world.generations.current) == (3, 3)
+    assert numbers(world.generations.current_generation) == (3, 3)
     world.dies("stage_append", world.settings, monkeypatch)
-    assert numbers(world.generations.current) == (4, 4)
+    assert numbers(world.generations.current_generation) == (4, 4)
     world.run(world.settings)  # nothing has changed: Spark finishes what it had planned
-    assert numbers(world.generations.current) == (4, 4)
+    assert numbers(world.generations.current_generation) == (4, 4)
     world.send("a", 5, 1)
     world.run(world.settings)
-    assert [entry.name for entry in sorted((world.generations.current.folder.parent).iterdir())] == ["4", "4.json"]
+    assert [entry.name for entry in sorted((world.generations.current_generation.folder.parent).iterdir())] == [
+        "4",
+        "4.json",
+    ]
     world.assert_one_query_read_everything_once(a=6, b=4, c=5)
 
 
@@ -412,7 +415,7 @@ def test_a_topic_created_between_looking_and_starting_is_read_and_stops_nothing(
     world.run(world.of("b", "late"))
     assert len(starts) > 1
     assert world.name("late") not in starts[0]
-    assert world.generations.current.number == 1
+    assert world.generations.current_generation.number == 1
     world.assert_one_query_read_everything_once(a=3, b=4, late=2)
 
 
@@ -420,7 +423,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
     for topic in ("goes", "stays"):
         world.create(topic)
         world.send(topic, 0, 2)
-    told, gone = KafkaAdmin.offsets, list[str]()
+    told, gone = KafkaAdmin.read_offsets, list[str]()
 
     def offsets(admin: KafkaAdmin, places: Any, **how: Any) -> Any:
         if not gone:
@@ -428,7 +431,7 @@ def test_a_topic_that_goes_while_kafka_is_asked_about_it_stops_no_start(world, m
             world.delete("goes")
         return told(admin, places, **how)
 
-    monkeypatch.setattr(KafkaAdmin, "offsets", offsets)
+    monkeypatch.setattr(KafkaAdmin, "read_offsets", offsets)
     world.run(world.under(OnTopicChange.FORGET))
     assert gone
     assert world.offsets("stays") == [0, 1]
@@ -440,16 +443,16 @@ def test_starting_offsets_that_spark_refuses_are_tried_again_and_in_the_end_told
     """As by a cluster whose brokers do not all know of a topic yet."""
     monkeypatch.setattr("sessionlake.bronze.query._PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("sessionlake.bronze.query._MAX_ATTEMPTS", 2)
-    real, refused = query.starting_offsets, iter(range(9))
+    real, refused = query.encode_starting_offsets, iter(range(9))
     for topic in ("a", "b"):
         world.send(topic, 0, 3)
     world.run(world.of("a"))
 
     with monkeypatch.context() as lagging:
-        lagging.setattr(query, "starting_offsets", lambda _: "{}")
+        lagging.setattr(query, "encode_starting_offsets", lambda _: "{}")
         with pytest.raises(SessionlakeError, match="you must specify all TopicPartitions"):
             world.run(world.of("b"))
-        lagging.setattr(query, "starting_offsets", lambda said: "{}" if next(refused) < 2 else real(said))
+        lagging.setattr(query, "encode_starting_offsets", lambda said: "{}" if next(refused) < 2 else real(said))
         world.run(world.of("b"))
-    assert world.generations.current.number == 1
+    assert world.generations.current_generation.number == 1
     world.assert_one_query_read_everything_once(a=3, b=3)

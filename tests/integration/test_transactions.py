@@ -21,14 +21,14 @@ from sessionlake.cli.verify_bronze import verify_bronze
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.history.missing import why_absent
+from sessionlake.history.missing import explain_absent
 from sessionlake.history.status import layer_statuses
 from sessionlake.kafka import transactions
-from sessionlake.kafka.transactions import without_message
+from sessionlake.kafka.transactions import find_runs_of_transactions
 from sessionlake.ledger.absent import AbsentOffsets, find_missing_runs
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
-from sessionlake_lab.simulate.readback import read_back
+from sessionlake_lab.simulate.readback import read_all_messages
 from support.lakes import rows_of
 from support.waiting import eventually
 
@@ -111,11 +111,11 @@ def test_aborted_messages_are_no_rows_and_no_duplicates_and_their_offsets_are_no
     assert rows_of(written.world.spark, written.lake, "silver.integrity_events") == []
     assert written.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])
     assert written.lag() == {"bronze": 0, "silver": 0}
-    assert [message.offset for message in read_back(written.settings)] == [0, 1, 7, 8]
+    assert [message.offset for message in read_all_messages(written.settings)] == [0, 1, 7, 8]
     reader = written.lake.reader(written.world.spark)
     _check_offsets(reader, allow_gaps=False)
     _check_row_counts(written.world.spark, written.lake)
-    assert "Kafka used it for a transaction" in (why_absent(reader, written.topic, 0, 4) or "")
+    assert "Kafka used it for a transaction" in (explain_absent(reader, written.topic, 0, 4) or "")
     noted = rows_of(written.world.spark, written.lake, "ops.absent_offsets", ("topic", eq, written.topic))
     assert [(row["first"], row["last"], row["reason"]) for row in noted] == [
         (2, 6, "transaction"),
@@ -138,7 +138,7 @@ def test_a_run_ends_before_an_open_transaction_and_a_later_run_reads_it_once_it_
     written.run(Layer.ALL)
     assert (written.offsets, written.lag()) == ([0, 1], {"bronze": 0, "silver": 0})
     assert written.verify() == (True, ["exact: 2 messages of 1 topic-partitions, as Kafka holds them"])
-    assert [message.offset for message in read_back(written.settings)] == [0, 1]
+    assert [message.offset for message in read_all_messages(written.settings)] == [0, 1]
 
     second.commit_transaction()  # marker 6
     assert written.lag() == {"bronze": 4, "silver": 0}
@@ -188,7 +188,7 @@ def test_only_offsets_that_a_transaction_used_are_without_a_message(written: Tra
         ends()  # messages 0 and 1, marker 2, aborted 3 and 4, marker 5
     runs = [(a, b) for a in range(6) for b in range(a + 1, 7)]
     place = written.topic, 0
-    found = without_message(written.world.spark, written.settings, {place: runs})
+    found = find_runs_of_transactions(written.world.spark, written.settings, {place: runs})
     assert found == {place: [(a, b) for a, b in runs if a >= 2]}
 
 
@@ -201,8 +201,8 @@ def test_of_many_small_transactions_only_the_first_are_looked_at_one_by_one(
         producer.begin_transaction()
         written.send(producer, number, 1)
         (producer.abort_transaction if number % 3 == 2 else producer.commit_transaction)()
-    one_by_one = transactions._is_without
-    monkeypatch.setattr(transactions, "_is_without", lambda *of: looked_at.append(of) or one_by_one(*of))
+    one_by_one = transactions._has_no_message
+    monkeypatch.setattr(transactions, "_has_no_message", lambda *of: looked_at.append(of) or one_by_one(*of))
     written.run()
     assert written.offsets == [2 * number for number in range(120) if number % 3 != 2]
     assert len(looked_at) == transactions.FEW_RUNS
@@ -211,7 +211,7 @@ def test_of_many_small_transactions_only_the_first_are_looked_at_one_by_one(
     held = np.array([offset for offset in written.offsets if offset != 200])
     runs = find_missing_runs(held, 0, 240)
     lost = next(run for run in runs if run[0] <= 200 < run[1])
-    found = without_message(written.world.spark, written.settings, {(written.topic, 0): runs})
+    found = find_runs_of_transactions(written.world.spark, written.settings, {(written.topic, 0): runs})
     assert found == {(written.topic, 0): [run for run in runs if run != lost]}
 
 
@@ -268,15 +268,15 @@ def test_messages_that_compaction_removed_are_not_taken_for_transactions(
 
     def held() -> list[int]:
         only = world.of("compacted")
-        return [message.offset for message in read_back(only)]
+        return [message.offset for message in read_all_messages(only)]
 
     eventually(lambda: len(held()) < 4, 60)
     lost = sorted({*range(4)} - {*held()})
     place = name, 0
     runs = [(offset, offset + 1) for offset in range(4)]
-    assert without_message(spark, written.settings, {place: runs}) == {place: []}
+    assert find_runs_of_transactions(spark, written.settings, {place: runs}) == {place: []}
     monkeypatch.setattr(transactions, "FEW_RUNS", 0)
-    assert without_message(spark, written.settings, {place: runs}) == {place: []}
+    assert find_runs_of_transactions(spark, written.settings, {place: runs}) == {place: []}
     only = world.of("compacted")
     told = rf"offsets {lost[0]} to .* no transaction is the reason.*allow_offset_gaps"
     with pytest.raises(OffsetHoleError, match=told):

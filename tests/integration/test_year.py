@@ -33,7 +33,7 @@ from rich.table import Table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, EVENTS, GOLD, MESSAGES, QUARANTINE, SILVER
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.ledger.retained import TABLES_REMOVED_TOGETHER, read_partition_starts
 from sessionlake.settings.model import Settings, load_settings
@@ -260,7 +260,7 @@ class Year:
         there = {table: folder for table, folder in folders.items() if folder.exists()}
         reader = lake.reader(None)
         return Figures(
-            {table: reader.size(table).files for table in there},
+            {table: reader.read_size(table).files for table in there},
             {table: _files(folder / "_delta_log") for table, folder in there.items()},
             {layer: _files(Path(self.settings.checkpoint(layer))) for layer in (BRONZE, SILVER, GOLD)},
             memory,
@@ -374,5 +374,5 @@ def assert_exact(spark: Any, settings: Settings, sent: list[KafkaMessage]) -> No
     assert sorted(held, key=repr) == sorted(stay, key=repr)
     assert len(held) < len(sent)
     assert_silver_is_the_truth(spark, settings, sent, ledger=False, cut=REMOVED)
-    verified = verify_gold(spark, settings, tables_of(settings))
+    verified = verify_gold(spark, settings, declared_gold_tables(settings))
     assert [(one.table, one.first_difference) for one in verified if one.first_difference] == []

@@ -26,7 +26,7 @@ from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import SilverOutput, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
-from sessionlake.silver.stream_times import StoredTimes, StreamTimesLog
+from sessionlake.silver.stream_times import StoredStreamTimes, StreamTimesLog
 
 START = 1_790_000_000_000
 SHARDS = 64
@@ -55,7 +55,7 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
     folder.mkdir()
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE)
     log = StreamTimesLog("silver", folder, StreamTimeNotes())
-    packer = Packer(build_decode_rules(capture), SHARDS, earlier_times=StoredTimes(str(folder)))
+    packer = Packer(build_decode_rules(capture), SHARDS, earlier_times=StoredStreamTimes(str(folder)))
     fold = SilverFold(capture.declared, capture)
     sent, offsets = np.zeros(SESSIONS, np.int64), np.zeros(topics * PARTITIONS, np.int64)
     states: dict[int, bytes | None] = {}
@@ -80,7 +80,7 @@ def measure(topics: int, batches: int, folder: Path) -> dict[str, float]:
         decoded = [decode_report(report) for report in reports]
         ends = sum_partition_counts(decoded)
         begun = time.process_time()
-        log.advance(ends, decoded)
+        log.add_batch_notes(ends, decoded)
         notes.append(time.process_time() - begun)
     return {
         "pack, ms": median(packs[4:]) * 1000,

@@ -2,7 +2,7 @@
 
     python tests/perf/bench_rules.py [--rules 1000] [--rows 2000] [--batches 5]
 
-The slices are written as gold leaves them: one a series and minute for 72 hours, and their hours; no JVM is started.
+The buckets are written as gold leaves them: one a series and minute for 72 hours, and their hours; no JVM is started.
 Each batch brings a minute of all series, and one point that is an hour late. Times are of the step alone, without what
 gold merges in any case; memory is the highest of the process once the tables are there.
 """
@@ -25,10 +25,10 @@ from rich.table import Table
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.schemas.names import RULE_EVENTS
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.alerts.stored import StoredInLake
-from sessionlake.gold.rules.batch import Batch, log_changes
+from sessionlake.gold.rules.batch import RuleBatch, log_changes
 from sessionlake.gold.rules.patterns import MATCH
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def rules_of(count: int) -> list[Rule]:
-    rnd, declared = np.random.default_rng(3), Declared(METRICS)
+    rnd, declared = np.random.default_rng(3), DeclaredColumns(METRICS)
     found = []
     for i in range(count):
         one, other = rnd.choice(METRICS, 2)
@@ -88,7 +88,7 @@ def series_of(rows: int) -> dict[str, pa.Array]:
 
 
 def tier(product: Product, series: dict[str, pa.Array], minutes: np.ndarray, length: int, seed: int) -> pa.Table:
-    """Slices of all series that begin at these minutes, with the columns that rules read filled in."""
+    """Buckets of all series that begin at these minutes, with the columns that rules read filled in."""
     count = len(series["topic"])
     each, rnd = np.tile(np.arange(count), len(minutes)), np.random.default_rng(seed)
     start = pa.array(np.repeat(minutes, count) * 60_000_000).cast(pa.timestamp("us", "UTC"))
@@ -100,7 +100,7 @@ def tier(product: Product, series: dict[str, pa.Array], minutes: np.ndarray, len
         columns[name] = pa.array(number)
     columns |= {"window_start": start, "points": pa.array(np.full(len(each), 2 * length))}
     columns["_sum_rest"] = pa.array(np.zeros(len(each)))
-    return pa.table([columns[name] for name, _ in product.columns], schema=product.schema())
+    return pa.table([columns[name] for name, _ in product.columns], schema=product.arrow_schema())
 
 
 def write_history(folder: Path, rows: int) -> int:
@@ -127,8 +127,8 @@ def measure(
 ) -> dict[str, list[float]]:
     series, stored = series_of(rows), StoredInLake(reader)
     found: dict[str, list[float]] = {"wall, s": [], "CPU, s": [], "alerts": [], "memory, MiB": []}
-    size = reader.size(METRICS_1M.table)
-    Console(width=100).print(f"{size.rows:,} slices of a minute in {size.files} files")
+    size = reader.read_size(METRICS_1M.table)
+    Console(width=100).print(f"{size.rows:,} buckets of a minute in {size.files} files")
     for minute in range(end, end + batches):
         part = tier(METRICS_1M, series, np.array([minute]), 1, 5000 + minute)
         append(folder, METRICS_1M, part)
@@ -138,7 +138,7 @@ def measure(
         before, after = (dict.fromkeys(topics, at * 60_000) for at in (minute, minute + 1))
         touched = pa.concat_tables([_touched(part, minute + 1), _touched(part.slice(7, 1), minute - 60)])
         wall, cpu = time.perf_counter(), time.process_time()
-        logged = log_changes(rules, [], Batch(before, after, touched, MATCH.empty_table()), stored)
+        logged = log_changes(rules, [], RuleBatch(before, after, touched, MATCH.empty_table()), stored)
         found["wall, s"].append(time.perf_counter() - wall)
         found["CPU, s"].append(time.process_time() - cpu)
         found["alerts"].append(len(logged))

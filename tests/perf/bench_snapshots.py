@@ -20,9 +20,9 @@ from sessionlake.settings.model import CaptureSettings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_schema
 from sessionlake.silver.fold.shard import SilverFold
-from sessionlake.silver.tables.snapshots import compute_snapshots, snapshots_schema
-from sessionlake.silver.tables.weights import weights_input
-from sessionlake_lab.simulate.generate import generate
+from sessionlake.silver.tables.snapshots import build_snapshots_schema, compute_snapshots
+from sessionlake.silver.tables.weights import summarize_kept_tables
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Scenario
 
 CAPTURE = CaptureSettings()
@@ -62,7 +62,7 @@ def folded(scenario: Scenario) -> dict[str, pa.Table]:
 
 
 def messages(scenario: Scenario) -> pa.Table:
-    made = list(generate(scenario, COLUMNS))
+    made = list(generate_messages(scenario, COLUMNS))
     return pa.table(
         {
             "shard": pa.array(np.zeros(len(made), np.int32)),
@@ -79,8 +79,8 @@ def messages(scenario: Scenario) -> pa.Table:
 
 def kept(cuts: pa.Table, changes: pa.Table) -> int:
     """How many rows the tables have that are kept at some cuts."""
-    nothing = snapshots_schema(COLUMNS).empty_table()
-    weights = weights_input(nothing.append_column("rows", pa.nulls(0, pa.int64())), cuts)
+    nothing = build_snapshots_schema(COLUMNS).empty_table()
+    weights = summarize_kept_tables(nothing.append_column("rows", pa.nulls(0, pa.int64())), cuts)
     made: Iterator[pa.Table] = compute_snapshots(cuts, weights, nothing, changes, nothing, COLUMNS)
     return sum(part.num_rows - part["row_id"].null_count for part in made)
 

@@ -48,7 +48,7 @@ from sessionlake.silver.fold.unpack import unpack_rows
 from sessionlake.silver.job import start as start_silver
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake.spark.session import spark_session, stop_spark
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake_lab.simulate.run import run_simulation
 
 PACKAGE = "sessionlake"
@@ -157,7 +157,7 @@ def one_message(capture: CaptureSettings) -> None:
             "ingested_at": pa.array([now], time),
         }
     )
-    chunks = [row["chunk"] for row in Packer(rules_of(capture), 1).pack_block(raw).to_pylist()]
+    chunks = [row["chunk"] for row in Packer(build_payload_rules(capture), 1).pack_block(raw).to_pylist()]
     _, payloads = SilverFold(capture.declared, capture)(0, None, chunks)
     changes = [payload for kind, payload in payloads if kind == SilverOutput.CHANGES]
     [report] = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.schemas.names import METRICS_1M
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.history.explain import explain
 from sessionlake.operations.rebuild.endings import reset_gold
 from sessionlake.protocol.types import Row
@@ -50,9 +50,9 @@ class Asked:
     """What SQL says of messages: of each table and row, by its keys, how many values of which offset are in it."""
 
     def __init__(self, feed: Feed, offsets: int) -> None:
-        names, rows = fetch(feed.spark, feed.settings, EVERY.format(offsets))
+        names, rows = fetch_query_result(feed.spark, feed.settings, EVERY.format(offsets))
         self.found: dict[tuple[str, tuple[Any, ...]], dict[int, int]] = {}
-        keys = {one.table: one.row_keys for one in tables_of(feed.settings)}
+        keys = {one.table: one.row_keys for one in declared_gold_tables(feed.settings)}
         for row in (dict(zip(names, row, strict=True)) for row in rows):
             own = tuple(row[name] for name in keys[row["table"]])
             told = self.found.setdefault((row["table"], own), {})
@@ -83,7 +83,7 @@ def test_sql_says_of_every_message_what_python_says_of_any_figure(feed: Feed) ->
         feed.write(changes).run()
     feed.write([change("s", "r", MESSAGES, 0, MESSAGES * 20 * MINUTE, price=1.0)])  # which gold has not taken in
     found = Asked(feed, MESSAGES + 1).found
-    for table in tables_of(feed.settings):
+    for table in declared_gold_tables(feed.settings):
         rows = rows_of(feed.spark, feed.lake, table.table)
         keys = [tuple(row[name] for name in table.row_keys) for row in rows]
         assert {key for name, key in found if name == table.table} == {*keys}

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.explain import show_explained
-from sessionlake.cli.query import fetch
+from sessionlake.cli.explain import show_explained_rows
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.commit import delete_all_rows, remove_rows
 from sessionlake.delta.home import FolderStorage
@@ -37,7 +37,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, MachineError, NotFoundError, UsageError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.declared.tables import averages_of, products_of, tables_of
+from sessionlake.gold.declared.tables import declared_averages, declared_gold_tables, declared_products
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.query import metrics
 from sessionlake.gold.sql.figures_with import create_figures_with
@@ -102,7 +102,7 @@ class Feed:
     def restated(self) -> list[Row]:
         """Restatements; each row has as many as its revision says, and they lead to its figure."""
         found = sorted(rows_of(self.spark, self.lake, RESTATEMENTS), key=itemgetter("revision"))
-        for series in averages_of(self.settings):
+        for series in declared_averages(self.settings):
             for row in rows_of(self.spark, self.lake, series.table):
                 own = [
                     one
@@ -122,7 +122,7 @@ class Feed:
 
     def require_exact(self, *tables: str) -> None:
         """These tables, or all, equal a recomputation by SQL."""
-        wanted = [one for one in tables_of(self.settings) if not tables or one.table in tables]
+        wanted = [one for one in declared_gold_tables(self.settings) if not tables or one.table in tables]
         found = verify_gold(self.spark, self.settings, wanted)
         told = [RESTATEMENTS] * any(isinstance(one, RollingAverage) for one in wanted)
         assert [one.table for one in found] == [one.table for one in wanted] + told
@@ -183,7 +183,7 @@ def all_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def files(scratch: Path | None, query: str) -> PayloadFiles:
         return PayloadFiles(None if scratch is None else scratch / query, min_bytes=0)
 
-    monkeypatch.setattr(PayloadFiles, "for_query", files)
+    monkeypatch.setattr(PayloadFiles, "create_for_query", files)
 
 
 LARGE_TOO = [pytest.param(seed, True, marks=pytest.mark.soak) for seed in range(5, 9)]
@@ -293,11 +293,11 @@ def test_what_comes_too_late_for_a_product_is_told_instead_of_counted_whatever_t
     told = [("gold.own", i, times[i][0] * SECOND, times[i][1] * SECOND) for i in (3, 5, 6)]
     assert late() == told
     assert {o["table"]: o["rows"] for o in max(feed.ledger(), key=itemgetter("batch_id"))["outputs"]}[LATE_POINTS] == 3
-    verified = verify_gold(feed.spark, feed.settings, [products_of(feed.settings)[-1]])
+    verified = verify_gold(feed.spark, feed.settings, [declared_products(feed.settings)[-1]])
     assert [(one.table, one.first_difference) for one in verified] == [("gold.own", None), (LATE_POINTS, None)]
     [first], _ = explain(feed.spark, feed.settings, "gold.own", "window_start = timestamp_seconds(0)", message=(0, 3))
     assert (first.events, first.holds) == (3, False)
-    job.rebuild_tables(feed.spark, feed.settings, [products_of(feed.settings)[-1]])
+    job.rebuild_tables(feed.spark, feed.settings, [declared_products(feed.settings)[-1]])
     assert late() == told
 
 
@@ -377,7 +377,9 @@ def test_another_number_of_points_is_a_rebuild(feed: Feed):
         LakeError, match=r"rolling_average was computed by another declaration.*rebuild gold.rolling_average"
     ):
         feed.run()
-    job.rebuild_tables(feed.spark, feed.settings, [*averages_of(feed.settings), products_of(feed.settings)[-1]])
+    job.rebuild_tables(
+        feed.spark, feed.settings, [*declared_averages(feed.settings), declared_products(feed.settings)[-1]]
+    )
     feed.lose_last_commit()  # of which they were made
     feed.write(changes[6:7]).run().write([*changes[7:], late]).run()
     feed.lose_last_commit()  # a batch since the making that has died is no hindrance
@@ -391,13 +393,13 @@ def test_another_number_of_points_is_a_rebuild(feed: Feed):
 def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i), status="on") for i in range(12)]
     with monkeypatch.context() as patch:  # a version that had the first alone
-        patch.setattr(job, "tables_of", lambda _: (*averages_of(feed.settings), STANDARD[0]))
+        patch.setattr(job, "declared_gold_tables", lambda _: (*declared_averages(feed.settings), STANDARD[0]))
         feed.write(changes[:5]).run()
     feed.write(changes[5:9])
     feed.declare(n="count", spread="variance", middle="p50", most="p99")
     feed.run().require_exact()
     with monkeypatch.context() as patch:  # a product that is left out for a while has missed what came meanwhile
-        patch.setattr(job, "tables_of", lambda _: (*averages_of(feed.settings), *STANDARD))
+        patch.setattr(job, "declared_gold_tables", lambda _: (*declared_averages(feed.settings), *STANDARD))
         feed.write(changes[9:10]).run()
     feed.run().require_exact("gold.own")
     with monkeypatch.context() as patch:
@@ -405,7 +407,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         with pytest.raises(ZeroDivisionError):
             job.rebuild_tables(feed.spark, feed.settings, STANDARD[1:2])
     feed.write(changes[10:]).run().require_exact(STANDARD[1].table)  # what died while it was made is made again
-    monkeypatch.setattr(job, "tables_of", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
+    monkeypatch.setattr(job, "declared_gold_tables", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
     with pytest.raises(
         LakeError, match=r"metrics_1m was computed by another declaration.*sessionlake rebuild gold.metrics_1m"
     ):
@@ -422,7 +424,7 @@ def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_
     gold = feed.settings.gold.model_copy(update={"products": (product,)})
     feed.settings = feed.settings.model_copy(update={"gold": gold})
     feed.write([change("s", "r", 7, 45 * SECOND, 201 * SECOND, price=7.0)])  # taken in as they are made anew
-    job.rebuild_tables(feed.spark, feed.settings, tables_of(feed.settings))
+    job.rebuild_tables(feed.spark, feed.settings, declared_gold_tables(feed.settings))
 
     def told() -> list[tuple[str, int, int]]:
         rows = [row for table in (LATE_POINTS, RESTATEMENTS) for row in rows_of(feed.spark, feed.lake, table)]
@@ -433,7 +435,7 @@ def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_
     feed.lose_last_commit()
     feed.run()
     assert told() == late
-    found = verify_gold(feed.spark, feed.settings, tables_of(feed.settings))
+    found = verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
     assert [one.first_difference for one in found] == [None] * len(found)
 
 
@@ -447,11 +449,11 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
     job.rebuild_tables(feed.spark, feed.settings, STANDARD[:1])  # the stream goes on, without the product
     feed.declare(n="count").run().require_exact("gold.own")
     feed.declare(total="sum")
-    job.rebuild_tables(feed.spark, feed.settings, products_of(feed.settings)[-1:])
+    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[-1:])
     feed.write(changes[4:5]).run().require_exact("gold.own")
-    recover.empty(feed.spark, feed.settings)
+    recover.empty_gold(feed.spark, feed.settings)
     feed.declare(low="min")
-    job.rebuild_tables(feed.spark, feed.settings, products_of(feed.settings)[-1:])
+    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[-1:])
     feed.write(changes[5:]).run().require_exact("gold.own")
 
 
@@ -464,7 +466,7 @@ def test_a_difference_is_found_and_told(feed: Feed):
     feed.lake.delta(feed.spark, SENSOR_AVERAGES).update("ts = 0", {"revision": "revision + 1"})
     found = {
         one.table: one
-        for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings))
+        for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
         if one.first_difference
     }
     assert set(found) == {METRICS_1M, METRICS_1H, AVERAGES, RESTATEMENTS}
@@ -492,7 +494,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     sql = "SELECT session_id, window_start, events FROM figures_with('capture.a', 0, {}) WHERE table = '{}'"
     schema, _, _ = create_figures_with(feed.spark, feed.lake).rpartition(".")
     feed.spark.sql(f"USE {schema or 'default'}")  # Spark's own catalog finds table functions in no other
-    found = fetch(feed.spark, feed.settings, sql.format(3, METRICS_1M))[1]
+    found = fetch_query_result(feed.spark, feed.settings, sql.format(3, METRICS_1M))[1]
     assert found == [("s", datetime.fromtimestamp(60, UTC), 1)]
     feed.spark.sql("USE default")
     of_average = f"session_id = 's' AND ts = {80 * SECOND}"
@@ -517,7 +519,7 @@ def test_which_figures_are_explained_and_what_cannot_be_is_said(feed: Feed):
     with pytest.raises(NotFoundError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
     with pytest.raises(UsageError, match=r"explain: (--where: )?\["):
-        show_explained(feed.spark, feed.settings, METRICS_1M, "sesion_id = 's'", None, OutputFormat.JSON)
+        show_explained_rows(feed.spark, feed.settings, METRICS_1M, "sesion_id = 's'", None, OutputFormat.JSON)
     feed.lose_last_commit()  # as while a batch is being made
     assert explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))[0] == [one]
 
@@ -543,7 +545,7 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     assert told(METRICS_1M, first.format("t"), 0) == (1, False, None)
     assert told(AVERAGES, "session_id = 's' AND ts = 2000", 0) == (1, None, cut.before)
     assert told(AVERAGES, "session_id = 't'", 0) == (1, False, None)
-    show_explained(feed.spark, feed.settings, METRICS_1M, first.format("s"), (0, 0), OutputFormat.TABLE)
+    show_explained_rows(feed.spark, feed.settings, METRICS_1M, first.format("s"), (0, 0), OutputFormat.TABLE)
     shown = " ".join(capsys.readouterr().out.split())
     assert "made of 1 values that still exist removed maintain.retention has removed changes" in shown
     assert "changes from before 2026-01-01T00:00:00" in shown
@@ -583,7 +585,7 @@ def test_metrics_of_a_range_are_the_same_in_sql_and_in_python(feed: Feed, monkey
     for begin, end in ((-25 * hour, 49 * hour + hour / 60), (3 * hour + hour / 4, 5 * hour)):
         found = metrics(feed.settings, epoch + begin, epoch + end, spark=feed.spark).rows.to_pylist()
         edges = (f"timestamp_millis({edge // timedelta(milliseconds=1)})" for edge in (begin, end))
-        names, rows = fetch(feed.spark, feed.settings, sql.format(*edges))
+        names, rows = fetch_query_result(feed.spark, feed.settings, sql.format(*edges))
         assert [dict(zip(names, row, strict=True)) for row in rows] == [
             {name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for name, value in row.items()}
             | {"whole": True}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.rules import apply, load_rules
+from sessionlake.cli.rules import apply_rules, load_rules
 from sessionlake.delta.schemas.names import DISTINCT_VALUES
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.settings.model import GoldSettings, Settings
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.sharded import read_states
 from spark.test_gold import SECOND, Feed, all_in_files, by_hand, change
 from support.lakes import rows_of
@@ -56,7 +56,7 @@ def test_rules_and_distinct_texts_leave_nothing_in_the_state(feed: Feed, tmp_pat
     file = tmp_path / "rules.yml"
     odd = "status != 'text 0' then status != 'text 1' within 5 min"
     file.write_text(f'rules: [{{name: odd, when: "{odd}"}}, {{name: high, when: max(price) over 5 min > 10}}]')
-    apply(feed.spark, feed.settings, load_rules(feed.settings, file), print, only=False)
+    apply_rules(feed.spark, feed.settings, load_rules(feed.settings, file), print, only=False)
     feed.write([change("s", "r", i, i * SECOND, price=float(i)) for i in range(20)]).run()
     before = states(feed)
     for batch in range(8):
@@ -71,12 +71,14 @@ def test_rules_and_distinct_texts_leave_nothing_in_the_state(feed: Feed, tmp_pat
 def states(feed: Feed) -> dict[int, bytes]:
     """The state of each of gold's shards after the last batch."""
     checkpoint = feed.settings.checkpoint(job.LAYER)
-    found = read_states(feed.spark, str(checkpoint), last_committed(checkpoint) or 0)
+    found = read_states(feed.spark, str(checkpoint), read_last_committed_batch(checkpoint) or 0)
     return {row["shard"]: bytes(row["chunk"]) for row in found.collect()}
 
 
 def exact(feed: Feed) -> None:
-    assert {one.first_difference for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings))} == {None}
+    assert {
+        one.first_difference for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
+    } == {None}
 
 
 @pytest.mark.soak

@@ -24,7 +24,7 @@ from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.catalog import storage as catalog
 from sessionlake.delta.commit import append, merge
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.table_files import live_files, open_table
+from sessionlake.delta.folders.table_files import list_live_files, open_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -49,7 +49,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger import positions
 from sessionlake.ledger.positions import verify_copied_sums
-from sessionlake.operations.maintenance import Maintenance, Reader, TableMaintenance, readers
+from sessionlake.operations.maintenance import Maintenance, TableMaintenance, TableReaderProgress, list_readers
 from sessionlake.settings.model import MaintainSettings, Settings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -71,7 +71,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def maintained(pipeline: Pipeline, table: str) -> TableMaintenance:
-    (done,) = Maintenance(pipeline.spark, pipeline.settings).once(table)
+    (done,) = Maintenance(pipeline.spark, pipeline.settings).maintain_once(table)
     return done
 
 
@@ -111,7 +111,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     pipeline.stream()
     assert pipeline.merge() == 1
     # A catalog has those of leases and retention, too.
-    tended = {done.table for done in Maintenance(spark, pipeline.settings).once()}
+    tended = {done.table for done in Maintenance(spark, pipeline.settings).maintain_once()}
     assert len(tended - {LEASES, RETAINED}) == len(TABLES) + 3  # bronze, decisions, the ledger
     reader = pipeline.lake.reader(spark)
     assert verify_copied_sums(reader)
@@ -154,7 +154,7 @@ def test_a_running_stream_and_its_merges_are_the_truth_with_maintenance_beside_t
         )
         assert beside.error is None
         query.drain()
-        merger.drain()
+        merger.wait_for_merges()
     finally:
         beside.stop()
         query.stop()
@@ -210,8 +210,8 @@ def test_bronze_is_left_alone_before_silver_has_begun(spark: Any, location: dict
     assert done.waits.startswith("silver has not started to read it")
     assert pipeline.lake.last_commit(spark, MESSAGES).version == version
     pipeline.stream()
-    assert readers(pipeline.settings, MESSAGES) == [
-        Reader("silver", has_started=True, next_version=version + 1, last_start=version)
+    assert list_readers(pipeline.settings, MESSAGES) == [
+        TableReaderProgress("silver", has_started=True, next_version=version + 1, last_start=version)
     ]
 
 
@@ -319,7 +319,7 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     freed = lake.storage.vacuum(spark, EVENTS, NOW)
     assert (freed.files, freed.freed > 0) == (120, True)
     assert offsets_of(lake) == list(range(120))
-    assert len(list(folder.glob("*.parquet"))) == len(live_files(DeltaTable(folder))) == 1
+    assert len(list(folder.glob("*.parquet"))) == len(list_live_files(DeltaTable(folder))) == 1
 
 
 @pytest.mark.soak
@@ -427,7 +427,7 @@ def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
 def codecs(lake: Lake, table: str) -> set[str]:
     """What the files of a table are compressed with."""
     folder = folder_of(lake, table)
-    footers = [pq.read_metadata(file.path) for file in live_files(DeltaTable(folder))]
+    footers = [pq.read_metadata(file.path) for file in list_live_files(DeltaTable(folder))]
     return {footer.row_group(0).column(0).compression for footer in footers}
 
 
@@ -448,7 +448,7 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
         assert ended.returncode == -9
         assert offsets_of(lake) == list(range(50))
         assert len(list(folder.glob("*.parquet"))) == files
-    assert len(live_files(DeltaTable(folder))) == 1
+    assert len(list_live_files(DeltaTable(folder))) == 1
     lake.storage.vacuum(spark, EVENTS, NOW)
     assert len(list(folder.glob("*.parquet"))) == 1
     assert offsets_of(lake) == list(range(50))
@@ -466,7 +466,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
     def compact() -> None:
         nonlocal most
         while not ended.wait(0.05):
-            most = max(most, len(live_files(open_table(folder_of(lake, EVENTS)))))
+            most = max(most, len(list_live_files(open_table(folder_of(lake, EVENTS)))))
             compact_all(lake)
 
     with ThreadPoolExecutor(1) as beside:
@@ -477,7 +477,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
             ended.set()
         done.result()
     compact_all(lake)
-    return most, len(live_files(open_table(folder_of(lake, EVENTS))))
+    return most, len(list_live_files(open_table(folder_of(lake, EVENTS))))
 
 
 @pytest.mark.soak

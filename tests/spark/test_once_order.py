@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from sessionlake.cli import rules
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, RULE_EVENTS, SENSOR_AVERAGES
-from sessionlake.gold.changes import declared_in
-from sessionlake.gold.declared.tables import tables_of
-from sessionlake.gold.rules.document import read_file
+from sessionlake.gold.changes import declared_columns
+from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.rules.document import parse_rules_file
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import explain
 from sessionlake.protocol.types import Row
@@ -75,7 +75,7 @@ def figures(feed: Feed, table: str, topic: str) -> list[tuple[Any, ...]]:
 
 def tables(feed: Feed, topic: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for one in tables_of(feed.settings):
+    for one in declared_gold_tables(feed.settings):
         if one.table in (AVERAGES, SENSOR_AVERAGES, "gold.by_topic"):
             found[one.table] = [[str(part) for part in row] for row in figures(feed, one.table, topic)]
         else:
@@ -98,7 +98,7 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
     rnd = random.Random(9)
     rows = sent(rnd)
     ordered, shuffled = arriving(rows, rnd, ORDERED, 1), arriving(rows, rnd, SHUFFLED, 100)
-    written, _ = read_file(RULES, declared_in(feed.settings))
+    written, _ = parse_rules_file(RULES, declared_columns(feed.settings))
     for begin in range(0, MESSAGES, BATCH):
         limit(monkeypatch, **({"inline_bytes": 0, "driver_bytes": 0} if begin else {}))
         end = begin + BATCH
@@ -108,8 +108,10 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
         feed.run()
         monkeypatch.undo()
         if not begin:
-            rules.apply(feed.spark, feed.settings, written, lambda _: None, only=False)
-    assert {one.first_difference for one in verify_gold(feed.spark, feed.settings, tables_of(feed.settings))} == {None}
+            rules.apply_rules(feed.spark, feed.settings, written, lambda _: None, only=False)
+    assert {
+        one.first_difference for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
+    } == {None}
     mine, theirs = tables(feed, ORDERED), tables(feed, SHUFFLED)
     assert mine == theirs
     assert {rule for rule, *_ in mine[RULE_EVENTS]} == {"pair", "alone", "last"}
@@ -124,5 +126,5 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
     assert [(one.first, one.last, one.messages) for one in found.offsets] == [(offsets[0], offsets[-1], 3)]
     query = "SELECT `table`, ts FROM figures_with('capture.b', 0, {})"
     assert (AVERAGES, row["ts"]) in [
-        tuple(one) for one in fetch(feed.spark, feed.settings, query.format(offsets[0]))[1]
+        tuple(one) for one in fetch_query_result(feed.spark, feed.settings, query.format(offsets[0]))[1]
     ]

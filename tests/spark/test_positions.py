@@ -33,7 +33,7 @@ from sessionlake.ledger.progress import (
 )
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import _followed
+from sessionlake.silver.decisions import _read_followed_decisions
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from support.clocks import set_clock_back
 from support.ledgers import LAYERS, NOON, SPACING, entries
@@ -98,7 +98,7 @@ def asked(spark: Any, lake: Lake) -> dict[str, Callable[[], Any]]:
         "the last batch": lambda: read_last_batch(reader, "bronze"),
         "what is merged": lambda: read_last_merged_batch(reader),
         "what is to be merged": lambda: [row["batch_id"] for row in read_entries_after(reader, "silver", LAST - 3)],
-        "decisions followed": lambda: _followed(reader),
+        "decisions followed": lambda: _read_followed_decisions(reader),
         "status": lambda: [(layer.messages, layer.behind, layer.rows) for layer in layer_statuses(reader, settings)],
         "as of a late batch": lambda: as_of_batch(spark, settings, LAST - 1).versions,
         "whether a message was taken in": lambda: has_read_message(reader, "silver", "capture.a", 0, 17),
@@ -121,11 +121,11 @@ def refused(spark: Any, lake: Lake) -> bool:
 def test_whoever_starts_or_asks_reads_the_entries_of_late_and_answers_the_same(
     spark: Any, lake: Lake, read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "kafka_ends", lambda _: None)
+    monkeypatch.setattr(status, "read_kafka_ends", lambda _: None)
     monkeypatch.setattr("sessionlake.ledger.progress._REACHES", (timedelta(minutes=5), timedelta(minutes=20)))
     whole = {name: answer() for name, answer in asked(spark, lake).items()}
     assert whole["offsets"]["capture.a", 3] == LAST * 10 + 9
-    (done,) = Maintenance(spark, lake.settings).once(LEDGER)
+    (done,) = Maintenance(spark, lake.settings).maintain_once(LEDGER)
     assert done.waits == ""
     for name, answer in asked(spark, lake).items():
         read.clear()

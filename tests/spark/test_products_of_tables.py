@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comme
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared.tables import schemas_of
+from sessionlake.gold.declared.tables import declared_gold_schemas
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.processors.output import HEAD
 from sessionlake.settings.gold import GoldSettings
@@ -129,13 +129,13 @@ class Fills:
 
     def verify(self) -> bool:
         found: list[str] = []
-        exact = gold.verify(self.spark, self.settings, found.append)
+        exact = gold.verify_gold_tables(self.spark, self.settings, found.append)
         self.said = [said for said in found if ".by_" in said]
         return exact
 
     def rebuild(self, table: str) -> None:
         self.said.clear()
-        gold.rebuild(self.spark, self.settings, table, self.said.append)
+        gold.rebuild_gold_tables(self.spark, self.settings, table, self.said.append)
 
     def spoil(self, table: str, **changed: Any) -> None:
         """Changes the figures of one of the table's rows."""
@@ -249,7 +249,7 @@ def test_rows_of_a_reference_table_are_counted_and_counted_otherwise_as_it_chang
     by_country = {"name": "by_country", "source": "reference.sites", "keys": ["country"], "aggregates": {"n": "count"}}
     given = GoldSettings.model_validate({"products": [by_country], "references": [sites]})
     fills.settings = Settings(**fills.location, gold=given)
-    lake = Lake(fills.settings, schemas_of(fills.settings))
+    lake = Lake(fills.settings, declared_gold_schemas(fills.settings))
     lake.ensure(fills.spark, ["reference.sites"])
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [{"site": site, "country": country, "valid_from": begin} for site, country in ("an", "bn", "cd")]

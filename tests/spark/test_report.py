@@ -13,8 +13,8 @@ from sessionlake.delta.schemas.names import SESSIONS
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.reading import TableSize
 from sessionlake.delta.storage.spark_reader import SparkReader
-from sessionlake.history.report.contents import contents_of
-from sessionlake.history.report.page import page
+from sessionlake.history.report.contents import read_report_contents
+from sessionlake.history.report.page import render_page
 from sessionlake.spark.frames import to_spark_frame
 from support.lakes import folder_of
 from support.ledgers import NOON
@@ -26,7 +26,7 @@ def test_the_page_of_a_lake_that_spark_reads_is_that_of_one_that_delta_rs_reads(
     lake = Lake(settings)
     fill(lake, ["capture.a", "capture.b"])
     pages = [
-        page(replace(contents_of(reader, settings), made_at=NOON))
+        render_page(replace(read_report_contents(reader, settings), made_at=NOON))
         for reader in (lake.reader(), SparkReader(lake.storage, spark))
     ]
     assert pages[0] == pages[1]
@@ -44,7 +44,7 @@ def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     assert any("deletionVector" in file.read_text() for file in log.glob("*3.json"))
     left = [row for row in sessions if row["session_id"] >= "s5"]
     for reader in (lake.reader(), SparkReader(lake.storage, spark)):
-        size = reader.size(SESSIONS)
+        size = reader.read_size(SESSIONS)
         assert size == TableSize(version=3, rows=len(left), files=1, bytes=size.bytes)
         assert size.bytes > 0
         assert reader.count_by(SESSIONS, ("topic", "status")) == {

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.delta.schemas.gold import GOLD_SCHEMAS
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.verify.averages import inconsistencies
+from sessionlake.gold.verify.averages import find_inconsistencies
 from sessionlake.protocol.types import Row
 from support.seeds import seeds
 from unit.test_points import BY_SENSOR, BY_SESSION, HOUR, METRICS, Gold, change
@@ -21,9 +21,9 @@ STEP = 10
 SERIES = (
     BY_SESSION,
     BY_SENSOR,
-    RollingAverage("by_metric", ("topic", "metric"), last=2, watermark_ms=40 * STEP),
-    RollingAverage("final", last=4, watermark_ms=60 * STEP, early=False),
-    RollingAverage("filled", ("topic", "row_id", "metric"), last=3, watermark_ms=20 * STEP, least=2),
+    RollingAverage("by_metric", ("topic", "metric"), window_points=2, watermark_ms=40 * STEP),
+    RollingAverage("final", window_points=4, watermark_ms=60 * STEP, publishes_early=False),
+    RollingAverage("filled", ("topic", "row_id", "metric"), window_points=3, watermark_ms=20 * STEP, minimum_points=2),
 )
 TOLD = ", ".join(f"`{name}` {sql}" for name, sql in GOLD_SCHEMAS[RESTATEMENTS].columns)
 TOPICS = 36
@@ -68,7 +68,7 @@ def broken(spark: Any, history: History, series: RollingAverage, table: list[Row
     held = spark.createDataFrame([tuple(row[name] for name, _ in series.columns) for row in table], series.ddl)
     chain = spark.createDataFrame([tuple(row[name] for name in columns) for row in told], TOLD)
     found: dict[str, str] = {}
-    for row in inconsistencies(series, held, chain, frame).collect():
+    for row in find_inconsistencies(series, held, chain, frame).collect():
         found.setdefault(row["topic"], row["what"])
     return found
 
@@ -134,7 +134,7 @@ class Forger:
         return self.set(self.told, "average", lambda row: row["average"] + 0.25)
 
     def a_size(self) -> bool:
-        return self.set(self.told, "points", lambda _: self.series.last + 1)
+        return self.set(self.told, "points", lambda _: self.series.window_points + 1)
 
     def a_restatement_that_changes_nothing(self) -> bool:
         row = self.some([one for one in self.told if one["revision"] == 1])
@@ -174,7 +174,7 @@ def test_nothing_is_found_whatever_the_batches_and_each_forgery_of_one_topic_is(
     for series in SERIES:
         table, told = history.of(series)
         assert {row["pane"] for row in told} >= (
-            {"late", "early"} if series.watermark_ms and series.early else {"late"}
+            {"late", "early"} if series.watermark_ms and series.publishes_early else {"late"}
         )
         assert broken(spark, history, series, table, told) == {}
         forged: dict[str, str] = {}

@@ -15,17 +15,17 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, LEDGER, SILVER
 from sessionlake.errors import IntegrityViolationError, OffsetHoleError, UsageError
-from sessionlake.history.state import session_state, stats_of
+from sessionlake.history.state import find_session_state, stats_of
 from sessionlake.integrity.rules import Decision
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
-from sessionlake.silver.decisions import decide, stopped_at, withdraw
+from sessionlake.silver.decisions import read_stop, record_decision, withdraw_decision
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.silver.states import shard_of, shard_states
-from sessionlake.silver.stream_times import stored_times
+from sessionlake.silver.states import compute_shard, read_shard_states
+from sessionlake.silver.stream_times import open_stored_times
 from sessionlake_lab.truth import KafkaMessage
 from support.checkpoints import lose_last_commit
 from support.lakes import assert_silver_is_the_truth, comparable, in_order, limit, rows_of, write_bronze
@@ -122,7 +122,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     pipeline.arrive(batches[3])
     judged = [fact for batch in batches[:3] for fact in batch]
     assert_views_are_the_truth(spark, pipeline.settings, judged, batches[3])
-    shutil.rmtree(stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
+    shutil.rmtree(open_stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver; Spark merges, and names no session
         patch.setattr("sessionlake.delta.storage.spark_writes._NAMED", 2)
@@ -131,15 +131,15 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     messages = [message for batch in batches for message in batch]
     assert_silver_is_the_truth(spark, pipeline.settings, messages)
 
-    states = dict(shard_states(spark, pipeline.settings))
+    states = dict(read_shard_states(spark, pipeline.settings))
     stats = [stats_of(shard, state) for shard, state in states.items()]
     held = sum(row["held"] for row in rows_of(spark, pipeline.lake, LEDGER, ("layer", eq, SILVER)))
     assert sum(shard.held for shard in stats) == held > 0
     holding = next(ShardState.decode(state, pipeline.settings.capture.declared) for state in states.values())
     assert holding.held_messages is not None
     topic, partition, session = (holding.held_messages[name][0].as_py() for name in SESSION)
-    shard = shard_of(spark, pipeline.settings, topic, session)
-    told = session_state(states[shard], topic, partition, session)
+    shard = compute_shard(spark, pipeline.settings, topic, session)
+    told = find_session_state(states[shard], topic, partition, session)
     assert {tuple(message) for message in told["held"]} == {("offset", "seq", "ts", "size")}
 
     before = pipeline.content()
@@ -176,16 +176,16 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
             pipeline.stream()
         assert not any(rows_of(spark, pipeline.lake, f"silver.{table}") for table in APPENDED)
         assert rows_of(spark, pipeline.lake, LEDGER) == []
-    assert stopped_at(pipeline.settings) is not None
+    assert read_stop(pipeline.settings) is not None
 
     for session, offset in (("t", None), ("t", 1), ("s", 0), ("s", 2)):
         with pytest.raises(UsageError, match=r"silver stopped at session 's', topic capture\.a, partition 0, offset 1"):
-            decide(pipeline.settings, spark, session, Decision.ACCEPT_GAP, offset=offset, who="me")
-    decide(pipeline.settings, spark, "s", Decision.ISOLATE, who="me", why="a mistake")
-    withdraw(pipeline.settings, spark, "s", who="me")
-    decide(pipeline.settings, spark, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
+            record_decision(pipeline.settings, spark, session, Decision.ACCEPT_GAP, offset=offset, who="me")
+    record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, who="me", why="a mistake")
+    withdraw_decision(pipeline.settings, spark, "s", who="me")
+    record_decision(pipeline.settings, spark, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
     with pytest.raises(UsageError, match="already decided: accept-gap"):
-        decide(pipeline.settings, spark, "s", Decision.ISOLATE, who="me")
+        record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, who="me")
     pipeline.stream()
     [entry] = rows_of(spark, pipeline.lake, LEDGER)
     assert (entry["applied"], entry["decisions"]) == (
@@ -194,19 +194,19 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     )
     [event] = rows_of(spark, pipeline.lake, EVENTS)
     assert (event["event"], event["action"], event["offset"]) == ("gap", "accepted", 1)
-    assert stopped_at(pipeline.settings) is None
+    assert read_stop(pipeline.settings) is None
     with pytest.raises(
         UsageError, match=r"no layer has stopped at session 's', offset 1.*silver is not known to have stop"
     ):
-        decide(pipeline.settings, spark, "s", Decision.ISOLATE, offset=1, who="me")
+        record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, offset=1, who="me")
     with pytest.raises(UsageError, match="silver has followed the decision, so it cannot be withdrawn"):
-        withdraw(pipeline.settings, spark, "s", who="me")
+        withdraw_decision(pipeline.settings, spark, "s", who="me")
 
     # The state is that of the attempt that was committed, not of the ones that were given up.
     pipeline.arrive([KafkaMessage("capture.a", 0, 2, now, b"s", b'{"type":"heartbeat","seq":3,"ts":0}')])
     pipeline.stream()
-    states = dict(shard_states(spark, pipeline.settings))
-    told = session_state(states[shard_of(spark, pipeline.settings, "capture.a", "s")], "capture.a", 0, "s")
+    states = dict(read_shard_states(spark, pipeline.settings))
+    told = find_session_state(states[compute_shard(spark, pipeline.settings, "capture.a", "s")], "capture.a", 0, "s")
     assert (told["last_seq"], told["messages"], told["gaps"], told["held"]) == (3, 3, 1, [])
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.checkpoint import read_last_committed_batch
 
 
 def lose_last_commit(checkpoint: str | Path) -> None:
     """Removes the commit file of a checkpoint's last batch, as if the process died after committing the tables."""
-    last = last_committed(checkpoint)
+    last = read_last_committed_batch(checkpoint)
     if last is not None:
         note = Path(checkpoint, "commits", str(last))
         note.unlink(missing_ok=True)  # it may be missing already

@@ -16,8 +16,8 @@ import pytest
 
 from sessionlake.delta.home import FolderStorage
 from sessionlake.gold import job as gold
-from sessionlake.local.jars import pyspark_jars, spark_jars
-from sessionlake.operations.resharding.reshard import reshard
+from sessionlake.local.jars import fetch_spark_jars, pyspark_jars_folder
+from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.settings.model import load_settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
@@ -58,17 +58,17 @@ def main(file: Path, home: Path) -> None:
         home: Folder for the logs of Spark's workers.
     """
     settings = load_settings(file)
-    (home / "jars").symlink_to(pyspark_jars())
+    (home / "jars").symlink_to(pyspark_jars_folder())
     os.environ |= {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"}
     _LAPTOP["spark.master"] = "local-cluster[3,1,2048]"
     _LAPTOP["spark.executor.memory"] = "2048m"
-    _LAPTOP["spark.executor.extraClassPath"] = f"{spark_jars()[0].parent}/*"
+    _LAPTOP["spark.executor.extraClassPath"] = f"{fetch_spark_jars()[0].parent}/*"
     spark = without_generated_code(settings, "cluster")
     for key, value in databricks_conf(settings).items():
         spark.conf.set(key, value)
     limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(FolderStorage.limits), 0))
-    if handover.shard_count(settings) not in {None, settings.silver.shards}:
-        reshard(spark, settings, settings.silver.shards)
+    if handover.read_shard_count(settings) not in {None, settings.silver.shards}:
+        reshard_layers(spark, settings, settings.silver.shards)
     silver.start(spark, settings, once=True, on_batch=lambda entry, _: _say(entry.txn.version)).wait()
     TableMerger(spark, settings).catch_up()
     gold.start(spark, settings, once=True).wait()

@@ -39,7 +39,7 @@ from sessionlake.delta.schemas.names import BRONZE, LEDGER, MESSAGES
 from sessionlake.delta.storage.faults import VARIABLE
 from sessionlake.kafka.clients import client_config
 from sessionlake.settings.model import Settings, load_settings
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake_lab.truth import KafkaMessage
 from support.attached import open_to_another
 from support.checkpoints import lose_last_commit
@@ -127,7 +127,7 @@ def configured(file: Path, broker: Settings) -> Settings:
 def lose_last_commits(settings: Settings) -> None:
     """Deletes the commit file of the last batch of each stream."""
     for layer in ("bronze", "silver"):
-        lose_last_commit(Generations(settings.checkpoint(layer), layer).current.folder)
+        lose_last_commit(CheckpointGenerations(settings.checkpoint(layer), layer).current_generation.folder)
 
 
 def worker(file: Path, death: Death | None = None) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def assert_equal_to_the_truth_when_killed_at(
     fill(settings, last)
     for layer in LAYERS:
         run_layer(spark, settings, layer)
-    assert Generations(settings.checkpoint("bronze"), "bronze").current.number > 0
+    assert CheckpointGenerations(settings.checkpoint("bronze"), "bronze").current_generation.number > 0
     assert_every_message_once(spark, settings, messages)
 
 

@@ -15,20 +15,20 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup, build
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, is_of_sessions
+from sessionlake.protocol.arrow import SESSION, SESSION_COLUMN_TYPES, has_session_in
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
-from sessionlake.protocol.silence import Silence, encode
+from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.schemas import ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
-from sessionlake.silver.stream_times import require_continued, times_after
-from sessionlake.silver.tables.net_changes import net_changes, refold_by_seq
+from sessionlake.silver.stream_times import list_times_after_batch, require_continued_times
+from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
-from sessionlake.silver.tables.splits import split_events, split_sessions
+from sessionlake.silver.tables.splits import build_split_events, find_split_sessions
 from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
 from support.streams import YEAR_10000, Fact
 
@@ -74,7 +74,7 @@ class Silver:
 def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
     """Returns messages and silences in the form that `Packer` reads."""
     rows = [
-        (0, None, None, None, None, None, encode([m]), None)
+        (0, None, None, None, None, None, encode_silences([m]), None)
         if isinstance(m, Silence)
         else (_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value, read_at(m))
         for m in facts
@@ -134,7 +134,7 @@ class Folder:
         self.parts: list[dict[str, pa.Table]] = []
         """Output rows of each batch, by kind."""
         self.silver = Silver()
-        self._split = pa.schema([*zip(SESSION, SESSION_TYPES, strict=True)]).empty_table()
+        self._split = pa.schema([*zip(SESSION, SESSION_COLUMN_TYPES, strict=True)]).empty_table()
 
     def batch(self, messages: Sequence[Fact]) -> None:
         """Runs one micro-batch, split over tasks at random.
@@ -151,8 +151,10 @@ class Folder:
         reports = [decode_report(payload) for kind, payload in payloads if kind == SilverOutput.REPORT]
         violations = [violation for report in reports for violation in report.violations]
         ends = sum_partition_counts(reports)
-        require_continued("silver", ends, self.ends)
-        self._times = self._times.add_notes(times_after(ends, reports))  # before the batch is committed, as in silver
+        require_continued_times("silver", ends, self.ends)
+        self._times = self._times.add_notes(
+            list_times_after_batch(ends, reports)
+        )  # before the batch is committed, as in silver
         if violations:
             raise ViolationError(min(violations, key=lambda v: (v.topic, v.partition, v.offset)))
         self.stored = states
@@ -219,18 +221,18 @@ class Folder:
     def _record_splits(self) -> None:
         """Adds the split-session events that the table merger writes."""
         if self.silver.sessions:
-            columns = zip(zip(*self.silver.sessions, strict=True), SESSION_TYPES, strict=True)
+            columns = zip(zip(*self.silver.sessions, strict=True), SESSION_COLUMN_TYPES, strict=True)
             sessions = pa.table([pa.array(values, kind) for values, kind in columns], names=SESSION)
-            events = split_events(split_sessions(sessions), self._split, RuleLookup(self._capture))
+            events = build_split_events(find_split_sessions(sessions), self._split, RuleLookup(self._capture))
             self._split = pa.concat_tables([self._split, events.select(SESSION)])
             self.silver.events += plain(events)
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         filled_late = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(is_of_sessions(changes, filled_late)))
-        apply_net(self.silver.rows, net_changes(usual, self._columns), self._columns)
+        usual = changes.filter(pc.invert(has_session_in(changes, filled_late)))
+        apply_net(self.silver.rows, compute_net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        affected = history.filter(is_of_sessions(history, filled_late))
+        affected = history.filter(has_session_in(history, filled_late))
         apply_net(self.silver.rows, refold_by_seq(affected, self._columns), self._columns)
 
 
@@ -335,9 +337,9 @@ def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int =
     truth = Truth(truth_rules(capture, interval))
     for message in messages:
         if isinstance(message, Silence):
-            truth.silence(message.topic, message.partition, message.until)
+            truth.apply_silence(message.topic, message.partition, message.until)
         else:
-            truth.feed(message)
+            truth.judge_message(message)
     return truth.finish()
 
 

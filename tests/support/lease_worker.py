@@ -18,7 +18,7 @@ from sessionlake.delta.lake import storage_of
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import SessionlakeError
 from sessionlake.local.signals import StopFlag
-from sessionlake.operations.pipeline import Layer, run_live
+from sessionlake.operations.pipeline import Layer, run_until_stopped
 from sessionlake.settings.model import Settings, load_settings
 from support.sessions import without_generated_code
 
@@ -66,7 +66,7 @@ def main(config: str, tables: str, seconds: str, *words: str) -> int:
             if words == ("hold",):
                 hold(spark, settings, stop)
             else:
-                run_live(spark, settings, Layer.SILVER, stop)
+                run_until_stopped(spark, settings, Layer.SILVER, stop)
         except SessionlakeError as error:
             sys.stderr.write(f"error: {error}\n")
             return error.exit_code

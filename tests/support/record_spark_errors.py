@@ -30,7 +30,7 @@ from sessionlake.errors import LakeError, RegistryError, SessionlakeError
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.spark.session import spark_session, stop_spark
-from sessionlake.streaming.query import Batch, LayerQuery
+from sessionlake.streaming.query import BatchFunction, LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, fold_shards
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Case:
         return self.spark.readStream.format("delta").load(str(self.table))
 
     def run(
-        self, frame: DataFrame, batch: Batch = lambda rows, _: rows.collect(), *, heard: bool = True
+        self, frame: DataFrame, batch: BatchFunction = lambda rows, _: rows.collect(), *, heard: bool = True
     ) -> BaseException | None:
         query = Recorded("silver", str(self.checkpoint))
         query.heard = heard

@@ -16,7 +16,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors": errors_page.page,
     "functions": functions_page.page,
     "settings": reference_pages.settings_page,
-    "tables": tables.page,
+    "tables": tables.write_page,
 }
 """What makes each page, by its name."""
 

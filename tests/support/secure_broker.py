@@ -64,7 +64,7 @@ def secure_broker(folder: Path) -> Iterator[SecureBroker]:
     with ExitStack() as stack:
         jwks = folder / "jwks.json"
         url = stack.enter_context(token_server(jwks))
-        ports = {name: broker_config.free_port() for name in (*_LISTENERS, "CONTROLLER")}
+        ports = {name: broker_config.find_free_port() for name in (*_LISTENERS, "CONTROLLER")}
         config = folder / "server.properties"
         config.write_text(_properties(folder, ports, authority, jwks))
         java = _java_command(folder)

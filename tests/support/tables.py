@@ -37,8 +37,8 @@ class Tables(TableReader):
     ) -> tuple[pa.Table, int]:
         return self.table(table, *conditions, columns=columns), self.tables[table].num_rows
 
-    def size(self, table: str) -> TableSize:
+    def read_size(self, table: str) -> TableSize:
         return TableSize(0, self.tables[table].num_rows, 1, self.tables[table].nbytes)
 
-    def files(self, table: str, *conditions: Condition) -> None:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> None:
         del table, conditions

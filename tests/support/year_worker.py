@@ -27,7 +27,7 @@ from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.ledger.entries import LedgerEntry
 from sessionlake.operations import maintenance
-from sessionlake.operations.pipeline import Layer, Pipeline, claimed
+from sessionlake.operations.pipeline import Layer, Pipeline, claim_layers
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.spark.session import spark_session, stop_spark
 
@@ -53,7 +53,7 @@ def main(file: Path) -> None:
     threading.Thread(target=lambda: [commands.put(line) for line in sys.stdin], daemon=True).start()
     word = ""
     while word != "end":
-        with claimed(spark, settings, Layer.ALL), Pipeline(spark, settings, on_commit=_say_messages) as pipeline:
+        with claim_layers(spark, settings, Layer.ALL), Pipeline(spark, settings, on_commit=_say_messages) as pipeline:
             word = _watched(spark, pipeline, commands)
         if word.startswith("night"):
             _pass_time(spark, settings, datetime.fromisoformat(word.split()[1]))
@@ -64,13 +64,13 @@ def main(file: Path) -> None:
 def _watched(spark: Any, pipeline: Pipeline, commands: Queue[str]) -> str:
     """Runs the layers until a command stops them, drains all input, and returns the command."""
     while True:
-        pipeline.check()
+        pipeline.check_layers()
         assert not pipeline.failed, pipeline.failed
         try:
             word = commands.get(timeout=LOOK_SECONDS).strip()
         except Empty:
             continue
-        pipeline.drain()
+        pipeline.process_all_available()
         if word not in {"drain", "measure"}:
             return word
         _say(_memory(spark) if word == "measure" else {"heap": 0})
@@ -84,7 +84,7 @@ def _pass_time(spark: Any, settings: Settings, moment: datetime) -> None:
     module: Any = maintenance
     module.datetime, module.HistoryToKeep = _Later, lambda _, since, __: HistoryToKeep(timedelta(0), since)
     try:
-        for done in maintenance.Maintenance(spark, settings).once():
+        for done in maintenance.Maintenance(spark, settings).maintain_once():
             sys.stderr.write(f"{done}\n")
     finally:
         module.datetime, module.HistoryToKeep = datetime, HistoryToKeep

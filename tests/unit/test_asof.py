@@ -21,13 +21,13 @@ from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.ledger.retained import _SCHEMA
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.chunk import encode_ipc
-from sessionlake.protocol.silence import Silence, encode
+from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.schemas import PROGRESS_SCHEMA, SilverOutput, changes_schema
-from sessionlake.silver.stream_times import stored_times
-from sessionlake.silver.tables.as_of import AsOf
+from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.tables.as_of import SessionMoment
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, plain, truth_of
 from support.seeds import long_beyond, seeds
@@ -73,7 +73,7 @@ def lake(
     messages = messages_of(facts)
     columns = list(zip(*messages, strict=True))
     times = pa.array([ms * 1000 for ms in columns[3]]).cast(pa.timestamp("us", tz="UTC"))
-    told = pa.table({"value": [encode([fact for fact in facts if isinstance(fact, Silence)])]})
+    told = pa.table({"value": [encode_silences([fact for fact in facts if isinstance(fact, Silence)])]})
     raw = pa.table([*columns[:3], times, columns[5], times], names=[*_COLUMNS, "value", "ingested_at"])
     raw = pa.concat_tables([raw, told.cast(pa.schema([raw.schema.field("value")]))], promote_options="default")
     return Tables(
@@ -113,7 +113,7 @@ def truth(facts: Sequence[Fact], settings: Settings) -> dict[str, dict[str, Row]
 
 
 def at(
-    tables: Tables, settings: Settings, place: Lane, session: str, moment: AsOf, *, untold: bool = False
+    tables: Tables, settings: Settings, place: Lane, session: str, moment: SessionMoment, *, untold: bool = False
 ) -> dict[str, Row] | None:
     """The table by row id; None before it begins; `UNTOLD` if it may be so, and bronze has no more what tells it."""
     try:
@@ -147,7 +147,7 @@ def test_as_of_every_offset_it_is_what_the_messages_up_to_there_make(seed: int, 
                 continue
             expected, offset = truth(lane[:count], settings), message.offset
             for session in sessions:
-                found = at(tables, settings, (topic, partition), session, AsOf(offset=offset))
+                found = at(tables, settings, (topic, partition), session, SessionMoment(offset=offset))
                 assert_equal(found, expected.get(session), (topic, partition, session, offset))
 
 
@@ -165,7 +165,7 @@ def test_as_of_any_stream_time_it_is_what_had_come_by_then(seed: int, integrity:
             known.append(KafkaMessage(topic, partition, (known or lane)[-1].offset + 1, ts, b"", b""))
             expected = truth(known, settings)
             for session in truth(lane, settings):
-                found = at(tables, settings, (topic, partition), session, AsOf(ts=ts))
+                found = at(tables, settings, (topic, partition), session, SessionMoment(ts=ts))
                 assert_equal(found, expected.get(session), (topic, partition, session, ts))
 
 
@@ -195,7 +195,7 @@ def test_as_of_an_offset_that_bronze_has_no_more_only_what_time_alone_released_i
         for message in messages[:-1]:
             expected = truth(lane[: lane.index(message) + 1], settings)
             for session in truth(lane, settings):
-                moment = AsOf(offset=message.offset)
+                moment = SessionMoment(offset=message.offset)
                 own = topic, partition, session
                 found = at(tables, settings, (topic, partition), session, moment, untold=own in by_time)
                 if found != UNTOLD:
@@ -213,15 +213,15 @@ def test_as_of_a_time_in_a_silence_it_is_told_if_silver_has_noted_that(tmp_path:
     expected = truth([fact for fact in facts if (fact.topic, fact.partition) == place], settings)
     session = next(iter(expected))
     with pytest.raises(LakeError, match="stream time has not reached"):
-        at(tables, settings, place, session, AsOf(ts=until))
-    notes = Path(stored_times(settings, "silver").folder)
+        at(tables, settings, place, session, SessionMoment(ts=until))
+    notes = Path(open_stored_times(settings, "silver").folder)
     notes.mkdir(parents=True)
     noted = StreamTimeNotes().add_notes([PartitionTime(*place, until, end)])
     (notes / "recent.arrow").write_bytes(encode_ipc(noted.recent))
     for session, rows in expected.items():
-        assert_equal(at(tables, settings, place, session, AsOf(ts=until)), rows, session)
+        assert_equal(at(tables, settings, place, session, SessionMoment(ts=until)), rows, session)
         with pytest.raises(LakeError, match="stream time has not reached"):
-            at(tables, settings, place, session, AsOf(ts=until + 1))
+            at(tables, settings, place, session, SessionMoment(ts=until + 1))
 
 
 def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
@@ -255,7 +255,9 @@ def test_as_of_every_seq_it_is_the_table_once_all_up_to_it_was_applied(seed: int
                 last = max(row["_position"] for row in below)
                 inside = [row for row in own if row["_position"] <= last]
                 expected = folded(sorted(inside, key=lambda r: (r["_position"], r["ordinal"])))
-            assert_equal(at(tables, settings, tuple(place), name, AsOf(seq=seq)), expected, (*place, name, seq))
+            assert_equal(
+                at(tables, settings, tuple(place), name, SessionMoment(seq=seq)), expected, (*place, name, seq)
+            )
 
 
 @pytest.mark.parametrize(("seed", "integrity"), cases(range(300, 306), Integrity.STRICT))
@@ -280,7 +282,7 @@ def test_as_of_reads_one_table_no_more_changes_than_that_has_rows_and_one_interv
         own = [m for m in messages if [m.topic, m.partition, m.key] == [*place, name.encode()]]
         for ts in {message.timestamp for message in rnd.sample(own, min(len(own), MOMENTS))}:
             read.clear()
-            if at(tables, Settings(capture=capture), tuple(place), name, AsOf(ts=ts)) is None:
+            if at(tables, Settings(capture=capture), tuple(place), name, SessionMoment(ts=ts)) is None:
                 continue
             earlier = [
                 row for row in read.get("silver.session_changes", []) if row["_applied_at"] < ts // interval * interval
@@ -313,7 +315,7 @@ def test_an_id_in_two_partitions_is_found_by_the_partition_alone() -> None:
     with pytest.raises(UsageError, match="session 's', partition 2, is unknown"):
         find_session(tables, settings, "s", partition=2)
     for number in (1, 3):
-        found = at(tables, settings, ("capture.a", number), "s", AsOf(offset=0))
+        found = at(tables, settings, ("capture.a", number), "s", SessionMoment(offset=0))
         assert found is not None
         assert found["r"]["qty"] == number
 

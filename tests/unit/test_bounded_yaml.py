@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from sessionlake.cli import app as cli
 from sessionlake.databricks.bundle.files import FileError, read_document
-from sessionlake.gold.aggregate.sources import Declared
-from sessionlake.gold.rules.document import Problem, read_file, read_text
+from sessionlake.gold.aggregate.sources import DeclaredColumns
+from sessionlake.gold.rules.document import Problem, parse_rule_text, parse_rules_file
 from sessionlake.settings import bounded_yaml
 from sessionlake.settings.bounded_yaml import MAX_BYTES, MAX_DEPTH, BoundedLoader
 
@@ -89,7 +89,7 @@ def test_a_bad_file_of_rules_ends_with_2_and_names_file_and_line(tmp_path, text)
 
 @pytest.mark.parametrize("text", TEXTS, ids=NAMES)
 def test_a_bad_text_among_the_rules_of_the_lake_is_told_of_alone(text):
-    assert isinstance(read_text("r", text, Declared({})), Problem)
+    assert isinstance(parse_rule_text("r", text, DeclaredColumns({})), Problem)
 
 
 @pytest.mark.parametrize(("text", "line"), [(text, line) for text, line, _ in BADS], ids=NAMES)
@@ -132,7 +132,7 @@ def test_within_the_bounds_it_reads_what_pyyaml_does(value):
 
 
 def test_a_rules_file_without_a_fault_is_read_as_before():
-    assert read_file("rules: []\n", Declared({})) == ([], [])
+    assert parse_rules_file("rules: []\n", DeclaredColumns({})) == ([], [])
 
 
 def test_a_byte_order_mark_before_a_configuration_is_none_of_its_text(tmp_path: Path):

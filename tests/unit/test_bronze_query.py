@@ -12,7 +12,7 @@ import pytest
 from sessionlake.bronze import query
 from sessionlake.bronze.query import BronzeQuery
 from sessionlake.errors import AccessError, BrokerError, OffsetHoleError, SessionlakeError, TopicChangedError
-from sessionlake.streaming.generations import Generation, Generations
+from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from sessionlake.streaming.query import LayerQuery
 
 FOREVER = 10**6
@@ -26,7 +26,7 @@ class Book:
         self.excluded_topics: frozenset[str] = frozenset()
         self.asked = self.looked = 0
         self.open = True
-        self.away = False
+        self.is_kafka_unreachable = False
 
     def needs_restart(self) -> bool:
         return bool(self.excluded_topics)
@@ -37,16 +37,16 @@ class Book:
             self.unanswered -= 1
             raise BrokerError("Kafka does not answer")
 
-    def look(self) -> None:
+    def check_topics(self) -> None:
         self.looked += 1
 
-    def topics_to_exclude(self) -> frozenset[str]:
+    def list_topics_to_exclude(self) -> frozenset[str]:
         return self.excluded_topics
 
-    def positions(self) -> dict[tuple[str, int], int]:
+    def list_next_offsets(self) -> dict[tuple[str, int], int]:
         return {("a", 0): 0}
 
-    def kafka_ends(self) -> dict[tuple[str, int], int]:
+    def read_kafka_ends(self) -> dict[tuple[str, int], int]:
         return {("a", 0): 0}
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(query, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(LayerQuery, "start", lambda *_, **how: made.append(how))
     monkeypatch.setattr(LayerQuery, "stop", lambda _: None)
-    monkeypatch.setattr(LayerQuery, "active", True)
+    monkeypatch.setattr(LayerQuery, "is_active", True)
     return made
 
 
@@ -82,7 +82,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def running(book: Book, starts: list[Any], told: list[str], tmp_path: Path) -> BronzeQuery:
-    generations = Generations(str(tmp_path / "bronze"), "bronze")
+    generations = CheckpointGenerations(str(tmp_path / "bronze"), "bronze")
     assert starts == []
     made = BronzeQuery(
         "bronze",
@@ -116,9 +116,9 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
 
         def __init__(self, folder: Path) -> None:
             self.has_started = folder.name == "bronze"
-            self.pending = 0
+            self.pending_batch = 0
 
-        def resumes_at(self, *_: Any, **__: Any) -> bool:
+        def can_resume_at(self, *_: Any, **__: Any) -> bool:
             return False
 
     monkeypatch.setattr(query, "QueryOffsets", Elsewhere)
@@ -135,14 +135,14 @@ def test_a_batch_that_another_generation_plans_anew_is_given_up_first_and_counts
         seen.append(("give up", generation.number))
         came = True  # behind the first look, and before it was given up
 
-    generations = Generations(str(tmp_path / "bronze"), "bronze")
+    generations = CheckpointGenerations(str(tmp_path / "bronze"), "bronze")
     BronzeQuery(
         "bronze", generations, book, source=lambda _: (None, BatchCommitter()),
         record_planned=record_planned, reject_planned=reject_planned,
         trigger=timedelta(seconds=1), once=False, on_wait=print,
     ).start_query()  # fmt: skip
     assert seen == [("settle", 0), ("give up", 0), ("settle", 0), ("settle", 1), ("give up", 1)]
-    assert (generations.current.number, book.looked, len(starts)) == (1, 2, 1)
+    assert (generations.current_generation.number, book.looked, len(starts)) == (1, 2, 1)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_a_kafka_that_refuses_this_client_is_not_waited_for(running, book, start
 
     if error is not None:
         fails(error)
-        monkeypatch.setattr(LayerQuery, "active", False)
+        monkeypatch.setattr(LayerQuery, "is_active", False)
     monkeypatch.setattr(book, "require_answer", refuses)
     with pytest.raises(AccessError, match="wrong password"):
         running.check()

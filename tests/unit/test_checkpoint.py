@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from sessionlake.errors import LakeError
-from sessionlake.streaming.checkpoint import last_committed, require_readable, starting_options
+from sessionlake.streaming.checkpoint import (
+    choose_starting_options,
+    read_last_committed_batch,
+    require_readable_checkpoint,
+)
 
 WHOLE = {
     "metadata": '{"id":"a"}',
@@ -27,15 +31,15 @@ def checkpoint(folder: Path, **changed: str) -> str:
 
 
 def test_a_checkpoint_that_is_not_there_yet_is_fine(tmp_path):
-    require_readable(str(tmp_path / "new"), "bronze")
+    require_readable_checkpoint(str(tmp_path / "new"), "bronze")
 
 
 def test_a_whole_checkpoint_is_fine(tmp_path):
-    require_readable(checkpoint(tmp_path), "bronze")
+    require_readable_checkpoint(checkpoint(tmp_path), "bronze")
 
 
 def test_damage_before_the_last_two_batches_no_longer_matters(tmp_path):
-    require_readable(checkpoint(tmp_path, **{"offsets/8": "lost"}), "bronze")
+    require_readable_checkpoint(checkpoint(tmp_path, **{"offsets/8": "lost"}), "bronze")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +55,7 @@ def test_damage_before_the_last_two_batches_no_longer_matters(tmp_path):
 )
 def test_a_damaged_file_is_named_with_the_remedy(tmp_path, name, text, why):
     with pytest.raises(LakeError, match=f"{name} {why}") as raised:
-        require_readable(checkpoint(tmp_path, **{name: text}), "silver")
+        require_readable_checkpoint(checkpoint(tmp_path, **{name: text}), "silver")
     assert str(tmp_path) in str(raised.value)
     assert "sessionlake recover silver" in str(raised.value)
 
@@ -60,13 +64,13 @@ def test_bytes_that_are_no_text_are_damage(tmp_path):
     path = checkpoint(tmp_path)
     (tmp_path / "commits/9").write_bytes(b"v1\n\xff\xfe")
     with pytest.raises(LakeError, match="commits/9 cannot be read"):
-        require_readable(path, "gold")
+        require_readable_checkpoint(path, "gold")
 
 
 def test_the_last_committed_batch_is_the_highest_number_in_the_log_of_commits(tmp_path):
-    assert last_committed(tmp_path / "new") is None
+    assert read_last_committed_batch(tmp_path / "new") is None
     commits = {"commits/9": "v1\n{}", "commits/10": "v1\n{}", "commits/.11.crc": "", "commits/.12.abc.tmp": ""}
-    assert last_committed(checkpoint(tmp_path, **commits)) == 10
+    assert read_last_committed_batch(checkpoint(tmp_path, **commits)) == 10
 
 
 @pytest.mark.parametrize(
@@ -90,4 +94,4 @@ def test_a_stream_is_told_where_its_first_batch_ends_only_once_that_is_committed
     for name, text in logs.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert starting_options(tmp_path) == expected
+    assert choose_starting_options(tmp_path) == expected

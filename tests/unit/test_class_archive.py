@@ -17,9 +17,9 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     found = [tmp_path / name for name in ("a.jar", "b.jar")]
     for jar in found:
         jar.write_text("jar")
-    monkeypatch.setattr(class_archive, "_loaded_from", lambda: found)
+    monkeypatch.setattr(class_archive, "_list_class_path", lambda: found)
     (tmp_path / "jars").mkdir()
-    (tmp_path / "jars" / f"classes-{class_archive.fingerprint(found)}-5.jsa").write_text("whole")
+    (tmp_path / "jars" / f"classes-{class_archive.hash_file_list(found)}-5.jsa").write_text("whole")
     return found
 
 
@@ -52,7 +52,7 @@ def test_a_failure_leaves_no_part_of_a_file(
         file.write_text("par")
         raise error
 
-    monkeypatch.setattr(class_archive, "_dump", fails)
+    monkeypatch.setattr(class_archive, "_write_archive_file", fails)
     jars[1].write_text("newer jar")
     before = sorted((jars[0].parent / "jars").iterdir())
     with suppress(KeyboardInterrupt):

@@ -17,10 +17,10 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.errors import ClaimedError, UsageError
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import OffsetRange
-from sessionlake.local.home import claim
+from sessionlake.local.home import claim_lock
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import binding_decisions, decisions, stopped_at
-from sessionlake.streaming.manifest import clear_stop, committing
+from sessionlake.silver.decisions import read_binding_decisions, read_decisions, read_stop
+from sessionlake.streaming.manifest import record_commit, remove_stop
 from support.lakes import folder_of
 from support.stops import entry, make_home, stop
 
@@ -43,7 +43,7 @@ def withdraw(settings: Settings, offset: int | None = None) -> None:
 
 
 def known(settings: Settings) -> dict[DecisionKey, Decision]:
-    return decisions(Lake(settings).reader())
+    return read_decisions(Lake(settings).reader())
 
 
 def test_the_place_at_which_silver_stopped_can_be_decided(settings):
@@ -67,7 +67,7 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
     stop(settings, 5)
     with pytest.raises(UsageError, match=r"offset 6.*: silver stopped at session 's', topic t, partition 0, offset 5"):
         decide(settings, 6, decision)
-    clear_stop(settings)
+    remove_stop(settings)
     stop(settings, 7, "processor-p")
     with pytest.raises(UsageError, match=r"not known to have stopped; processor-p stopped at session 's'.*offset 7"):
         decide(settings, 6, decision)
@@ -77,9 +77,9 @@ def test_a_place_at_which_nothing_broke_is_not_decided(settings, decision):
 def test_where_one_layer_has_gone_on_the_other_is_still_stopped(settings):
     stop(settings, 6)
     stop(settings, 6, "processor-p")
-    clear_stop(settings)
-    assert stopped_at(settings) is None
-    assert stopped_at(settings, "processor-p") is not None
+    remove_stop(settings)
+    assert read_stop(settings) is None
+    assert read_stop(settings, "processor-p") is not None
 
 
 def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
@@ -97,7 +97,7 @@ def test_what_was_taken_in_before_it_broke_can_be_decided_but_not_skipped(settin
 
 
 def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_tables(settings):
-    with contextlib.suppress(KeyError), committing(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 6, 3)]):
+    with contextlib.suppress(KeyError), record_commit(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 6, 3)]):
         raise KeyError
     stop(settings, 6)
     with pytest.raises(UsageError, match=r"committed offset 6\. Run `sessionlake run silver --once`"):
@@ -109,7 +109,10 @@ def test_nothing_is_decided_about_a_batch_that_was_interrupted_between_two_table
 def test_nothing_is_decided_or_withdrawn_while_silver_runs(settings):
     stop(settings, 6)
     for act in (decide, withdraw):
-        with claim(settings, "silver", "runs silver"), pytest.raises(ClaimedError, match="another process runs silver"):
+        with (
+            claim_lock(settings, "silver", "runs silver"),
+            pytest.raises(ClaimedError, match="another process runs silver"),
+        ):
             act(settings, 6)
 
 
@@ -193,14 +196,14 @@ def test_a_decision_that_silver_has_followed_counts_though_the_table_has_lost_it
     stop(settings, 8)
     decide(settings, 8, Decision.ISOLATE)
     followed = {("t", 0, "s", 0): Decision.ISOLATE, ("t", 0, "s", 6): Decision.SKIP}
-    assert binding_decisions(reader) == followed | {("t", 0, "s", 8): Decision.ISOLATE}
+    assert read_binding_decisions(reader) == followed | {("t", 0, "s", 8): Decision.ISOLATE}
 
 
 @pytest.mark.parametrize("layer", ["silver", "processor-p"])
 def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     stop(settings, 6)
     decide(settings, 6)
-    clear_stop(settings)
+    remove_stop(settings)
     write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
     with pytest.raises(UsageError, match=f"{layer} has passed it, so the decision cannot be withdrawn"):
         withdraw(settings)
@@ -217,7 +220,7 @@ def test_one_about_what_was_taken_in_before_it_broke_can(settings):
 def test_nothing_is_withdrawn_while_a_batch_is_half_committed(settings):
     stop(settings, 6)
     decide(settings, 6)
-    with contextlib.suppress(KeyError), committing(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 5, 2)]):
+    with contextlib.suppress(KeyError), record_commit(settings, "silver", 1, "a", [OffsetRange("t", 0, 4, 5, 2)]):
         raise KeyError
     with pytest.raises(
         UsageError, match=r"interrupted while it committed a batch\. Run `sessionlake run silver --once`"

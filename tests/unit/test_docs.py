@@ -20,9 +20,9 @@ import yaml
 from sessionlake.cli import app as cli
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.gold.aggregate.sources import Declared, order_field
-from sessionlake.gold.declared.tables import product_of
-from sessionlake.gold.rules.document import read_file
+from sessionlake.gold.aggregate.sources import DeclaredColumns, order_field
+from sessionlake.gold.declared.tables import create_product
+from sessionlake.gold.rules.document import parse_rules_file
 from sessionlake.gold.sql.views import DEFINITIONS
 from sessionlake.processors.testing import Sent, run
 from sessionlake.settings.model import ENV_PREFIX, Settings, load_settings
@@ -171,7 +171,7 @@ RULES = [block for block in blocks("yaml") if block.text.startswith("rules:")]
 
 @pytest.mark.parametrize("block", RULES, ids=str)
 def test_every_rule_can_be_read(block: Block):
-    rules, problems = read_file(block.text, Declared(("price", "qty"), ("status",)))
+    rules, problems = parse_rules_file(block.text, DeclaredColumns(("price", "qty"), ("status",)))
     assert (bool(rules), problems) == (True, [])
 
 
@@ -212,16 +212,16 @@ def test_the_processor_of_the_docs_says_when_a_session_was_busy(tmp_path: Path, 
 def test_the_products_of_a_tables_rows_in_the_docs_say_how_busy_each_topic_was(plain_environment: Path):
     block = next(block for block in blocks("yaml") if "source: silver.busy_times" in block.text)
     (plain_environment / "sessionlake.yml").write_text(block.text, encoding="utf-8")
-    by_hour, by_day = map(product_of, load_settings().gold.products)
+    by_hour, by_day = map(create_product, load_settings().gold.products)
     said = [("a", 0, 60_000), ("a", 3_599_999, 1_000), ("a", 3_600_000, 5_000), ("b", 0, None)]
     names = ("topic", "ts", "value", order_field(0), order_field(1))
     rows = pa.table(dict(zip(names, zip(*((*row, at, 0) for at, row in enumerate(said)), strict=True), strict=True)))
-    hours = by_hour.of_rows(rows, rows)
+    hours = by_hour.aggregate_rows(rows, rows)
     figures = hours.select(["topic", "times", "busy", "longest", "latest"]).to_pylist()
     assert [(*row.values(),) for row in figures] == [("a", 2, 61_000, 60_000, 1_000), ("a", 1, 5_000, 5_000, 5_000)]
     starts = pc.divide(hours["window_start"].cast(pa.int64()), 1000)
     busy = pa.table({"topic": hours["topic"], "ts": starts, "value": hours["busy"]})
-    [day] = by_day.of_rows(busy, busy).to_pylist()
+    [day] = by_day.aggregate_rows(busy, busy).to_pylist()
     assert (day["topic"], day["busy"], day["busiest"]) == ("a", 66_000, 61_000)
 
 

@@ -23,7 +23,7 @@ from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHANGE_FEED, CHECKPOINTS, DELETION_VECTORS
-from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
@@ -101,7 +101,9 @@ COMMITS: dict[str, Callable[[FolderStorage], object]] = {
     "marks": lambda lake: lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true"),
     "merge": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a0=9, n=1, delete=False), UPSERT, "m", 1),
     "deletes": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a1=9, delete=True), UPSERT, "m", 2),
-    "removal": lambda lake: folder_removal.remove(lake.path(TABLE), Expired((), "value", pa.table({"limit": [1]}), {})),
+    "removal": lambda lake: folder_removal.remove_rows(
+        lake.path(TABLE), ExpiredRows((), "value", pa.table({"limit": [1]}), {})
+    ),
     "compaction": lambda lake: lake.compact(NO_SPARK, TABLE),
     "purge": lambda lake: lake.purge_vectors(TABLE),
 }

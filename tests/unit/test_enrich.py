@@ -23,10 +23,10 @@ from sessionlake.gold.enrich.reference import (
     TO,
     Difference,
     Reference,
-    changed_spans,
-    difference,
+    are_in_spans,
+    find_changed_spans,
+    find_difference,
     find_faults,
-    in_spans,
 )
 from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, Join
 from sessionlake.gold.enrich.upsert import FIRST_MICROS, NewRow, Version, insert_versions, plan_upsert
@@ -59,7 +59,7 @@ def rows_of(reference: Reference, spans: list[tuple[tuple[Any, ...], int, int | 
     for key, begin, end, values in spans:
         row = dict(zip(reference.key_names, key, strict=True)) | {FROM: begin, TO: end}
         rows.append(row | dict(zip((name for name, _ in reference.columns), values, strict=True)))
-    return pa.Table.from_pylist(rows, reference.schema())
+    return pa.Table.from_pylist(rows, reference.arrow_schema())
 
 
 def changes_of(seed: int, count: int) -> list[Row]:
@@ -141,18 +141,18 @@ def test_corrected_batch_by_batch_a_table_is_what_the_last_state_makes_of_all_ch
     """
     rng = random.Random(seed)
     changes = changes_of(seed, rng.randint(0, 80))
-    taken = {one.name: one.schema().empty_table() for one in (SITES, FLAGS)}
+    taken = {one.name: one.arrow_schema().empty_table() for one in (SITES, FLAGS)}
     held: dict[int, tuple[Any, ...]] = {}
     done = 0
     for last in sorted({*(rng.randint(0, len(changes)) for _ in range(2)), len(changes)}):
         now = {"sites": sites(rng), "flags": flags(rng)}
-        held |= told(TABLE.rows(as_table(changes[done:last]), taken))
+        held |= told(TABLE.join_rows(as_table(changes[done:last]), taken))
         done, written = last, as_table(changes[:last])
         for join in TABLE.joins:
             reference = join.reference
-            found, _ = difference(reference, taken[reference.name], now[reference.name])
-            for part in found.slices(reference, rng.choice([9, 99])):
-                assert part.rows
+            found, _ = find_difference(reference, taken[reference.name], now[reference.name])
+            for part in found.split(reference, rng.choice([9, 99])):
+                assert part.row_count
                 taken[reference.name] = applied(reference, taken[reference.name], part)
                 held |= corrected(join, written, part, taken)
         assert held == by_hand(changes[:last], *now.values())
@@ -162,22 +162,22 @@ def applied(reference: Reference, taken: pa.Table, part: Difference) -> pa.Table
     gone = part.removed.to_pylist()
     left = [row for row in taken.to_pylist() if row not in gone]
     assert len(left) == taken.num_rows - len(gone)
-    return pa.concat_tables([pa.Table.from_pylist(left, reference.schema()), part.added])
+    return pa.concat_tables([pa.Table.from_pylist(left, reference.arrow_schema()), part.added])
 
 
 def corrected(join: Join, written: pa.Table, part: Difference, taken: dict[str, pa.Table]) -> dict[int, Any]:
     """Rows of changes in the spans that a slice touches, and no other, are other than before."""
     keys = [written[name] for name in join.on]
-    touched = in_spans(join.reference, changed_spans(join.reference, part), keys, written["_ts"].to_numpy())
-    return told(TABLE.rows(written.filter(pa.array(touched)), taken))
+    touched = are_in_spans(join.reference, find_changed_spans(join.reference, part), keys, written["_ts"].to_numpy())
+    return told(TABLE.join_rows(written.filter(pa.array(touched)), taken))
 
 
 @examples(usual=30, in_all=300)
 @given(st.integers(0, 2**40), st.integers(1, 20))
 def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key(seed: int, most: int):
     rng = random.Random(seed)
-    found, _ = difference(SITES, sites(rng), sites(rng))
-    parts = [(part.removed.to_pylist(), part.added.to_pylist()) for part in found.slices(SITES, most)]
+    found, _ = find_difference(SITES, sites(rng), sites(rng))
+    parts = [(part.removed.to_pylist(), part.added.to_pylist()) for part in found.split(SITES, most)]
     keys = [{(row["site"], row["floor"]) for row in (*gone, *new)} for gone, new in parts]
     assert sum(map(len, keys)) == len({key for part in keys for key in part})
     assert all(
@@ -192,11 +192,11 @@ def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key
 def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int):
     rng = random.Random(seed)
     changes, old, new = as_table(changes_of(seed, 60)), sites(rng), sites(rng)
-    found, _ = difference(SITES, old, new)
-    join, none = TABLE.joins[0], FLAGS.schema().empty_table()
+    found, _ = find_difference(SITES, old, new)
+    join, none = TABLE.joins[0], FLAGS.arrow_schema().empty_table()
     keys = [changes[name] for name in join.on]
-    touched = in_spans(SITES, changed_spans(SITES, found), keys, changes["_ts"].to_numpy())
-    a, b = (told(TABLE.rows(changes, {"sites": rows, "flags": none})) for rows in (old, new))
+    touched = are_in_spans(SITES, find_changed_spans(SITES, found), keys, changes["_ts"].to_numpy())
+    a, b = (told(TABLE.join_rows(changes, {"sites": rows, "flags": none})) for rows in (old, new))
     assert {offset for offset in a if a[offset] != b[offset]} == {
         *changes["_offset"].filter(pa.array(touched)).to_pylist()
     }
@@ -215,7 +215,7 @@ def test_a_correction_touches_no_change_of_which_nothing_else_is_said(seed: int)
 def test_a_key_with_a_fault_rests_and_the_others_are_taken(spans: list[Any], reason: str):
     held = rows_of(SITES, [(("a", 1), 3, None, ("held", 1.0)), (("b", 1), 0, None, ("old", 1.0))])
     now = rows_of(SITES, [*spans, (("b", 1), 0, None, ("new", 1.0))])
-    found, faults = difference(SITES, held, now)
+    found, faults = find_difference(SITES, held, now)
     assert [fault.reason.partition(" (")[0] for fault in faults] == [reason]
     assert found.added["place"].to_pylist() == ["new"]
     assert set(found.removed["place"].to_pylist()) - {"held"} == {"old"}
@@ -287,7 +287,7 @@ def test_rows_of_a_key_that_cannot_be_put_in_are_refused_and_the_others_are_put_
 def test_one_nan_is_like_another():
     """A writer of Parquet may change its bits: it would be taken anew for ever."""
     held = rows_of(SITES, [(("a", 1), 0, None, ("p", math.nan))])
-    assert difference(SITES, held, rows_of(SITES, [(("a", 1), 0, None, ("p", -math.nan))]))[0].rows == 0
+    assert find_difference(SITES, held, rows_of(SITES, [(("a", 1), 0, None, ("p", -math.nan))]))[0].row_count == 0
     assert (
         plan_upsert(SITES, held, rows_of(SITES, [(("a", 1), None, None, ("p", float("nan")))]), 7).written.num_rows == 0
     )
@@ -329,7 +329,7 @@ def test_of_a_file_an_empty_field_alone_is_null(tmp_path: Path):
 @pytest.mark.parametrize("rows", [pa.table({"status": ["x"], "bad": [{"is": True}]}), pa.table({"status": ["x"]})])
 def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whole(tmp_path: Path, rows: pa.Table):
     lake = Lake(Settings(home=tmp_path))
-    moments = pa.nulls(1, FLAGS.schema().field(FROM).type)
+    moments = pa.nulls(1, FLAGS.arrow_schema().field(FROM).type)
     write_deltalake(folder_of(lake, FLAGS.table), rows.append_column(FROM, moments).append_column(TO, moments))
     with pytest.raises(LakeError, match=r"reference\.flags (has|lacks)"):
         read_reference(lake, lake.reader(), FLAGS)

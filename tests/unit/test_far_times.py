@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CUTS
-from sessionlake.delta.storage.far_times import FarTime, micros_of, ms_of, time_of, time_text
+from sessionlake.delta.storage.far_times import FarTime, format_time, ms_to_time, time_to_micros, time_to_ms
 from sessionlake.delta.storage.reading import Condition, is_in, key_conditions
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.values import rows_of, value_of, values_of
-from sessionlake.history.state import with_iso_times
+from sessionlake.delta.storage.values import to_rows, to_value, to_values
+from sessionlake.history.state import convert_times_to_iso
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
 from support.lakes import folder_of
@@ -43,18 +43,18 @@ MS = [ms for ms, _ in TEXTS if abs(ms) <= MOST_MS] + [MOST_MS, -MOST_MS]
 
 @pytest.mark.parametrize(("ms", "text"), TEXTS)
 def test_every_millisecond_has_a_text(ms: int, text: str) -> None:
-    found = time_of(ms)
-    assert (time_text(ms), time_text(found), ms_of(found)) == (text, text, ms)
+    found = ms_to_time(ms)
+    assert (format_time(ms), format_time(found), time_to_ms(found)) == (text, text, ms)
     assert isinstance(found, FarTime) is ("ms since" in text)
     assert f"{found:%Y}" == (text if isinstance(found, FarTime) else f"{found:%Y}")
 
 
 def test_a_time_without_a_zone_is_in_utc() -> None:
-    assert time_text(datetime(2026, 1, 2)) == "2026-01-02 00:00:00.000Z"  # noqa: DTZ001 - that is what is tested
+    assert format_time(datetime(2026, 1, 2)) == "2026-01-02 00:00:00.000Z"  # noqa: DTZ001 - that is what is tested
 
 
 def test_far_times_and_dates_sort_as_times() -> None:
-    times = [time_of(ms) for ms in sorted(MS)]
+    times = [ms_to_time(ms) for ms in sorted(MS)]
     mixed = random.Random(1).sample(times, len(times))
     assert sorted(mixed) == times
     assert [max(mixed), min(mixed)] == [times[-1], times[0]]
@@ -68,8 +68,8 @@ def test_far_times_and_dates_sort_as_times() -> None:
 def test_values_of_timestamps_in_any_unit(unit: str, zone: str | None) -> None:
     factor = {"s": 0.001, "ms": 1, "us": 1000}[unit]
     numbers = [int(ms * factor) for ms in MS if unit != "s" or ms % 1000 == 0] + [None]
-    found = values_of(pa.array(numbers, pa.timestamp(unit, zone)))
-    whole = [time_of(int(n / factor) if unit == "s" else int(n // factor)) for n in numbers if n is not None]
+    found = to_values(pa.array(numbers, pa.timestamp(unit, zone)))
+    whole = [ms_to_time(int(n / factor) if unit == "s" else int(n // factor)) for n in numbers if n is not None]
     expected = [at if zone or isinstance(at, FarTime) else at.replace(tzinfo=None) for at in whole]
     assert (found[:-1], found[-1]) == (expected, None)
 
@@ -97,23 +97,23 @@ def nested() -> list[tuple[pa.DataType, list[Any], list[Any]]]:
 @pytest.mark.parametrize(("kind", "given", "expected"), nested())
 def test_values_of_nested_times(kind: pa.DataType, given: list[Any], expected: list[Any]) -> None:
     array = pa.array(given, kind)
-    assert values_of(array) == expected
-    assert values_of(pa.chunked_array([array.slice(1), array.slice(0, 1)])) == [*expected[1:], expected[0]]
-    assert rows_of(pa.table({"x": array, "y": pa.array(range(len(given)))})) == [
+    assert to_values(array) == expected
+    assert to_values(pa.chunked_array([array.slice(1), array.slice(0, 1)])) == [*expected[1:], expected[0]]
+    assert to_rows(pa.table({"x": array, "y": pa.array(range(len(given)))})) == [
         {"x": value, "y": at} for at, value in enumerate(expected)
     ]
 
 
 def test_values_of_days_and_single_values() -> None:
     days = pa.array([0, 10**7, -(10**7), None], pa.date32())
-    assert values_of(days) == [date(1970, 1, 1), FarTime(10**7 * 86_400_000), FarTime(-(10**7) * 86_400_000), None]
-    assert value_of(pa.scalar((LAST_MS + 1) * 1000, pa.timestamp("us", "UTC"))) == FarTime(LAST_MS + 1)
-    assert value_of(pa.scalar(None, pa.timestamp("us", "UTC"))) is None
+    assert to_values(days) == [date(1970, 1, 1), FarTime(10**7 * 86_400_000), FarTime(-(10**7) * 86_400_000), None]
+    assert to_value(pa.scalar((LAST_MS + 1) * 1000, pa.timestamp("us", "UTC"))) == FarTime(LAST_MS + 1)
+    assert to_value(pa.scalar(None, pa.timestamp("us", "UTC"))) is None
 
 
 def shown(form: OutputFormat, *values: Any) -> str:
     out = io.StringIO()
-    show([f"c{n}" for n in range(len(values))], [values], form, out)
+    show_rows([f"c{n}" for n in range(len(values))], [values], form, out)
     return out.getvalue()
 
 
@@ -129,7 +129,10 @@ def test_far_times_are_hinted_for_people_and_numbers_for_programs() -> None:
 @pytest.mark.parametrize(("ms", "text"), TEXTS)
 def test_a_state_is_told_at_any_time(ms: int, text: str) -> None:
     expected = ms if "since" in text else text.replace(" ", "T")
-    assert with_iso_times({"last_ts": ms, "held": [{"ts": ms}]}) == {"last_ts": expected, "held": [{"ts": expected}]}
+    assert convert_times_to_iso({"last_ts": ms, "held": [{"ts": ms}]}) == {
+        "last_ts": expected,
+        "held": [{"ts": expected}],
+    }
 
 
 @pytest.fixture
@@ -146,16 +149,16 @@ def lake(settings: Settings) -> Lake:
 @pytest.mark.parametrize("compare", [eq, ge, le, lt])
 @pytest.mark.parametrize("ms", MS)
 def test_rows_are_found_by_any_time(lake: Lake, compare: Any, ms: int) -> None:
-    found = [*lake.reader().rows(CUTS, ("snapshot_at", compare, time_of(ms)))]
+    found = [*lake.reader().rows(CUTS, ("snapshot_at", compare, ms_to_time(ms)))]
     assert sorted(row["position"] for row in found) == sorted(other for other in MS if compare(other, ms))
-    assert all(ms_of(row["snapshot_at"]) == row["position"] for row in found)
+    assert all(time_to_ms(row["snapshot_at"]) == row["position"] for row in found)
 
 
 def test_rows_are_found_by_several_times_and_keys_by_their_ends(lake: Lake) -> None:
     reader = lake.reader()
-    times: Condition = ("snapshot_at", is_in, [time_of(MS[0]), time_of(MOST_MS), time_of(-MOST_MS)])
+    times: Condition = ("snapshot_at", is_in, [ms_to_time(MS[0]), ms_to_time(MOST_MS), ms_to_time(-MOST_MS)])
     assert sorted(row["position"] for row in reader.rows(CUTS, times)) == sorted([MS[0], MOST_MS, -MOST_MS])
     schema = pa.schema([("snapshot_at", pa.timestamp("us", "UTC"))])
     wanted = pa.table([pa.array([ms * 1000 for ms in MS], schema[0].type)], schema=schema)
     assert len([*reader.rows(CUTS, *key_conditions(wanted, ["snapshot_at"], schema))]) == len(MS)
-    assert micros_of(time_of(-MOST_MS)) == -MOST_MS * 1000
+    assert time_to_micros(ms_to_time(-MOST_MS)) == -MOST_MS * 1000

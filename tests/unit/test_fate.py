@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
+from sessionlake.history.fate import DecidedFate, Evidence, Fate, MessageContent, decide_fate
 from sessionlake.settings.section import Integrity
 
 OFFSET, TAKEN_IN, LATER = 100, 7, 9
-UPDATE = Content("update", 5, 1_000, "s", changes=2)
-HEARTBEAT = Content("heartbeat", 5, 1_000, "s")
-MALFORMED = Content()
+UPDATE = MessageContent("update", 5, 1_000, "s", changes=2)
+HEARTBEAT = MessageContent("heartbeat", 5, 1_000, "s")
+MALFORMED = MessageContent()
 
 
 def found(**rows: Any) -> Evidence:

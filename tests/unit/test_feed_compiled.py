@@ -15,6 +15,7 @@ from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.reader import KafkaRecord, read
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN, feed
+from support.preset_cases import CUSTOMERS, DEBEZIUM, MAXWELL, ORDERS, SETTINGS, UPSERT
 from support.seeds import seeds
 
 ROWS = """
@@ -86,6 +87,10 @@ FRAMES: dict[str, tuple[str, list[Any]]] = {
     "rows": (ROWS, [
         {"payload": {"op": op, "before": {"id": 1}, "after": ROW, "ts": 1_700_000_000_000_123}} for op in "cudt"
     ]),
+    "debezium": (ORDERS, DEBEZIUM),
+    "maxwell": (CUSTOMERS, MAXWELL),
+    "upsert": (SETTINGS, UPSERT),
+    "upsert_json": (SETTINGS.replace("uses:", "key_format: json\nuses:"), UPSERT[:1]),
     "mixed": (MIXED, [
         {"n": 3, "s": "q", "deep": {"list": [0, {"in": [{"id": "a", "v": 1.5}, {"id": "b", "w": 2}]}, {"in": []}]}},
         {"n": 7, "s": "q"},
@@ -145,6 +150,7 @@ def in_order(found: EventLists) -> dict[str, Any]:
     )
 
 
+KEY = b'"k/1"'
 EVENT = ("message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows")
 
 
@@ -156,7 +162,7 @@ def messages(rnd: random.Random, frames: list[Any], count: int, bend: float) -> 
             value = bent(rnd, value)
         text = json.dumps(value).encode().replace(b"Infinity", b"1e400")
         content = rnd.choice([text, text, text, text, text, text[:-1], None, b"[" * 70 + b"]" * 70])
-        key = rnd.choice([None, b"k/1", b"\xff", b"/"]) if bend else b"k/1"
+        key = rnd.choice([None, b"k/1", b"\xff", b"/", b'{"id":"k"}', b'"k"', b"[7]"]) if bend else KEY
         found.append(KafkaRecord("rows", 3, offset, 1_000, key, content if bend else text, {"connection": b"c"}))
     return found
 

@@ -32,6 +32,7 @@ frames:
     ignored: true
 rows: {A: [{side: ask, price: 1.70, qty: 4.0}]}
 """
+LAST = "after the last frame, session A"
 Call = Callable[..., Result]
 
 
@@ -80,7 +81,8 @@ def test_a_file_whose_tables_are_as_expected_passes(call):
         ("rows: {A: [", "rows: {B: [", ["after the last frame, session B: there is no such session; there are: A"]),
         ("refused: bad_path", "refused: no_rule",
          ["frame 3: it was refused as bad_path, expected no_rule: the order's number is missing or null"]),
-        ("    refused: bad_path\n", "", ["frame 3: it was refused as bad_path at u: the order's number is missing or null"]),
+        ("    refused: bad_path\n", "",
+         ["frame 3: it was refused as bad_path at u: the order's number is missing or null"]),
         ("    ignored: true\n", "    refused: no_rule\n",
          ["frame 4: it was read by rule 5, expected to be refused as no_rule"]),
         ('pu: -1, bids: [["1.50", "2"]], asks: [["1.7", "4"]]}\n',
@@ -95,8 +97,7 @@ def test_a_file_whose_tables_are_as_expected_passes(call):
             "after the last frame, session A: there is no such session; there are: none",
         ]),
         ("price: 1.70, ", "", [
-            "after the last frame, session A: the expected row lacks the key's column price; "
-            "columns are side, price, qty",
+            f"{LAST}: the expected row lacks the key's column price; columns are side, price, qty",
             "  expected  side ask, qty 4.0",
             'after the last frame, session A, row ["ask",1.7]: this row is not expected',
             "  actual    side ask, price 1.7000000000, qty 4.0000000000",

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.file_statistics import Statistics, corrected_stats, encode, parse
-from sessionlake.delta.folders.parquet import _adopted
+from sessionlake.delta.folders.file_statistics import Statistics, corrected_stats, encode_json, parse_statistics
+from sessionlake.delta.folders.parquet import _adopt_spark_file
 from sessionlake.delta.folders.reader import FolderReader
-from sessionlake.delta.folders.table_files import live_files
+from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.txn import Txn
@@ -87,7 +87,7 @@ def written_by_an_earlier_version(lake: FolderStorage, *, bounds: Any = None) ->
     for commit in (lake.path(TABLE) / "_delta_log").glob("*.json"):
         actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
         for add in (action["add"] for action in actions if "add" in action):
-            told = parse(add["stats"])
+            told = parse_statistics(add["stats"])
             told |= {} if bounds is None else {"minValues": bounds, "maxValues": bounds}
             add["stats"] = json.dumps(told)
         commit.write_text("".join(json.dumps(action) + "\n" for action in actions), encoding="utf-8")
@@ -107,10 +107,10 @@ def test_maintenance_corrects_the_statistics_of_entries_that_an_earlier_version_
     written_by_an_earlier_version(lake)
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
-    before = live_files(DeltaTable(lake.path(TABLE)))
+    before = list_live_files(DeltaTable(lake.path(TABLE)))
     assert lake.compact(NO_SPARK, TABLE) is None
     delta = DeltaTable(lake.path(TABLE))
-    after = live_files(delta)
+    after = list_live_files(delta)
     assert {file.key for file in after} == {file.key for file in before}, "no row is written anew"
     assert {file.add["modificationTime"] for file in after} == {file.add["modificationTime"] for file in before}
     assert [corrected_stats(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
@@ -127,7 +127,7 @@ def test_entries_with_an_infinity_get_statistics_that_are_json(tmp_path: Path) -
     lake.append(None, TABLE, pa.table({"key": [1.0]}, schema), Txn("app", 0))
     written_by_an_earlier_version(lake, bounds={"key": math.inf})
     lake.compact(NO_SPARK, TABLE)
-    [file] = live_files(DeltaTable(lake.path(TABLE)))
+    [file] = list_live_files(DeltaTable(lake.path(TABLE)))
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 1}
 
 
@@ -147,7 +147,7 @@ def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
     assert lake.compact(NO_SPARK, TABLE) is None
-    [file] = live_files(DeltaTable(lake.path(TABLE)))
+    [file] = list_live_files(DeltaTable(lake.path(TABLE)))
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 2}
     version = DeltaTable(lake.path(TABLE)).version()
     lake.compact(NO_SPARK, TABLE)
@@ -157,7 +157,7 @@ def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
 @given(st.recursive(st.text() | st.integers() | st.none(), lambda inner: st.dictionaries(st.text(), inner, max_size=3)))
 def test_what_was_escaped_is_told_unescaped_and_what_is_so_is_left_alone(value: Any) -> None:
     try:
-        plain = encode({"numRecords": 1, "minValues": {"key": value}}).decode()
+        plain = encode_json({"numRecords": 1, "minValues": {"key": value}}).decode()
     except UnicodeEncodeError:  # half a character, which no text of a table has
         return
     assert corrected_stats(plain, 1) is None
@@ -193,14 +193,14 @@ def test_bounds_of_each_type_are_the_values_as_json(tmp_path: Path, kind: str, b
     made = pa.table({"key": pa.array([*values, None], arrow)})
     if by_spark:
         pq.write_table(made, tmp_path / "x.parquet", row_group_size=1, store_schema=False)
-        file = _adopted(tmp_path / "x.parquet", tmp_path, ("key",))
+        file = _adopt_spark_file(tmp_path / "x.parquet", tmp_path, ("key",))
         assert file is not None
-        told = parse(file.stats)
+        told = parse_statistics(file.stats)
     else:
         known = Statistics(["key"], made.schema)
         for batch in made.to_batches(max_chunksize=1):
-            known.add(batch)
-        told = parse(known.to_json())
+            known.add_batch(batch)
+        told = parse_statistics(known.to_json())
     if by_spark and pa.types.is_floating(arrow):  # whose footers do not tell of NaN
         assert told == {"numRecords": len(values) + 1}
         return
@@ -213,14 +213,19 @@ def test_bounds_of_each_type_are_the_values_as_json(tmp_path: Path, kind: str, b
 @pytest.mark.parametrize("arrow", [pa.float32(), pa.float64()])
 def test_numbers_that_json_has_not_leave_a_file_without_bounds(odd: float, arrow: pa.DataType) -> None:
     known = Statistics(["key"], pa.schema([("key", arrow)]))
-    known.add(pa.record_batch({"key": pa.array([1.0, odd, None], arrow)}))
+    known.add_batch(pa.record_batch({"key": pa.array([1.0, odd, None], arrow)}))
     assert msgspec.json.decode(known.to_json()) == {"numRecords": 3}
 
 
 def test_bytes_have_no_bounds_and_nulls_are_counted() -> None:
     known = Statistics(["key"], pa.schema([("key", pa.binary())]))
-    known.add(pa.record_batch({"key": pa.array([b"\xff", None], pa.binary())}))
-    assert parse(known.to_json()) == {"numRecords": 2, "minValues": {}, "maxValues": {}, "nullCount": {"key": 1}}
+    known.add_batch(pa.record_batch({"key": pa.array([b"\xff", None], pa.binary())}))
+    assert parse_statistics(known.to_json()) == {
+        "numRecords": 2,
+        "minValues": {},
+        "maxValues": {},
+        "nullCount": {"key": 1},
+    }
 
 
 KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {

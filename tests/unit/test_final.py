@@ -18,12 +18,12 @@ from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
 from sessionlake.gold import Count, Product, Sum
-from sessionlake.gold.aggregate.final import AppendProgress, FinalTable, final_table, newly_final
-from sessionlake.gold.aggregate.late import latest, stream_times
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.final import AppendProgress, FinalTable, final_table, select_newly_final
+from sessionlake.gold.aggregate.late import merge_latest, stream_times_by_partition
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.batch.final import _conditions
-from sessionlake.gold.declared.tables import products_of, schemas_of
+from sessionlake.gold.batch.final import _range_conditions
+from sessionlake.gold.declared.tables import declared_gold_schemas, declared_products
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
@@ -31,7 +31,7 @@ from sessionlake.settings.model import GoldSettings, Settings
 from support.seeds import examples
 
 SECOND, BUCKET = 1_000, 10_000
-DECLARED = Declared(("price",))
+DECLARED = DeclaredColumns(("price",))
 OWN = Product(
     "own",
     ("topic", "session_id", "metric"),
@@ -127,35 +127,37 @@ class Gold:
     def limits(self, rows: Iterable[Row]) -> dict[Any, int]:
         last: dict[Any, int] = {}
         for row in rows:
-            last = latest(last, {("capture.a", row["partition"]): int(row["window_start"].timestamp() * 1000)})
-        return FINAL.limits_after(last)
+            last = merge_latest(last, {("capture.a", row["partition"]): int(row["window_start"].timestamp() * 1000)})
+        return FINAL.ends_of_last_buckets(last)
 
     def take_in(self, batch: pa.Table, *, whole: bool, dies: int) -> bool:
         """One batch; it dies behind so many commits, of which there are two."""
         number = self.committed + 1
-        part = OWN.of_changes(batch, DECLARED)
+        part = OWN.aggregate_changes(batch, DECLARED)
         starts = part["window_start"].cast(pa.int64()).to_pylist()
         for start, partition in zip(starts, part["partition"].to_pylist(), strict=True):
-            assert start // 1000 >= self.closing.since.get(("capture.a", partition), start // 1000)  # it is open
+            assert start // 1000 >= self.closing.appended_until.get(
+                ("capture.a", partition), start // 1000
+            )  # it is open
         if self.merged_by < number:
-            before = pa.Table.from_pylist([*self.held.values()], OWN.schema())
+            before = pa.Table.from_pylist([*self.held.values()], OWN.arrow_schema())
             names = OWN.row_keys
-            self.held |= {tuple(r[name] for name in names): r for r in OWN.merged(part, before).to_pylist()}
+            self.held |= {tuple(r[name] for name in names): r for r in OWN.merge_rows(part, before).to_pylist()}
             self.merged_by = number
         if dies == 1:
             return False
-        self.times = latest(self.times, stream_times(batch)) if batch.num_rows else self.times
+        self.times = merge_latest(self.times, stream_times_by_partition(batch)) if batch.num_rows else self.times
         if whole:
-            until = self.closing.due_limits(self.times)
-            table = pa.Table.from_pylist([*self.held.values()], OWN.schema())
-            found = newly_final(table, self.closing.since, until).to_pylist() if until else []
+            until = self.closing.append_limits(self.times)
+            table = pa.Table.from_pylist([*self.held.values()], OWN.arrow_schema())
+            found = select_newly_final(table, self.closing.appended_until, until).to_pylist() if until else []
             if self.appended_by < number and found:
                 self.appended += [row | {"_batch": number} for row in found]
                 self.appended_by = number
             elif self.appended_by == number:  # what would be appended once more is what is there
                 there = [row for row in self.appended if row["_batch"] == number]
                 assert shown(found) == shown(there)
-            self.closing.advance(until)
+            self.closing.mark_appended(until)
             self.times = {}
         if dies == 2:
             return False
@@ -196,16 +198,16 @@ def test_any_batches_and_deaths_append_each_final_row_once_as_a_recomputation_ha
 def test_a_row_is_final_when_stream_time_has_come_to_its_buckets_end_and_the_lateness_exactly(
     time: int, final: list[int]
 ):
-    rows = OWN.of_changes(
+    rows = OWN.aggregate_changes(
         pa.Table.from_pylist(applied([Arrived(0, 0, 0, ts, 1.0) for ts in (9_999, 10_000)]), SCHEMA), DECLARED
     )
-    found = newly_final(rows, {}, FINAL.limits({("capture.a", 0): time, ("capture.a", 1): 10**9}))
+    found = select_newly_final(rows, {}, FINAL.first_open_buckets({("capture.a", 0): time, ("capture.a", 1): 10**9}))
     assert [start // 1000 for start in found["window_start"].cast(pa.int64()).to_pylist()] == final
 
 
 def test_rows_of_a_session_that_has_moved_between_topic_partitions_are_apart():
     changes = applied([Arrived(0, 0, 9, 1, 1.0), Arrived(0, 1, 9, 2, 2.0)])
-    rows = OWN.of_changes(pa.Table.from_pylist(changes, SCHEMA), DECLARED).to_pylist()
+    rows = OWN.aggregate_changes(pa.Table.from_pylist(changes, SCHEMA), DECLARED).to_pylist()
     assert [(row["partition"], row["n"], row["all"]) for row in rows] == [(0, 1, 1.0), (1, 1, 2.0)]
     assert check(OWN, [Change(9, price=1.0)])[0]["partition"] == 0
 
@@ -213,9 +215,9 @@ def test_rows_of_a_session_that_has_moved_between_topic_partitions_are_apart():
 def test_all_that_ever_was_is_read_of_topics_alone_with_a_topic_partition_that_is_new():
     since = {("a", 0): 5_000, ("b", 0): 7_000, ("b", 1): 6_000}
     until = {("a", 0): 9_000, ("a", 2): 4_000, ("b", 0): 8_000, ("b", 1): 9_500}
-    found = {tuple(topics[2]): [_ms(one[2]) for one in times] for topics, _, *times in _conditions(since, until)}
+    found = {tuple(topics[2]): [_ms(one[2]) for one in times] for topics, _, *times in _range_conditions(since, until)}
     assert found == {("b",): [6_000, 9_500], ("a",): [FIRST_MS, 9_000]}
-    assert [*_conditions(since, {})] == []
+    assert [*_range_conditions(since, {})] == []
 
 
 def _ms(moment: datetime) -> int:
@@ -226,7 +228,7 @@ def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_
     names = ["topic", "session_id", "metric", "partition", "window_start", "n", "all", "_batch"]
     assert [name for name, _ in FINAL.columns] == names
     gold = GoldSettings.model_validate({"products": [YAML]})
-    found = schemas_of(Settings(home=tmp_path, gold=gold))["gold.own_final"]
+    found = declared_gold_schemas(Settings(home=tmp_path, gold=gold))["gold.own_final"]
     assert (found.append_only, found.statistics_columns) == (
         True,
         ("topic", "session_id", "partition", "window_start", "_batch"),
@@ -286,7 +288,7 @@ def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, mon
 
     def declared(name: str, **said: str) -> Product:
         gold = GoldSettings.model_validate({"products": [{"name": "own", "python": f"own_final:{name}"} | said]})
-        return products_of(Settings(home=tmp_path, gold=gold))[-1]
+        return declared_products(Settings(home=tmp_path, gold=gold))[-1]
 
     assert final_table(declared("OWN", output="append")) is not None
     with pytest.raises(ConfigError, match=r"has output 'append', but the configuration says 'update'"):

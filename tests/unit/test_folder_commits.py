@@ -23,10 +23,10 @@ from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
-from sessionlake.delta.folders.table_files import live_files, open_table
+from sessionlake.delta.folders.table_files import list_live_files, open_table
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import CHECKPOINTS, LOG_CLEANUP
-from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -38,11 +38,11 @@ UPSERT = Upsert(("place",), ("value",))
 FILES = 50
 ALONE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 NO_SPARK: Any = None
-UP_TO_20 = Expired((), "value", pa.table({"limit": [20]}), {})
+UP_TO_20 = ExpiredRows((), "value", pa.table({"limit": [20]}), {})
 
 
 def written(folder: Path, rows: pa.Table) -> WrittenFile:
-    [file] = FileWriter(str(folder), ROWS.schema, ("value",)).files(rows.to_batches())
+    [file] = FileWriter(str(folder), ROWS.schema, ("value",)).write_files(rows.to_batches())
     return file
 
 
@@ -86,7 +86,7 @@ def add_files(lake: FolderStorage) -> None:
 
 
 def remove(lake: FolderStorage) -> None:
-    folder_removal.remove(lake.path(TABLE), UP_TO_20)
+    folder_removal.remove_rows(lake.path(TABLE), UP_TO_20)
 
 
 def compact(lake: FolderStorage) -> None:
@@ -174,13 +174,13 @@ def test_files_of_a_commit_that_fails_are_removed_unless_it_is_there_all_the_sam
     lake: FolderStorage, monkeypatch: pytest.MonkeyPatch, commit: str, is_there: bool
 ) -> None:
     folder = lake.path(TABLE)
-    before = {file.path.name for file in live_files(DeltaTable(folder))}
+    before = {file.path.name for file in list_live_files(DeltaTable(folder))}
     failing_commit(monkeypatch, first=lambda _: None, is_there=is_there)
     with pytest.raises(OSError, match="does not answer"):
         COMMITS[commit](lake)
     assert lake.lost_files(None, TABLE) == []
     added = {file.name for file in folder.glob("*.parquet")} - before
-    assert added == {file.path.name for file in live_files(DeltaTable(folder))} - before
+    assert added == {file.path.name for file in list_live_files(DeltaTable(folder))} - before
     assert bool(added) == is_there
 
 
@@ -191,7 +191,7 @@ def test_files_of_a_commit_that_was_merged_with_others_since_stay(
     failing_commit(monkeypatch, first=lambda _: folder_upkeep.compact(NO_SPARK, lake.path(TABLE)), is_there=True)
     with pytest.raises(OSError, match="does not answer"):
         add_files(lake)
-    assert len(live_files(DeltaTable(lake.path(TABLE)))) == 1
+    assert len(list_live_files(DeltaTable(lake.path(TABLE)))) == 1
     assert pa.table(DeltaTable(lake.path(TABLE), version=49).scan()).num_rows == 2 * FILES + 1
 
 

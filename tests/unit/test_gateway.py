@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sessionlake.local import gateway
-from sessionlake.local.gateway import TESTED_SPARK, Jvm, prepare_start
+from sessionlake.local.gateway import TESTED_SPARK, JvmStart, prepare_jvm_start
 from sessionlake.spark.session import DATABRICKS_VARIABLE, stop_spark
 
 
@@ -27,9 +27,9 @@ def interrupts() -> Iterator[None]:
 
 
 @pytest.fixture
-def jvm(tmp_path: Path) -> Jvm:
+def jvm(tmp_path: Path) -> JvmStart:
     flags = ["-XX:+UseParallelGC", "-Dlog=/a home/it's.log"]
-    return Jvm(Path("/java"), "2g", flags, tmp_path / "spark", tmp_path / "more", tmp_path / "out")
+    return JvmStart(Path("/java"), "2g", flags, tmp_path / "spark", tmp_path / "more", tmp_path / "out")
 
 
 def test_the_installed_pyspark_is_one_that_the_launcher_was_tested_with():
@@ -56,14 +56,14 @@ def test_after_spark_an_interrupt_is_pythons_own_again(monkeypatch: pytest.Monke
 
 def test_a_tested_version_is_started_by_hand_without_a_word(jvm, monkeypatch, capsys):
     monkeypatch.setattr(gateway, "version", lambda _: TESTED_SPARK[-1])
-    conf, _ = prepare_start(jvm)
+    conf, _ = prepare_jvm_start(jvm)
     assert (conf, capsys.readouterr().err) == ({}, "")
 
 
 @pytest.mark.parametrize("found", ["4.0.3", "4.1.0", "3.5.1"])
 def test_another_version_is_left_to_pyspark_with_the_same_options_and_that_is_told(jvm, monkeypatch, capsys, found):
     monkeypatch.setattr(gateway, "version", lambda _: found)
-    conf, context = prepare_start(jvm)
+    conf, context = prepare_jvm_start(jvm)
     with context:  # starts nothing: there is no such Java
         pass
     assert conf["spark.driver.memory"] == "2g"
@@ -91,7 +91,7 @@ def test_an_interrupt_between_a_jvm_and_its_handle_leaves_no_process(
     java.chmod(0o755)
     monkeypatch.setattr(gateway, "_running", [])
     monkeypatch.setattr(gateway.subprocess, "Popen", Interrupted)
-    jvm = gateway.Jvm(java, "1g", [], tmp_path, tmp_path, tmp_path / "out")
-    with pytest.raises(KeyboardInterrupt), gateway._running_jvm(jvm):
+    jvm = gateway.JvmStart(java, "1g", [], tmp_path, tmp_path, tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt), gateway._start_jvm_for_session(jvm):
         pass
     assert [process.poll() for process in begun] == [-signal.SIGTERM]

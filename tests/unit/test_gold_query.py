@@ -16,7 +16,15 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, MINUTE, TIERS, answer_product, spans
+from sessionlake.gold.aggregate.standard import (
+    METRICS_1D,
+    METRICS_1H,
+    METRICS_1M,
+    MINUTE,
+    TIERS,
+    answer_product,
+    split_range,
+)
 from sessionlake.gold.query import KEYS, metrics, read_answer
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.settings.model import Settings
@@ -45,9 +53,9 @@ def points() -> pa.Table:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """The tiers as gold leaves them, a file a day of each."""
     found = Settings(home=tmp_path_factory.mktemp("metrics") / "home")
-    rows = METRICS_1M.of_events(points())
+    rows = METRICS_1M.aggregate_events(points())
     for tier in reversed(TIERS):
-        rows = tier.of_finer(rows) if tier.below else rows
+        rows = tier.aggregate_finer_rows(rows) if tier.below else rows
         day = pa.compute.floor_temporal(rows[START], unit="day")
         for one in pa.compute.unique(day):
             part = rows.filter(pa.compute.equal(day, one))
@@ -81,7 +89,7 @@ def moment(ms: int) -> datetime:
 def test_a_range_is_read_from_the_coarsest_tiers_that_serve(
     begin: int, end: int, step: int | None, read: list[tuple[str, int, int]]
 ) -> None:
-    found = [(span.tier.name.removeprefix("metrics_"), span.begin, span.end) for span in spans(begin, end, step)]
+    found = [(span.table.name.removeprefix("metrics_"), span.begin, span.end) for span in split_range(begin, end, step)]
     assert found == read
 
 
@@ -95,13 +103,13 @@ def test_the_answer_is_that_of_the_minutes_alone_and_of_the_points(
 ) -> None:
     begin, end = min(begin, end), max(begin, end) + MINUTE
     reader, answer = Lake(home).reader(), answer_product(by, step)
-    found = read_answer(reader, answer, [*spans(begin, end, step)], [])
-    alone = read_answer(reader, answer, [*spans(begin, end, step, [METRICS_1M])], [])
+    found = read_answer(reader, answer, [*split_range(begin, end, step)], [])
+    alone = read_answer(reader, answer, [*split_range(begin, end, step, [METRICS_1M])], [])
     assert found.rows.equals(alone.rows)
     assert found.rows.num_rows == 0 or sum(found.read.values()) <= sum(alone.read.values())
     every = points()
     inside = every.filter((pa.compute.field("ts") >= begin) & (pa.compute.field("ts") < end))
-    once = answer.of_events(inside).select(found.rows.column_names)
+    once = answer.aggregate_events(inside).select(found.rows.column_names)
     expected = once.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else once
     for name in expected.column_names:
         known = expected[name].to_pylist()
@@ -126,10 +134,10 @@ def test_files_that_cannot_have_rows_of_the_range_are_not_counted_as_read(home: 
 def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = home, moment(0), moment(2 * DAY)
     by_days = metrics(*asked)
-    monkeypatch.setattr("sessionlake.gold.query.complete_tables", lambda _, __, tiers: [*tiers[1:]])
+    monkeypatch.setattr("sessionlake.gold.query.find_complete_tables", lambda _, __, tiers: [*tiers[1:]])
     assert dict(metrics(*asked).files) == {METRICS_1H.table: (2, 4)}
     assert metrics(*asked).rows["points"].equals(by_days.rows["points"])
-    monkeypatch.setattr("sessionlake.gold.query.complete_tables", lambda _, __, tiers: [*tiers[:2]])
+    monkeypatch.setattr("sessionlake.gold.query.find_complete_tables", lambda _, __, tiers: [*tiers[:2]])
     with pytest.raises(LakeError, match=r"metrics_1m does not exist yet, or is incomplete. Run `sessionlake run gold`"):
         metrics(*asked)
 
@@ -138,7 +146,7 @@ def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: py
     ("changed", "said"),
     [
         ({"since": moment(30_000)}, "since 1970-01-01 00:00:30.* is not a whole minute"),
-        ({"until": moment(0)}, "the range is empty"),
+        ({"until": moment(0)}, "the range of time is empty"),
         ({"until": datetime(2026, 1, 1)}, "until 2026-01-01 00:00:00 has no time zone"),  # noqa: DTZ001 - that is it
         ({"by": ["topic", "colour"]}, "metrics have no key colour. Choose from topic, session_id, row_id, metric"),
         ({"by": ["topic", "topic"]}, "a key is named twice"),

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from sessionlake.errors import ConfigError
 from sessionlake.gold import TEXTS, Aggregate, Count, Endmost, Extreme, Mean, Product, Sum
 from sessionlake.gold.aggregate.groups import Columns
-from sessionlake.gold.declared.tables import products_of
+from sessionlake.gold.declared.tables import declared_products
 from sessionlake.gold.testing import Change, check
 from sessionlake.settings.model import GoldSettings, Settings
 from support.docs import blocks
@@ -48,20 +48,20 @@ class Newcomer(Aggregate):
     """Whatever came first: no aggregate, since that depends on the batches."""
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         return ("value",)
 
-    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "double"),)
 
-    def begin(self, name: str, events: pa.Table) -> Columns:
+    def event_states(self, name: str, events: pa.Table) -> Columns:
         return {name: events["value"].to_numpy()}
 
-    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        del other
-        return {name: one[name]}
+    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+        del right
+        return {name: left[name]}
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         return "first(value)"
 
 
@@ -77,7 +77,7 @@ def named(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, **product: A
     monkeypatch.delitem(sys.modules, "own_products", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     gold = GoldSettings.model_validate({"products": [product]})
-    return products_of(Settings(home=folder, gold=gold))
+    return declared_products(Settings(home=folder, gold=gold))
 
 
 def test_a_product_of_the_documentation_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

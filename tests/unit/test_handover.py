@@ -14,7 +14,7 @@ from sessionlake.errors import LakeError
 from sessionlake.settings.model import Settings, SilverSettings
 from sessionlake.streaming import handover
 from sessionlake.streaming.handover import Handover, ResumedFold
-from sessionlake.streaming.manifest import note_shards
+from sessionlake.streaming.manifest import record_shard_count
 
 NOTED = {"reservoirId": "a", "index": -1, "isStartingVersion": False}
 
@@ -25,7 +25,7 @@ def of(home: Path, shards: int) -> Settings:
 
 def begun(settings: Settings) -> None:
     """What a start leaves: the note, then Spark's checkpoint."""
-    note_shards(settings)
+    record_shard_count(settings)
     metadata = Path(settings.checkpoint(SILVER)) / "metadata"
     metadata.parent.mkdir(parents=True)
     metadata.write_text('{"id":"a"}')
@@ -33,13 +33,13 @@ def begun(settings: Settings) -> None:
 
 def handed_over(settings: Settings, rebuild: str = "r") -> None:
     shards = settings.silver.shards
-    handover.prepare(settings, Handover(7, 3, shards, rebuild), [(0, b"state")])
+    handover.prepare_handover(settings, Handover(7, 3, shards, rebuild), [(0, b"state")])
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master="local[1]"))
-    handover.activate(spark, settings, rebuild)
+    handover.activate_handover(spark, settings, rebuild)
 
 
 def assert_of(home: Path, shards: int) -> None:
-    assert handover.shard_count(of(home, 1)) == shards
+    assert handover.read_shard_count(of(home, 1)) == shards
     handover.refuse_changed_shards(of(home, shards))
     other = shards + 1
     with pytest.raises(
@@ -49,8 +49,8 @@ def assert_of(home: Path, shards: int) -> None:
 
 
 def test_before_the_first_batch_any_number_will_do(tmp_path: Path) -> None:
-    note_shards(of(tmp_path, 3))  # a start that came no further
-    assert handover.shard_count(of(tmp_path, 3)) is None
+    record_shard_count(of(tmp_path, 3))  # a start that came no further
+    assert handover.read_shard_count(of(tmp_path, 3)) is None
     handover.refuse_changed_shards(of(tmp_path, 4))
 
 
@@ -95,17 +95,17 @@ def test_a_layer_goes_on_behind_what_its_batch_in_the_ledger_has_read_though_ano
     settings = of(tmp_path, 1)
     planned(settings, 0, reservoirVersion=5)
     planned(settings, 1, reservoirVersion=8, index=2)  # inside of a version
-    assert [handover.next_version(settings, SILVER, batch) for batch in (0, 1)] == [5, 8]
+    assert [handover.read_next_version(settings, SILVER, batch) for batch in (0, 1)] == [5, 8]
     with pytest.raises(LakeError, match="does not say what silver has read"):
-        handover.next_version(settings, SILVER, 2)
+        handover.read_next_version(settings, SILVER, 2)
 
 
 def test_a_layer_goes_on_behind_a_handover_until_a_batch_has(tmp_path: Path) -> None:
     settings = of(tmp_path, 1)
     handed_over(settings)
-    assert handover.next_version(settings, SILVER, 2) == 8
+    assert handover.read_next_version(settings, SILVER, 2) == 8
     planned(settings, 0, reservoirVersion=11)
-    assert [handover.next_version(settings, SILVER, batch) for batch in (2, 3)] == [8, 11]
+    assert [handover.read_next_version(settings, SILVER, batch) for batch in (2, 3)] == [8, 11]
 
 
 def test_within_what_a_table_held_first_no_version_tells_what_was_read(tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_within_what_a_table_held_first_no_version_tells_what_was_read(tmp_path:
     with pytest.raises(
         LakeError, match=r"only a part of what the table held when it started\. Run `sessionlake run silver --once`"
     ):
-        handover.next_version(settings, SILVER, 0)
+        handover.read_next_version(settings, SILVER, 0)

@@ -7,26 +7,26 @@ import pytest
 
 from sessionlake.cli import doctor
 from sessionlake.errors import MachineError
-from sessionlake.local.home import hold_lock, require_home
+from sessionlake.local.home import create_home, hold_lock
 from sessionlake.local.paths import process_folder
 from sessionlake.settings.model import Settings
 
 
 def test_the_home_and_its_folders_are_made_and_left_empty(tmp_path):
-    home = require_home(Settings(home=tmp_path / "a" / "b"), "kafka", "logs")
+    home = create_home(Settings(home=tmp_path / "a" / "b"), "kafka", "logs")
     assert sorted(path.name for path in home.rglob("*")) == ["kafka", "logs"]
 
 
 def test_a_home_below_a_file_is_named_with_the_variable(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match=r"home .*/file/home cannot be written .*SESSIONLAKE_HOME"):
-        require_home(Settings(home=tmp_path / "file" / "home"))
+        create_home(Settings(home=tmp_path / "file" / "home"))
 
 
 def test_a_read_only_home_is_named_with_the_variable():
     # /proc refuses even root, as a read-only mount would.
     with pytest.raises(MachineError, match=r"home /proc/home cannot be written .*SESSIONLAKE_HOME"):
-        require_home(Settings(home="/proc/home"))
+        create_home(Settings(home="/proc/home"))
 
 
 def rights(folder):
@@ -35,9 +35,9 @@ def rights(folder):
 
 def test_a_home_is_made_for_its_owner_alone(tmp_path):
     settings = Settings(home=tmp_path / "a" / "home")
-    require_home(settings, "logs")
+    create_home(settings, "logs")
     assert rights(settings.home) == 0o700
-    assert doctor._home_of(settings) == doctor.Finding(doctor.Level.OK, "home", str(settings.home))
+    assert doctor._check_home(settings) == doctor.CheckResult(doctor.Severity.OK, "home", str(settings.home))
 
 
 def test_a_home_that_a_lock_makes_is_its_owner_s_alone(tmp_path):
@@ -68,10 +68,10 @@ def test_a_home_that_others_can_read_keeps_its_rights_and_doctor_says_so(tmp_pat
     settings = Settings(home=tmp_path / "a home")
     settings.home.mkdir()
     settings.home.chmod(mode)
-    require_home(settings)
+    create_home(settings)
     assert rights(settings.home) == mode
-    found = doctor._home_of(settings)
-    assert found.level is doctor.Level.WARN
+    found = doctor._check_home(settings)
+    assert found.level is doctor.Severity.WARN
     assert f"mode {mode:o}" in found.detail
     assert f"`chmod 700 '{settings.home}'`" in found.detail
 

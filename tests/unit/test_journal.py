@@ -10,8 +10,8 @@ from sessionlake.errors import InterruptedOperationError, LossError
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.streaming.journal import (
     Journal,
-    building_version,
     discard_building,
+    read_building_version,
     record_building,
     require_uninterrupted,
 )
@@ -21,8 +21,8 @@ from sessionlake.streaming.operation import (
     RECOVER_BRONZE,
     RESHARD,
     Operation,
-    operations_of,
-    rebuild_of,
+    create_processor_rebuild,
+    list_operations,
 )
 
 OWN = ProcessorSettings(name="top", target="a:B")
@@ -56,24 +56,24 @@ def refused(settings: Settings, **how: bool) -> set[str]:
         (RESHARD, {*LAYERS}),
         (RECOVER_BRONZE, {"bronze"}),
         (REBUILD_SILVER, {"silver", "gold"}),
-        (rebuild_of(OWN), {OWN.layer}),
+        (create_processor_rebuild(OWN), {OWN.layer}),
     ],
     ids=lambda value: value.name if isinstance(value, Operation) else "",
 )
 def test_the_layers_that_an_operation_changes_do_not_start_until_it_has_ended(settings, operation, layers):
-    assert operation in operations_of(settings)
+    assert operation in list_operations(settings)
     assert refused(settings) == set()
-    journal = Journal.begin(settings, operation, {"shards": 3})
+    journal = Journal.start_journal(settings, operation, {"shards": 3})
     assert refused(settings) == layers
     with pytest.raises(InterruptedOperationError, match=rf"was interrupted.*\. Run `sessionlake {operation.name[:6]}"):
         require_uninterrupted(settings)
     require_uninterrupted(settings, except_for=[operation])
-    journal.end()
+    journal.remove_journal()
     assert refused(settings) == set()
 
 
 def test_the_error_names_what_finishes_an_operation_and_what_cancels_it(settings):
-    Journal.begin(settings, RESHARD, {"shards": 3})
+    Journal.start_journal(settings, RESHARD, {"shards": 3})
     with pytest.raises(InterruptedOperationError, match=r"`sessionlake reshard 3`, .*`sessionlake reshard 3 --cancel`"):
         require_uninterrupted(settings)
 
@@ -87,11 +87,11 @@ def test_a_step_is_done_again_until_it_is_noted_and_never_after_that(settings):
             raise PowerCutError
         return {"rows": len(done)}
 
-    journal = Journal.begin(settings, FORGET, {"session": "s"})
+    journal = Journal.start_journal(settings, FORGET, {"session": "s"})
     assert journal.run_step("a", lambda: step("a")) == {"rows": 1}
     with pytest.raises(PowerCutError):
         journal.run_step("b", lambda: step("b"))
-    again = Journal.read(settings, FORGET, dict[str, str])
+    again = Journal.read_journal(settings, FORGET, dict[str, str])
     assert (again.inputs, again.done) == ({"session": "s"}, {"a": {"rows": 1}})
     assert [again.run_step(name, lambda name=name: step(name)) for name in "ab"] == [{"rows": 1}, {"rows": 3}]
     assert done == ["a", "b", "b"]
@@ -100,40 +100,40 @@ def test_a_step_is_done_again_until_it_is_noted_and_never_after_that(settings):
 def test_a_rebuild_that_is_being_built_stops_no_layer_and_leaves_nothing_to_finish(settings):
     with record_building(settings, REBUILD_SILVER, 7):
         assert refused(settings) == set()
-        assert building_version(settings, "silver") == 7
-        assert Journal.read(settings, REBUILD_SILVER, dict[str, int]) is None
-    assert building_version(settings, OWN.layer) is None
+        assert read_building_version(settings, "silver") == 7
+        assert Journal.read_journal(settings, REBUILD_SILVER, dict[str, int]) is None
+    assert read_building_version(settings, OWN.layer) is None
     discard_building(settings, REBUILD_SILVER)  # as the next start does
-    assert building_version(settings, "silver") is None
+    assert read_building_version(settings, "silver") is None
 
 
 def test_a_rebuild_that_fails_while_it_is_built_leaves_no_record(settings):
     with pytest.raises(PowerCutError), record_building(settings, REBUILD_SILVER, 7):
         raise PowerCutError
-    assert not REBUILD_SILVER.file(settings).exists()
+    assert not REBUILD_SILVER.journal_file(settings).exists()
 
 
 def test_one_that_starts_over_leaves_the_record_of_the_one_that_replaced_tables(settings):
-    Journal.begin(settings, REBUILD_SILVER, {"version": 3}).run_step("silver.sessions", dict)
+    Journal.start_journal(settings, REBUILD_SILVER, {"version": 3}).run_step("silver.sessions", dict)
     with pytest.raises(PowerCutError), record_building(settings, REBUILD_SILVER, 7):
         raise PowerCutError
     assert refused(settings) == {"silver", "gold"}
-    assert Journal.read(settings, REBUILD_SILVER, dict[str, int]).done == {"silver.sessions": {}}
+    assert Journal.read_journal(settings, REBUILD_SILVER, dict[str, int]).done == {"silver.sessions": {}}
 
 
 def test_tables_can_be_made_from_bronze_once_a_session_is_erased_there(settings):
-    journal = Journal.begin(settings, FORGET, {"session": "s"})
+    journal = Journal.start_journal(settings, FORGET, {"session": "s"})
     assert refused(settings, from_bronze=True) == {*LAYERS}
     journal.run_step("bronze", dict)
     assert refused(settings, from_bronze=True) == set()
     assert refused(settings) == {*LAYERS}
 
 
-@pytest.mark.parametrize("operation", [FORGET, RESHARD, RECOVER_BRONZE, REBUILD_SILVER, rebuild_of(OWN)])
+@pytest.mark.parametrize("operation", [FORGET, RESHARD, RECOVER_BRONZE, REBUILD_SILVER, create_processor_rebuild(OWN)])
 def test_a_file_that_cannot_be_read_stops_layers_and_is_named_with_what_to_do(settings, operation):
     operation.file(settings).parent.mkdir(parents=True)
     operation.file(settings).write_bytes(b'{"step"')
     with pytest.raises(LossError, match=rf"{operation.name}.json cannot be read .*sessionlake|command that moves them"):
-        Journal.read(settings, operation, dict[str, str])
+        Journal.read_journal(settings, operation, dict[str, str])
     with pytest.raises(InterruptedOperationError, match="Run `sessionlake"):
         require_uninterrupted(settings)

@@ -15,7 +15,7 @@ from sessionlake.kafka.clients import (
     spark_kafka_options,
     spark_source_options,
 )
-from sessionlake.local.probe import addresses, is_loopback
+from sessionlake.local.probe import is_loopback, parse_bootstrap_servers
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 
 
@@ -101,13 +101,13 @@ def test_librdkafka_accepts_every_translated_property():
     ],
 )
 def test_servers_are_taken_apart(servers, expected):
-    assert addresses(_settings(servers)) == expected
+    assert parse_bootstrap_servers(_settings(servers)) == expected
 
 
 @pytest.mark.parametrize("servers", ["localhost", "a:0", "a:65536", "a:x", "a:1,,b:2", "::1:9092", ":9092"])
 def test_what_is_not_host_and_port_is_named(servers):
     with pytest.raises(ConfigError, match=r"kafka.bootstrap_servers = .*is not host:port"):
-        addresses(_settings(servers))
+        parse_bootstrap_servers(_settings(servers))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sessionlake.errors import AccessError, ConfigError
 from sessionlake.kafka.clients import client_config, java_client_options, rejected_error, spark_kafka_options
-from sessionlake.kafka.security import without_secrets
-from sessionlake.kafka.tls import tls_fault
+from sessionlake.kafka.security import hide_secrets
+from sessionlake.kafka.tls import find_tls_fault
 from sessionlake.settings.model import KafkaSecurity, KafkaSettings, Settings, load_settings
-from sessionlake.streaming.errors import explain
+from sessionlake.streaming.errors import explain_layer_error
 from support.certificates import Authority
 
 SCRAM = {"protocol": "SASL_SSL", "mechanism": "SCRAM-SHA-512", "username": "lake", "password": 'p"w\\;'}
@@ -134,25 +134,25 @@ def test_a_file_that_is_missing_or_no_pem_is_named(tmp_path):
 
 def test_what_a_client_says_is_told_without_the_secrets_it_was_given():
     own = settings(**TOKEN)
-    assert without_secrets(own, "hush was refused") == "(hidden) was refused"
+    assert hide_secrets(own, "hush was refused") == "(hidden) was refused"
     assert "hush" not in str(rejected_error(own, "hush was refused"))
     by_options = Settings(kafka=KafkaSettings(options={"sasl.jaas.config": "X password=hush;"}))
-    assert "hush" not in without_secrets(by_options, "bad value X password=hush; for sasl.jaas.config")
+    assert "hush" not in hide_secrets(by_options, "bad value X password=hush; for sasl.jaas.config")
 
 
 def test_a_secret_is_hidden_however_a_client_was_told_it():
     own = settings(**SCRAM)
     login = java_client_options(own)["sasl.jaas.config"]
-    assert 'username="lake" password="(hidden)"' in without_secrets(own, login)
+    assert 'username="lake" password="(hidden)"' in hide_secrets(own, login)
     by_options = Settings(kafka=KafkaSettings(options={"sasl.jaas.config": login}))
     assert client_config(by_options)["sasl.password"] == SCRAM["password"]
-    assert without_secrets(by_options, f"{SCRAM['password']} was refused") == "(hidden) was refused"
+    assert hide_secrets(by_options, f"{SCRAM['password']} was refused") == "(hidden) was refused"
 
 
 @pytest.mark.parametrize("package", ["org.apache.kafka", "kafkashaded.org.apache.kafka"])
 def test_a_stream_that_kafka_refuses_is_told_what_to_correct(package):
     said = f"{package}.common.errors.SaslAuthenticationException: Authentication failed"
-    error = explain(passed_on(said), "bronze", "/none")
+    error = explain_layer_error(passed_on(said), "bronze", "/none")
     assert isinstance(error, AccessError)
     assert "Correct kafka.security or kafka.options" in str(error)
 
@@ -172,7 +172,7 @@ def test_a_server_that_breaks_off_speaks_no_tls():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=hang_up, args=(listening,))
         thread.start()
-        fault = tls_fault("127.0.0.1", listening.getsockname()[1], {"security.protocol": "SSL"}, 2.0)
+        fault = find_tls_fault("127.0.0.1", listening.getsockname()[1], {"security.protocol": "SSL"}, 2.0)
         thread.join()
     assert fault is not None
     assert fault[0] == "plain"
@@ -196,6 +196,6 @@ def test_a_certificate_is_for_the_hosts_that_it_names(host, fault, tmp_path):
         thread = threading.Thread(target=serve, args=(listening,))
         thread.start()
         options = {"security.protocol": "SSL", "ssl.truststore.certificates": AUTHORITY.pem}
-        found = tls_fault(host, listening.getsockname()[1], options, 2.0)
+        found = find_tls_fault(host, listening.getsockname()[1], options, 2.0)
         thread.join()
     assert (found and found[0]) == fault

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sessionlake.errors import ConfigError
-from sessionlake.operations.maintenance import readers
+from sessionlake.operations.maintenance import list_readers
 from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
-from sessionlake.processors.by_class import _ERROR, _Groups
+from sessionlake.processors.by_class import _ERROR, _KeyProcessing
 from sessionlake.processors.job import require_usable
 from sessionlake.processors.keyed import KeyedTable
-from sessionlake.processors.load import ProcessorRef, processor_ref
+from sessionlake.processors.load import ProcessorRef, create_processor_ref
 from sessionlake.processors.testing import Sent, run, run_keyed
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings
 
@@ -167,12 +167,12 @@ def test_a_setting_that_would_say_nothing_is_refused(tmp_path: Path, given: dict
         Settings(home=tmp_path, processors=(own,))
 
 
-def groups_of(own: ProcessorSettings) -> _Groups:
-    return _Groups(processor_ref(own), own, (("who", "string"), ("ordinal", "int")))
+def groups_of(own: ProcessorSettings) -> _KeyProcessing:
+    return _KeyProcessing(create_processor_ref(own), own, (("who", "string"), ("ordinal", "int")))
 
 
 def test_its_source_is_kept_until_it_has_read_it_and_bronze_is_not(tmp_path: Path):
     own = ProcessorSettings(name="own", target="a:B", key=("row_id",))
     settings = Settings(home=tmp_path, processors=(own,))
-    assert [reader.name for reader in readers(settings, "bronze.messages")] == ["silver"]
-    assert [reader.name for reader in readers(settings, "silver.session_changes")] == ["processor-own", "gold"]
+    assert [reader.name for reader in list_readers(settings, "bronze.messages")] == ["silver"]
+    assert [reader.name for reader in list_readers(settings, "silver.session_changes")] == ["processor-own", "gold"]

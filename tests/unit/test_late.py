@@ -22,20 +22,20 @@ from sessionlake.gold.aggregate.late import (
     APPLIED,
     LATE_KEYS,
     NEVER,
-    by_topic,
+    find_late_changes,
     first_live_bucket,
-    is_late,
-    stream_times,
+    latest_by_topic,
+    stream_times_by_partition,
 )
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.declared.tables import products_of
-from sessionlake.gold.tables.expiry import due_floors
+from sessionlake.gold.declared.tables import declared_products
+from sessionlake.gold.tables.expiry import compute_expiry_times
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import GoldSettings, Settings
 
-DECLARED = Declared(("price",), ("status",))
+DECLARED = DeclaredColumns(("price",), ("status",))
 SECOND = 1_000
 
 
@@ -109,10 +109,10 @@ def test_any_batches_count_what_a_recomputation_by_arrival_counts_and_tell_of_al
     told: list[Row] = []
     for first, end in pairwise(cuts):
         batch = changes.slice(first, end - first)
-        before = pa.Table.from_pylist([*held.values()], own.schema())
-        merged = own.merged(own.of_changes(batch, DECLARED), before)
+        before = pa.Table.from_pylist([*held.values()], own.arrow_schema())
+        merged = own.merge_rows(own.aggregate_changes(batch, DECLARED), before)
         held |= {row.get("window_start"): row for row in merged.to_pylist()}
-        told += own.late_of_changes(batch, DECLARED).to_pylist()
+        told += own.select_late_rows(batch, DECLARED).to_pylist()
     values, late = by_hand(arrived, bucket, lateness)
     assert {row["offset"] for row in told} == late
     assert len({tuple(row[key] for key in LATE_KEYS) for row in told}) == len(told) == len(late)
@@ -144,7 +144,7 @@ def test_a_lateness_is_part_of_the_logic_and_none_leaves_the_logic_that_tables_h
 def test_a_lateness_is_declared_as_a_duration_not_below_nothing(tmp_path):
     own = {"name": "own", "keys": ["topic"], "aggregates": {"n": "count"}, "bucket": "1 minute"}
     gold = GoldSettings.model_validate({"products": [own | {"lateness": "5 minutes"}]})
-    assert products_of(Settings(home=tmp_path, gold=gold))[-1].lateness_ms == 300_000
+    assert declared_products(Settings(home=tmp_path, gold=gold))[-1].lateness_ms == 300_000
     with pytest.raises(ValidationError, match="lateness"):
         GoldSettings.model_validate({"products": [own | {"lateness": "-1 second"}]})
 
@@ -155,7 +155,7 @@ def test_one_that_is_made_from_another_products_rows_has_no_lateness(tmp_path, m
     monkeypatch.chdir(tmp_path)
     gold = GoldSettings.model_validate({"products": [{"name": "own", "python": "own_late:OWN"}]})
     with pytest.raises(ConfigError, match=r"is computed from gold.metrics_1h, which does not say"):
-        products_of(Settings(home=tmp_path, gold=gold))
+        declared_products(Settings(home=tmp_path, gold=gold))
 
 
 @given(st.integers(-(10**14), 10**14), st.integers(1, 10**6), st.integers(0, 10**7), st.integers(-3, 3))
@@ -163,20 +163,20 @@ def test_a_bucket_is_gone_when_what_came_for_it_would_be_too_late_by_as_much(now
     first = first_live_bucket(now, bucket, kept)
     ts = first + by * bucket
     changes = pa.table({"ts": [ts], APPLIED: [now]})
-    assert (ts < first) == is_late(changes, bucket, kept)[0]
+    assert (ts < first) == find_late_changes(changes, bucket, kept)[0]
 
 
 def test_stream_times_are_told_by_topic_partition_and_of_changes_that_have_one():
     topics, partitions, applied = ["a", "b", "a", "c", "a", "b"], [0, 1, 0, 0, 1, 1], [5, None, 9, None, 12, 3]
     changes = {"topic": pa.array(topics).dictionary_encode(), "partition": pa.array(partitions, pa.int32())}
-    found = stream_times(pa.table(changes | {APPLIED: pa.array(applied)}))
+    found = stream_times_by_partition(pa.table(changes | {APPLIED: pa.array(applied)}))
     assert found == {("a", 0): 9, ("a", 1): 12, ("b", 1): 3, ("c", 0): NEVER}
-    assert by_topic(found) == {"a": 12, "b": 3, "c": NEVER}
+    assert latest_by_topic(found) == {"a": 12, "b": 3, "c": NEVER}
 
 
 def test_a_topic_whose_stream_time_is_ahead_of_the_clock_loses_no_more_than_by_the_clock():
     kept = replace(product(60 * SECOND, None), retention_ms=3_600 * SECOND)
-    found = due_floors(kept, {"right": 7_205 * SECOND, "ahead": 10**15, "unknown": NEVER})
+    found = compute_expiry_times(kept, {"right": 7_205 * SECOND, "ahead": 10**15, "unknown": NEVER})
     assert found.keys() == {"right", "ahead"}
     assert found["right"] == 3_600 * SECOND
     assert 0 <= time.time() * SECOND - 3_600 * SECOND - found["ahead"] < 120 * SECOND

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sessionlake.delta.catalog import leases
-from sessionlake.delta.catalog.leases import LENGTH, Claim, Lease, Moment, hold_lease, require_leases, token_of
+from sessionlake.delta.catalog.leases import LENGTH, Claim, Lease, Moment, hold_lease, read_token, require_leases
 from sessionlake.errors import ClaimedError
 from sessionlake.settings.model import Settings
 
@@ -30,7 +30,7 @@ class Clock:
 
     def go_on(self, by: timedelta, *, wall: timedelta | None = None) -> None:
         moved = by if wall is None else wall
-        self.moment = Moment(self.moment.wall + moved, self.moment.steady + by.total_seconds())
+        self.moment = Moment(self.moment.wall_time + moved, self.moment.monotonic_seconds + by.total_seconds())
 
 
 class Table:
@@ -247,13 +247,13 @@ def test_an_idle_holder_renews_by_itself_and_gives_back_at_the_end_also_of_a_fai
         begun = table.rows["silver"]
         while table.rows["silver"].expires_at < begun.expires_at + 2 * short:
             require_leases(table.identifier)
-        assert (token_of(table.identifier, "silver"), token_of(table.identifier, "gold")) == (1, 0)
+        assert (read_token(table.identifier, "silver"), read_token(table.identifier, "gold")) == (1, 0)
         raise KeyError
 
     with pytest.raises(KeyError), hold_lease(settings, table, "silver", "runs silver"):
         work()
     assert table.rows["silver"].holder is None
-    assert token_of(table.identifier, "silver") == 0
+    assert read_token(table.identifier, "silver") == 0
 
 
 @pytest.mark.usefixtures("short")

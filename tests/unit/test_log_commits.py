@@ -15,10 +15,10 @@ from sessionlake.delta.folders.commits import finish_commit
 from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation
-from sessionlake.delta.folders.table_files import live_files
+from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -35,7 +35,7 @@ def rows(**values: int) -> pa.Table:
 
 
 def file_of(folder: Path, table: pa.Table) -> WrittenFile:
-    [written] = FileWriter(str(folder), SCHEMA, ("value",)).files(table.to_batches())
+    [written] = FileWriter(str(folder), SCHEMA, ("value",)).write_files(table.to_batches())
     return written
 
 
@@ -72,7 +72,7 @@ def commit_marking_merge(lake: FolderStorage, number: int, table: pa.Table) -> N
 def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_stays(lake: FolderStorage) -> None:
     lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     commit_marking_merge(lake, 1, rows(a=3))
-    former = live_files(DeltaTable(lake.path(TABLE)))
+    former = list_live_files(DeltaTable(lake.path(TABLE)))
     lake.append(None, TABLE, rows(c=4), Txn("app", 1))
     staged(lake, rows(d=5), rows(e=6)).replace(former, Txn("anew", 7), "why")
     assert held(lake) == {"c": 4, "d": 5, "e": 6}
@@ -92,7 +92,7 @@ def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_
 
 def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: FolderStorage) -> None:
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
-    former = live_files(DeltaTable(lake.path(TABLE)))
+    former = list_live_files(DeltaTable(lake.path(TABLE)))
     staged(lake, rows(b=2)).replace(former, Txn("one", 0))
     late = staged(lake, rows(c=3))
     with pytest.raises(LakeError, match="have replaced its rows"):
@@ -131,7 +131,7 @@ def assert_noted(lake: FolderStorage) -> None:
     """The version's checksum is what delta-rs makes of the log."""
     delta = DeltaTable(lake.path(TABLE))
     told = json.loads((lake.path(TABLE) / "_delta_log" / f"{delta.version():020}.crc").read_text())
-    files = live_files(delta)
+    files = list_live_files(delta)
     assert (told["numFiles"], told["tableSizeBytes"]) == (len(files), sum(file.add["size"] for file in files))
     assert told["metadata"]["configuration"] == delta.metadata().configuration
     assert told["metadata"]["schemaString"] == delta.schema().to_json()
@@ -144,11 +144,11 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) 
         lambda: staged(lake, rows(c=3)).commit(Txn("app", 1)),
         lambda: merge_by_marking(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, marks=False),
         lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
-        lambda: lake.remove_rows(NO_SPARK, TABLE, Expired((), "value", pa.table({"limit": [2]}), {})),
+        lambda: lake.remove_rows(NO_SPARK, TABLE, ExpiredRows((), "value", pa.table({"limit": [2]}), {})),
         lambda: lake.append(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
         lambda: commit_marking_merge(lake, 1, rows(e=7, g=8)),
         lambda: commit_marking_merge(lake, 2, rows(e=9, f=10)),
-        lambda: staged(lake, rows(h=11)).replace(live_files(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
+        lambda: staged(lake, rows(h=11)).replace(list_live_files(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
         lambda: lake.replace(None, TABLE, rows(i=12), None),
         lambda: lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0)),
     ]

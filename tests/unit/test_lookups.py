@@ -19,7 +19,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.enrich.reference import Reference
 from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, Join
-from sessionlake.gold.references.lookups import Lookups
+from sessionlake.gold.references.lookups import LookupRunner
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import LookupSettings
@@ -41,13 +41,13 @@ class Asking:
         self.answer: Callable[[str], Any] = lambda device: [{"device": device, "owner": "x", "since": None}]
         self.whole: Callable[[list[Row]], Any] = lambda rows: rows
         self.settings = LookupSettings.model_validate({"python": "any:ANY", "retry_after": "1 minute", **further})
-        self.write(OWNERS.table, OWNERS.schema().empty_table())
+        self.write(OWNERS.table, OWNERS.arrow_schema().empty_table())
         self.write(TABLE.table, self.rows([], 0))
         self.write(LOOKUP_FAILURES, schema_of(TABLES[LOOKUP_FAILURES].columns).empty_table())
         self.begin()
 
     def begin(self) -> None:
-        self.lookups = Lookups(None, self.lake, OWNERS, self.settings, self, [TABLE], lambda: self.now)
+        self.lookups = LookupRunner(None, self.lake, OWNERS, self.settings, self, [TABLE], lambda: self.now)
 
     def fetch(self, keys: Sequence[Row]) -> Any:
         devices = [key["device"] for key in keys]
@@ -59,7 +59,7 @@ class Asking:
 
     def rows(self, sessions: Sequence[str], batch: int, since: datetime | None = None) -> pa.Table:
         """Rows of the enriched table; `since`: of the version that was found."""
-        rows = [{"session_id": session, "_batch": batch, JOIN.version: since} for session in sessions]
+        rows = [{"session_id": session, "_batch": batch, JOIN.version_column: since} for session in sessions]
         return pa.Table.from_pylist(rows, schema_of(TABLE.columns))
 
     def add(self, sessions: Sequence[str], batch: int) -> None:
@@ -191,7 +191,7 @@ def test_a_lookup_in_python_may_answer_with_datetimes(asking: Asking):
 
 def test_of_a_key_that_rests_the_answer_is_refused_and_others_are_put_in(asking: Asking):
     """Somebody has left a row of it that begins at no time."""
-    asking.write(OWNERS.table, pa.Table.from_pylist([{"device": "a", "owner": "y"}], OWNERS.schema()))
+    asking.write(OWNERS.table, pa.Table.from_pylist([{"device": "a", "owner": "y"}], OWNERS.arrow_schema()))
     asking.add("ab", 0)
     asking.run()
     assert (asking.owners(), asking.failures()) == ({"a": "y", "b": "x"}, {"a": ("answer", 1)})
@@ -201,7 +201,7 @@ def test_where_the_reference_table_rests_its_keys_are_asked_for_again_later_and_
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ):
     limit(monkeypatch, driver_bytes=0)
-    asking.write(OWNERS.table, pa.Table.from_pylist([{"device": "z", "owner": "z"}], OWNERS.schema()))
+    asking.write(OWNERS.table, pa.Table.from_pylist([{"device": "z", "owner": "z"}], OWNERS.arrow_schema()))
     asking.add("a", 0)
     assert (asking.run(), asking.failures()) == (["a"], {"a": ("table", 1)})
     assert asking.run() == []

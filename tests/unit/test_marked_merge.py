@@ -17,8 +17,8 @@ from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
 from sessionlake.delta.folders import commits as folder_commits
 from sessionlake.delta.folders import deletion_vectors, table_files
 from sessionlake.delta.folders.marked_merge import merge_by_marking
-from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
-from sessionlake.delta.folders.table_files import live_files
+from sessionlake.delta.folders.rows_by_key import KeyIndexes, RowLookup
+from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
@@ -91,7 +91,7 @@ def test_random_merges_leave_the_rows_that_a_dictionary_has(
     rnd = random.Random(seed)
     keys = rnd.choice([3, 50, 5_000])
     _, held = made(tmp_path, keys)
-    lookup = Lookup(KeyIndexes(rnd.choice([0, 20_000, 1 << 20])))
+    lookup = RowLookup(KeyIndexes(rnd.choice([0, 20_000, 1 << 20])))
     for number in range(rnd.choice([3, 40])):
         rows = source(rnd, keys, rnd.choice([1, 5, keys]) if number % 10 else keys, number)
         assert merge_by_marking(DeltaTable(tmp_path), as_table(rows), UPSERT, "app", number, lookup)
@@ -162,7 +162,7 @@ def test_a_vector_that_is_not_what_the_log_says_stops_the_merge(tmp_path: Path) 
     assert merge_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 1)
     newest = max((tmp_path / "_delta_log").glob("*.json"))
     newest.write_text(newest.read_text(encoding="utf-8").replace('"cardinality":1', '"cardinality":2'), "utf-8")
-    with pytest.raises(LakeError, match=r"/part-.*: 1 rows are marked, and the log says otherwise"):
+    with pytest.raises(LakeError, match=r"/part-.*: its deletion vector marks 1 rows as deleted, but Delta's log says"):
         merge_by_marking(DeltaTable(tmp_path), rows, UPSERT, "app", 2)
 
 
@@ -216,9 +216,9 @@ def test_vectors_say_the_same_rows_to_another_reader_at_the_limits_of_their_cont
     left = pa.table(DeltaTable(tmp_path).scan())["row"].to_pylist()
     assert left == sorted({*range(200_000)} - {*rows})
     for _ in range(2):
-        assert [file.deleted_rows.tolist() for file in live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)] == [
-            [*rows]
-        ]
+        assert [
+            file.deleted_rows.tolist() for file in list_live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)
+        ] == [[*rows]]
         monkeypatch.setattr(table_files, "read_vector", lambda *_: None)  # as of a vector that others wrote
 
 
@@ -229,7 +229,7 @@ def test_the_vectors_of_a_commit_stand_in_one_file(tmp_path: Path) -> None:
         assert merge_by_marking(DeltaTable(tmp_path), as_table(changed), UPSERT, "app", number)
         apply(held, changed)
         assert len([*tmp_path.glob("deletion_vector_*.bin")]) == number + 1
-    marked = [file for file in live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)]
+    marked = [file for file in list_live_files(DeltaTable(tmp_path)) if len(file.deleted_rows)]
     named = [file.add["deletionVector"] for file in marked]
     assert len({(one["pathOrInlineDv"], one["offset"]) for one in named}) == len(named) > 2
     assert read(tmp_path) == held
@@ -273,4 +273,4 @@ def test_the_commit_says_how_many_rows_it_touched(tmp_path: Path) -> None:
 
 def test_names_of_files_are_spelt_as_the_protocol_says() -> None:
     """ZeroMQ's base 85 has an example of its own: https://rfc.zeromq.org/spec/32/."""
-    assert deletion_vectors._z85(bytes.fromhex("864FD26FB559F75B")) == "HelloWorld"
+    assert deletion_vectors._encode_z85(bytes.fromhex("864FD26FB559F75B")) == "HelloWorld"

@@ -43,7 +43,7 @@ def in_another_thread(call: Callable[[], object]) -> None:
 
 def commit(asked: Asked) -> None:
     asked.tables[LEDGER] = TWO
-    memory.drop_rows(LEDGER)
+    memory.forget_cached_rows(LEDGER)
 
 
 def test_rows_are_read_once_in_a_block_and_again_behind_a_commit():
@@ -70,7 +70,7 @@ def test_a_block_of_another_thread_that_ends_takes_nothing_from_this_one():
         assert reader.count(LEDGER) == 1
         in_another_thread(lambda: commit(asked))
         assert reader.count(LEDGER) == 2
-    assert not memory._all
+    assert not memory._all_caches
 
 
 def test_rows_that_were_read_while_a_commit_was_made_are_not_kept():

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
-from sessionlake.gold.aggregate.sources import Declared, order_field
-from sessionlake.gold.declared.tables import product_of, schemas_of
-from sessionlake.gold.enrich.reference import FROM, TO, Reference, changed_spans
-from sessionlake.gold.enrich.reference import difference as reference_difference
+from sessionlake.gold.aggregate.sources import DeclaredColumns, order_field
+from sessionlake.gold.declared.tables import create_product, declared_gold_schemas
+from sessionlake.gold.enrich.reference import FROM, TO, Reference, find_changed_spans, find_difference
 from sessionlake.gold.enrich.table import Join
-from sessionlake.gold.rules.parse import Scope, parse
-from sessionlake.gold.rules.tree import Selection, leaves
+from sessionlake.gold.rules.parse import Scope, parse_condition
+from sessionlake.gold.rules.tree import Selection, find_comparisons
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import types_module
 from sessionlake.protocol.arrow import semi_join, sort_rows
@@ -30,7 +29,7 @@ from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
-from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Scenario
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import fold, of_silver, of_truth, truth_of
@@ -123,7 +122,7 @@ def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
     columns = CaptureSettings(columns=dict.fromkeys(names, "double") | {"id": "string"}).declared
     found = [
         json.loads(record.value)
-        for record in generate(
+        for record in generate_messages(
             Scenario(seed=1, sensors=1, sessions_per_sensor=1, rows=3, rate=20.0, duration_s=3.0), columns
         )
     ]
@@ -148,14 +147,14 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
     names: list[str], rnd: random.Random
 ) -> None:
     def made(keys: list[str], results: list[str], kinds: list[str]) -> list[tuple[Any, ...]]:
-        product = product_of(
+        product = create_product(
             ProductSettings.model_validate(
                 {"name": "own", "source": "silver.fills", "keys": keys, "time": "at", "value": "price", "order": ["n"],
                  "bucket": "1 minute", "aggregates": dict(zip(results, kinds, strict=True))}
             )
         )  # fmt: skip
         told = pa.table([one.rename_columns([internal("x")])[0] for one in columns], keys)
-        found = product.of_rows(told, values).select([*keys, "window_start", *product.results])
+        found = product.aggregate_rows(told, values).select([*keys, "window_start", *product.results])
         return sorted(map(str, zip(*(column.to_pylist() for column in found.columns), strict=True)))
 
     count, kinds = 20, rnd.sample(KINDS, 4)
@@ -178,9 +177,9 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
             {key: "a", more: 1, FROM: 0, TO: 5_000, said: 1.0},
             {key: "a", more: 1, FROM: 5_000, TO: None, said: 2.0},
         ]
-        versions = pa.Table.from_pylist(rows, reference.schema())
-        found = Join(reference, "r", ("on", "too"), ((taken, said),)).added_values(changes, versions)
-        spans = changed_spans(reference, reference_difference(reference, versions.slice(0, 0), versions)[0])
+        versions = pa.Table.from_pylist(rows, reference.arrow_schema())
+        found = Join(reference, "r", ("on", "too"), ((taken, said),)).compute_added_columns(changes, versions)
+        spans = find_changed_spans(reference, find_difference(reference, versions.slice(0, 0), versions)[0])
         return [*map(pa.ChunkedArray.to_pylist, found.values())], spans.rename_columns(list("abcd")).to_pylist()
 
     changes = pa.table({"on": ["a", "a", "b"], "too": [1, 1, 1], "ts": [1, 7, 1]})
@@ -190,7 +189,9 @@ def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_c
 @given(some(usable(EVERY, "_batch", "ordinal"), 4))
 def test_a_processors_records_have_its_columns(names: list[str]) -> None:
     output = OutputColumns(dict.fromkeys(names, "bigint"), (("ordinal", "int"),))
-    found = output.declared_arrays([output.check({name: place for place, name in enumerate(names)}), output.check({})])
+    found = output.to_declared_arrays(
+        [output.check_record({name: place for place, name in enumerate(names)}), output.check_record({})]
+    )
     assert {name: column.to_pylist() for name, column in found.items()} == {
         name: [place, None] for place, name in enumerate(names)
     }
@@ -233,7 +234,9 @@ def test_rows_are_sorted_and_looked_up_whatever_their_columns_are_called(names: 
 )
 def test_a_name_that_a_table_of_gold_has_itself_is_refused(gold: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, ValueError)) as error:
-        schemas_of(Settings(capture=CaptureSettings(columns={"ts": "double"}), gold=GoldSettings.model_validate(gold)))
+        declared_gold_schemas(
+            Settings(capture=CaptureSettings(columns={"ts": "double"}), gold=GoldSettings.model_validate(gold))
+        )
     assert said in str(error.value)
     assert "Give the column another name" in str(error.value)
 
@@ -244,10 +247,10 @@ def test_internal_names_are_no_user_s() -> None:
 
 @given(some([name for name in DECLARABLE if name != "deleted"], 2))
 def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
-    scope = Scope(Declared((names[0],), (names[1],)), Selection("t"), {})
-    told = parse(f"max(`{names[0]}`) over 5 min > 1 and every `{names[0]}` over 5 min > 2", scope)
-    assert {window.metric for leaf in leaves(told) for window in (leaf.left,)} == {names[0]}
-    assert parse(f"`{names[1]}` = 'x' then `{names[0]}` > 1 within 5 min", scope)
+    scope = Scope(DeclaredColumns((names[0],), (names[1],)), Selection("t"), {})
+    told = parse_condition(f"max(`{names[0]}`) over 5 min > 1 and every `{names[0]}` over 5 min > 2", scope)
+    assert {window.metric for leaf in find_comparisons(told) for window in (leaf.left,)} == {names[0]}
+    assert parse_condition(f"`{names[1]}` = 'x' then `{names[0]}` > 1 within 5 min", scope)
 
 
 @given(some(EVERY, 4))

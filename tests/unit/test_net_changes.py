@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.silver.fold.schemas import changes_schema
-from sessionlake.silver.tables.net_changes import NetChanges, net_changes, net_schema
+from sessionlake.silver.tables.net_changes import NetChangesMapper, build_net_schema, compute_net_changes
 from support.folding import apply_net
 
 COLUMNS = parse_columns({"a": "int", "b": "string"})
@@ -28,7 +28,7 @@ def change(kind: str, row: str | None, position: int, ordinal: int = 0, session:
 def merged(*stretches: list[Change]) -> Tables:
     tables: Tables = {}
     for stretch in stretches:
-        apply_net(tables, net_changes(pa.Table.from_pylist(stretch, SCHEMA), COLUMNS), COLUMNS)
+        apply_net(tables, compute_net_changes(pa.Table.from_pylist(stretch, SCHEMA), COLUMNS), COLUMNS)
     return {key: table for key, table in tables.items() if table}
 
 
@@ -116,10 +116,10 @@ def test_a_clear_alone_empties_its_session_and_no_other() -> None:
 
 
 def test_nothing_comes_to_nothing() -> None:
-    assert net_changes(SCHEMA.empty_table(), COLUMNS).num_rows == 0
-    assert list(NetChanges(COLUMNS)([])) == []
+    assert compute_net_changes(SCHEMA.empty_table(), COLUMNS).num_rows == 0
+    assert list(NetChangesMapper(COLUMNS)([])) == []
 
 
 def test_the_rows_are_as_the_merge_declares_them() -> None:
-    [batch] = NetChanges(COLUMNS)(pa.Table.from_pylist([change("upsert", "x", 0, a=1)], SCHEMA).to_batches())
-    assert batch.schema == net_schema(COLUMNS)
+    [batch] = NetChangesMapper(COLUMNS)(pa.Table.from_pylist([change("upsert", "x", 0, a=1)], SCHEMA).to_batches())
+    assert batch.schema == build_net_schema(COLUMNS)

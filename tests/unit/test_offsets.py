@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.bronze.offsets import planned_ranges, wait_for_plan
+from sessionlake.bronze.offsets import read_planned_ranges, wait_for_plan
 from sessionlake.errors import LakeError
 
 
@@ -32,26 +32,26 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_the_first_batch_starts_at_the_initial_offsets(checkpoint: Path) -> None:
-    assert planned_ranges(str(checkpoint), 0) == {("a", 0): (5, 9)}
+    assert read_planned_ranges(str(checkpoint), 0) == {("a", 0): (5, 9)}
 
 
 def test_a_partition_without_new_messages_is_left_out(checkpoint: Path) -> None:
-    assert ("a", 1) not in planned_ranges(str(checkpoint), 0)
+    assert ("a", 1) not in read_planned_ranges(str(checkpoint), 0)
 
 
 def test_a_later_batch_starts_where_the_one_before_ended(checkpoint: Path) -> None:
     log(checkpoint, "offsets/1", {"a": {"0": 10, "1": 3}})
-    assert planned_ranges(str(checkpoint), 1) == {("a", 0): (9, 10), ("a", 1): (0, 3)}
+    assert read_planned_ranges(str(checkpoint), 1) == {("a", 0): (9, 10), ("a", 1): (0, 3)}
 
 
 def test_a_topic_that_appears_later_starts_at_its_beginning(checkpoint: Path) -> None:
     log(checkpoint, "offsets/1", {"a": {"0": 9, "1": 0}, "b": {"0": 2}})
-    assert planned_ranges(str(checkpoint), 1) == {("b", 0): (0, 2)}
+    assert read_planned_ranges(str(checkpoint), 1) == {("b", 0): (0, 2)}
 
 
 def test_a_batch_that_the_checkpoint_lacks_is_an_error_that_names_the_file(checkpoint: Path) -> None:
     with pytest.raises(LakeError, match=r"offsets/7.*sessionlake recover bronze"):
-        planned_ranges(str(checkpoint), 7)
+        read_planned_ranges(str(checkpoint), 7)
 
 
 def test_what_a_volume_s_mount_shows_late_is_waited_for(checkpoint: Path) -> None:
@@ -62,13 +62,13 @@ def test_what_a_volume_s_mount_shows_late_is_waited_for(checkpoint: Path) -> Non
     wait_for_plan(checkpoint, 1)
     assert plan.is_file()
     writing.join()
-    assert planned_ranges(checkpoint, 1) == {("a", 0): (9, 10)}
+    assert read_planned_ranges(checkpoint, 1) == {("a", 0): (9, 10)}
 
 
 def test_what_is_never_seen_is_waited_for_no_longer_than_told(checkpoint: Path) -> None:
     wait_for_plan(checkpoint, 7, seconds=0.05)
     with pytest.raises(LakeError, match="offsets/7"):
-        planned_ranges(checkpoint, 7)
+        read_planned_ranges(checkpoint, 7)
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_what_is_never_seen_is_waited_for_no_longer_than_told(checkpoint: Path) 
 def test_a_torn_file_is_an_error_that_names_it(checkpoint: Path, content: str) -> None:
     (checkpoint / "offsets" / "0").write_text(content)
     with pytest.raises(LakeError, match="offsets/0"):
-        planned_ranges(str(checkpoint), 0)
+        read_planned_ranges(str(checkpoint), 0)
 
 
 @pytest.mark.parametrize("version", ["v2", "v11", "1"])
 def test_a_file_of_another_version_is_refused_by_its_version(checkpoint: Path, version: str) -> None:
     (checkpoint / "offsets" / "0").write_text(f'{version}\n{{}}\n{{"a":{{"0":9,"1":0}}}}')
     with pytest.raises(LakeError, match=rf"offsets/0 is of version '{version}'.*reads 'v1'"):
-        planned_ranges(checkpoint, 0)
+        read_planned_ranges(checkpoint, 0)

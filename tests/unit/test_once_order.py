@@ -18,21 +18,21 @@ from sessionlake.gold.aggregate.order import (
     SESSION_MARK,
     TURN,
     OnceTopics,
-    session_marks,
-    with_sessions,
-    with_turn,
+    add_order_columns,
+    add_session_hashes,
+    hash_session_ids,
 )
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
+from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.fold.pack import ChangePacker, owners_of
+from sessionlake.gold.fold.pack import ChangePacker, find_owner_columns
 from sessionlake.gold.rules.patterns import MATCH, evaluate_pattern, pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.settings.capture import CaptureSettings
 from unit.test_points import _SCHEMA, METRICS, SERIES, Gold, change, left_sum
 
 Change = dict[str, Any]
-DECLARED = Declared(METRICS)
+DECLARED = DeclaredColumns(METRICS)
 ONCE = OnceTopics(CaptureSettings.model_validate({"by_topic": [{"pattern": r"capture\.a", "integrity": "once"}]}))
 SCHEMA = pa.schema([*_SCHEMA, (LIFE, pa.int64()), (SEQ, pa.int64())])
 SEEDS = range(8)
@@ -72,7 +72,7 @@ def cut(changes: Sequence[Change], rnd: random.Random) -> Iterable[Sequence[Chan
 
 def averages(changes: Sequence[Change], rnd: random.Random) -> dict[Any, Any]:
     """All three tables of averages, by what tells a point apart in whatever order it came."""
-    packer = ChangePacker(DECLARED, owners_of(SERIES), ONCE)
+    packer = ChangePacker(DECLARED, find_owner_columns(SERIES), ONCE)
     gold = Gold(rnd.randint(1, 3), series=SERIES, packer=packer, schema=SCHEMA)
     for batch in cut(changes, rnd):
         gold.batch(list(batch))
@@ -80,7 +80,7 @@ def averages(changes: Sequence[Change], rnd: random.Random) -> dict[Any, Any]:
     found = {}
     for one in SERIES:
         for row in gold.tables[one.name].values():
-            place = row["position"] if one.of_session else row["offset"]
+            place = row["position"] if one.is_per_session else row["offset"]
             c = by_place[place, row["ordinal"]]
             assert (row["_seq"], row["_life"]) == (c[SEQ], c[LIFE])
             key = (one.name, c["session_id"], c["row_id"], row["metric"], c[SEQ])
@@ -97,7 +97,7 @@ def by_hand(changes: Sequence[Change]) -> dict[Any, Any]:
             if c[f"value:{i}"] is not None:
                 line = lines.setdefault((c["session_id"], c["row_id"], metric), [])
                 line.append(c[f"value:{i}"])
-                last = line[-SERIES[0].last :]
+                last = line[-SERIES[0].window_points :]
                 found["rolling_average", c["session_id"], c["row_id"], metric, c[SEQ]] = (
                     left_sum(last) / len(last),
                     len(last),
@@ -120,12 +120,12 @@ FIRST_AND_LAST = Product(
 
 
 def product_rows(product: Product, changes: Sequence[Change], rnd: random.Random) -> list[Change]:
-    held = product.schema().empty_table()
+    held = product.arrow_schema().empty_table()
     for batch in cut(changes, rnd):
-        part = product.of_changes(with_turn(pa.Table.from_pylist(list(batch), SCHEMA), ONCE), DECLARED)
+        part = product.aggregate_changes(add_order_columns(pa.Table.from_pylist(list(batch), SCHEMA), ONCE), DECLARED)
         merged = {tuple(row[name] for name in product.row_keys): row for row in held.to_pylist()}
-        merged |= {tuple(row[n] for n in product.row_keys): row for row in product.merged(part, held).to_pylist()}
-        held = pa.Table.from_pylist([*merged.values()], product.schema())
+        merged |= {tuple(row[n] for n in product.row_keys): row for row in product.merge_rows(part, held).to_pylist()}
+        held = pa.Table.from_pylist([*merged.values()], product.arrow_schema())
     shown = [*product.row_keys, *product.results]
     return sorted(held.select(shown).to_pylist(), key=lambda row: [str(row[name]) for name in product.row_keys])
 
@@ -160,9 +160,11 @@ PATTERNS = [
 
 
 def alerts_of(rule: Rule, changes: Sequence[Change]) -> set[Any]:
-    table = with_turn(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
+    table = add_order_columns(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
     table = table.append_column("deleted", pa.array([False] * table.num_rows))
-    matches = pa.concat_tables([MATCH.empty_table(), *(one.matches(table, DECLARED) for one in pattern_events(rule))])
+    matches = pa.concat_tables(
+        [MATCH.empty_table(), *(one.find_matches(table, DECLARED) for one in pattern_events(rule))]
+    )
     return {*evaluate_pattern(rule, matches, 0, 10**9)}
 
 
@@ -181,11 +183,14 @@ def test_patterns_of_shuffled_messages_raise_what_those_of_ordered_ones_raise(wh
 @pytest.mark.parametrize("integrity", ["none", "order", "window", "strict"])
 def test_changes_of_other_classes_go_by_position(integrity: str) -> None:
     other = OnceTopics(CaptureSettings.model_validate({"integrity": integrity}))
-    assert not other.may_be_any
+    assert not other.is_once_configured
     rows = pa.Table.from_pylist([change("s", "r", 7, 0, price=1.0) | {LIFE: 5, SEQ: 3}], SCHEMA)
-    [row] = with_turn(rows, other).select([LIFE, TURN]).to_pylist()
+    [row] = add_order_columns(rows, other).select([LIFE, TURN]).to_pylist()
     assert row == {LIFE: NO_LIFE, TURN: 7}
-    assert with_sessions(with_turn(rows, other))[SESSION_MARK].to_pylist() == [None]
-    [row] = with_turn(rows, ONCE).select([LIFE, TURN]).to_pylist()
+    assert add_session_hashes(add_order_columns(rows, other))[SESSION_MARK].to_pylist() == [None]
+    [row] = add_order_columns(rows, ONCE).select([LIFE, TURN]).to_pylist()
     assert row == {LIFE: 5, TURN: 3}
-    assert with_sessions(with_turn(rows, ONCE))[SESSION_MARK].to_pylist() == session_marks(pa.array(["s"])).tolist()
+    assert (
+        add_session_hashes(add_order_columns(rows, ONCE))[SESSION_MARK].to_pylist()
+        == hash_session_ids(pa.array(["s"])).tolist()
+    )

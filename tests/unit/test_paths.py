@@ -14,11 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.delta.folders.table_files import folder_of, live_files, open_table
+from sessionlake.delta.folders.table_files import folder_of, list_live_files, open_table
 from sessionlake.errors import MachineError
 from sessionlake.local import paths
-from sessionlake.local.home import require_home
-from sessionlake.local.paths import file_of, log_path, path_of, plain_link, relative_path, uri_of
+from sessionlake.local.home import create_home
+from sessionlake.local.paths import (
+    decode_path_from_log,
+    encode_path_for_log,
+    find_logged_file,
+    link_without_special_characters,
+    path_to_uri,
+    uri_to_path,
+)
 from sessionlake.settings.model import Settings
 
 NAME = "a b#c%20d+ü&=;?*'\"😀"
@@ -30,9 +37,9 @@ PATHS = st.lists(NAMES, min_size=1, max_size=4).map(lambda names: Path("/", *nam
 
 @given(PATHS)
 def test_a_path_is_the_same_after_it_was_a_uri(path: Path) -> None:
-    uri = uri_of(path)
-    assert path_of(uri) == path
-    assert path_of(uri.replace("file:///", "file:/", 1)) == path  # as Hadoop writes it
+    uri = path_to_uri(path)
+    assert uri_to_path(uri) == path
+    assert uri_to_path(uri.replace("file:///", "file:/", 1)) == path  # as Hadoop writes it
     assert uri.isascii()
     parts = urlsplit(uri)
     assert (parts.scheme, parts.netloc, parts.query, parts.fragment) == ("file", "", "", "")
@@ -40,30 +47,30 @@ def test_a_path_is_the_same_after_it_was_a_uri(path: Path) -> None:
 
 @given(st.lists(NAMES, min_size=1, max_size=3).map("/".join))
 def test_a_file_is_the_same_after_the_log_has_named_it(file: str) -> None:
-    assert relative_path(log_path(file)) == file
-    assert file_of(Path("/table"), log_path(file)) == Path("/table", file)
-    assert json.loads(json.dumps(log_path(file))).isascii()
+    assert decode_path_from_log(encode_path_for_log(file)) == file
+    assert find_logged_file(Path("/table"), encode_path_for_log(file)) == Path("/table", file)
+    assert json.loads(json.dumps(encode_path_for_log(file))).isascii()
 
 
 @given(PATHS)
 def test_a_file_elsewhere_is_named_by_its_uri(path: Path) -> None:
-    assert file_of(Path("/table"), uri_of(path)) == path
+    assert find_logged_file(Path("/table"), path_to_uri(path)) == path
 
 
 def test_bytes_that_are_no_utf_8_are_kept() -> None:
     path = Path(os.fsdecode(b"/caf\xe9"))
-    assert (uri_of(path), path_of(uri_of(path))) == ("file:///caf%E9", path)
+    assert (path_to_uri(path), uri_to_path(path_to_uri(path))) == ("file:///caf%E9", path)
 
 
 @pytest.mark.parametrize("name", [" ", "#", "%", "+", "ü", "%20", "?", "&"])
 def test_a_folder_has_a_name_without_characters_that_uris_encode(tmp_path: Path, name: str) -> None:
     (folder := tmp_path / f"a{name}b").mkdir()
     (folder / "file").write_text("content")
-    link = plain_link(folder)
+    link = link_without_special_characters(folder)
     assert (link / "file").read_text() == "content"
-    assert uri_of(link) == f"file://{link}"
-    assert plain_link(folder) == link
-    assert plain_link(tmp_path) == tmp_path
+    assert path_to_uri(link) == f"file://{link}"
+    assert link_without_special_characters(folder) == link
+    assert link_without_special_characters(tmp_path) == tmp_path
 
 
 def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp_path: Path) -> None:
@@ -81,7 +88,7 @@ def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp
 
     delta = open_table(folder)
     assert folder_of(delta) == folder
-    assert [file.path for file in live_files(delta)] == [folder / NAME]
+    assert [file.path for file in list_live_files(delta)] == [folder / NAME]
 
 
 def test_links_have_no_encoded_characters_though_the_temporary_folder_has(
@@ -90,21 +97,21 @@ def test_links_have_no_encoded_characters_though_the_temporary_folder_has(
     (own := tmp_path / "a b#c%d").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))
     paths.process_folder.cache_clear()
-    paths._link.cache_clear()
+    paths._create_link.cache_clear()
     try:
-        link = plain_link(own)
+        link = link_without_special_characters(own)
         assert quote(str(link)) == str(link)
         assert link.resolve() == own.resolve()
     finally:
         paths.process_folder.cache_clear()
-        paths._link.cache_clear()
+        paths._create_link.cache_clear()
 
 
 @pytest.mark.parametrize("part", ["a%20b", "a[b]", "a|b", "a^b", "a\\b", "a\nb"])
 def test_a_home_whose_tables_could_not_be_opened_is_refused_before_it_is_made(tmp_path: Path, part: str) -> None:
     home = tmp_path / part / "home"
     with pytest.raises(MachineError, match=r"delta-rs cannot open the tables.*SESSIONLAKE_HOME"):
-        require_home(Settings(home=home))
+        create_home(Settings(home=home))
     assert not home.parent.exists()
 
 
@@ -112,9 +119,9 @@ def test_a_link_to_a_home_whose_tables_could_not_be_opened_is_refused(tmp_path: 
     (tmp_path / "a%20b").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a%20b")
     with pytest.raises(MachineError, match=r"'%20' in its path"):
-        require_home(Settings(home=tmp_path / "link"))
+        create_home(Settings(home=tmp_path / "link"))
 
 
 def test_all_other_characters_are_allowed_in_a_home(tmp_path: Path) -> None:
     home = tmp_path / "a b#c%d+ü 100% é?*{x}'\"&=;:@~`$!,"
-    assert require_home(Settings(home=home)) == home
+    assert create_home(Settings(home=home)) == home

@@ -17,30 +17,36 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sessionlake.errors import LakeError
-from sessionlake.gold.aggregate.sources import PARTITION, Declared
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M, STANDARD
 from sessionlake.gold.fold import state
 from sessionlake.gold.fold.outputs import (
     CHANGES,
     LATE_POINTS,
+    AveragesOutput,
     GoldReport,
-    SeriesOutput,
-    product_tables,
-    total,
+    compute_product_rows,
+    sum_reports,
 )
 from sessionlake.gold.fold.pack import (
     SEPARATOR,
     ChangePacker,
-    Chunks,
+    DecodedChunks,
     ReadChanges,
-    owners_of,
-    place_of,
+    combine_place,
+    find_owner_columns,
     shard_field,
     split_place,
 )
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import GoldFold, TrackedAverages, changes_with_points, recompute, tail_length
-from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
+from sessionlake.gold.fold.shard import (
+    GoldFold,
+    TrackedAverages,
+    recompute_averages,
+    select_changes_with_points,
+    tail_length,
+)
+from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states, hash_names
 from sessionlake.gold.making import states
 from sessionlake.protocol.arrow import decode_dictionaries
 from sessionlake.settings.gold import ProductSettings
@@ -49,9 +55,9 @@ from sessionlake.settings.model import Settings
 METRICS = ("price", "qty")
 WINDOW = 3
 HOUR = 3_600_000
-BY_SESSION = RollingAverage("rolling_average", last=WINDOW)
-BY_SENSOR = RollingAverage("sensor_average", ("topic", "row_id", "metric"), last=WINDOW)
-SERIES = (BY_SESSION, BY_SENSOR, RollingAverage("by_metric", ("topic", "metric"), last=2))
+BY_SESSION = RollingAverage("rolling_average", window_points=WINDOW)
+BY_SENSOR = RollingAverage("sensor_average", ("topic", "row_id", "metric"), window_points=WINDOW)
+SERIES = (BY_SESSION, BY_SENSOR, RollingAverage("by_metric", ("topic", "metric"), window_points=2))
 Change = dict[str, Any]
 
 
@@ -86,8 +92,10 @@ class Gold:
         schema: pa.Schema = _SCHEMA,
     ) -> None:
         self.shards, self.series, self.schema = shards, series, schema
-        self.packer = packer or ChangePacker(Declared(METRICS), owners_of(series))
-        self.fold = GoldFold(Declared(METRICS), tuple(map(TrackedAverages, series)), (), idle_ms, resting_ms or idle_ms)
+        self.packer = packer or ChangePacker(DeclaredColumns(METRICS), find_owner_columns(series))
+        self.fold = GoldFold(
+            DeclaredColumns(METRICS), tuple(map(TrackedAverages, series)), (), idle_ms, resting_ms or idle_ms
+        )
         self.states: dict[int, bytes] = {}
         self.tables: dict[str, dict[tuple[Any, ...], Change]] = {one.name: {} for one in series}
         self.restated: list[Change] = []
@@ -107,10 +115,10 @@ class Gold:
             if state is not None:
                 self.states[shard] = state
             content = by_kind(out)
-            reports.append(content.pop(SeriesOutput.REPORT))
+            reports.append(content.pop(AveragesOutput.REPORT))
             for series in self.series:
                 self._write(series, content)
-        return total(reports)
+        return sum_reports(reports)
 
     def _packed(self, changes: list[Change]) -> dict[int, list[bytes]]:
         rows = [c | self._shard_of(c) for c in changes]
@@ -124,25 +132,33 @@ class Gold:
         return chunks
 
     def _shard_of(self, c: Change) -> Change:
-        names = ([name for name in owner if name != PARTITION] for owner in owners_of(self.series))
+        names = ([name for name in owner if name != PARTITION] for owner in find_owner_columns(self.series))
         owners = ["".join(c[name] or "" for name in owner) for owner in names]
         return {shard_field(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
 
     def _write(self, series: RollingAverage, content: dict[str, Any]) -> None:
         table = self.tables[series.name]
-        beyond = decode_dictionaries(content[kind]) if (kind := SeriesOutput.BEYOND.of(series)) in content else None
-        for kind in (SeriesOutput.RESTATED, SeriesOutput.NEW, SeriesOutput.CHANGED):
-            rows = decode_dictionaries(content[kind.of(series)]).to_pylist() if kind.of(series) in content else []
-            if kind is SeriesOutput.RESTATED:
+        beyond = (
+            decode_dictionaries(content[kind])
+            if (kind := AveragesOutput.BEYOND.payload_kind(series)) in content
+            else None
+        )
+        for kind in (AveragesOutput.RESTATED, AveragesOutput.NEW, AveragesOutput.CHANGED):
+            rows = (
+                decode_dictionaries(content[kind.payload_kind(series)]).to_pylist()
+                if kind.payload_kind(series) in content
+                else []
+            )
+            if kind is AveragesOutput.RESTATED:
                 self.restated += rows
                 continue
             assert all(list(row) == [name for name, _ in series.columns] for row in rows)
             for row in rows:
                 key = tuple(row[n] for n in series.row_keys)
-                assert (key in table) == (kind is SeriesOutput.CHANGED)
+                assert (key in table) == (kind is AveragesOutput.CHANGED)
                 table[key] = row
         if beyond is not None:
-            found = recompute(self._with_history(series, beyond), series)
+            found = recompute_averages(self._with_history(series, beyond), series)
             self._write(series, by_kind((emitted.kind, emitted.rows) for emitted in found))
 
     def _with_history(self, series: RollingAverage, beyond: pa.Table) -> pa.Table:
@@ -151,7 +167,11 @@ class Gold:
         keys = {tuple(row[n] for n in series.keys) for row in rows}
         for row in self.tables[series.name].values():
             if tuple(row[n] for n in series.keys) in keys:
-                place = row["position"] if series.of_session else place_of(*as_ints(row["partition"], row["offset"]))[0]
+                place = (
+                    row["position"]
+                    if series.is_per_session
+                    else combine_place(*as_ints(row["partition"], row["offset"]))[0]
+                )
                 rows.append(row | {"place": int(place), "fresh": False, "offset": None})
         added = [pa.field("revision", pa.int64()), pa.field("fresh", pa.bool_())]
         return pa.Table.from_pylist(rows, pa.schema([*beyond.schema, *added]))
@@ -177,12 +197,12 @@ def by_hand(changes: list[Change], series: RollingAverage = BY_SESSION) -> dict[
             value = c[f"value:{i}"]
             if value is not None:
                 key = tuple((c | {"metric": metric})[name] for name in series.keys)
-                lines.setdefault(key, []).append((tuple(c[name] for name in series.order), value))
+                lines.setdefault(key, []).append((tuple(c[name] for name in series.point_columns), value))
     averages = {}
     for key, line in lines.items():
         line.sort()
         for i, (place, _) in enumerate(line):
-            last = [v for _, v in line[max(0, i - series.last + 1) : i + 1]]
+            last = [v for _, v in line[max(0, i - series.window_points + 1) : i + 1]]
             averages[(*key, *place)] = (left_sum(last) / len(last), len(last))
     return averages
 
@@ -259,7 +279,7 @@ def test_restatements_lead_from_the_first_figure_to_the_last(batches: list[list[
 
 def test_a_message_s_place_is_one_number_and_taken_apart_again():
     partition, offset = np.array([0, 1, 65_535]), np.array([0, (1 << 47) - 1, 7])
-    place = place_of(partition, offset)
+    place = combine_place(partition, offset)
     assert (np.diff(place) > 0).all()
     assert {name: found.tolist() for name, found in split_place(place).items()} == {
         "partition": partition.tolist(),
@@ -272,10 +292,12 @@ def test_a_table_that_was_made_anew_begins_with_no_state_and_looks_up_what_it_ho
     before = [change("s", "r", i, i * 1000, price=float(i)) for i in range(5)]
     gold.batch(before)
     known = {
-        shard: pa.table({"mark": marks_of([SEPARATOR.join(owner)]), "newest": [newest]})
+        shard: pa.table({"mark": hash_names([SEPARATOR.join(owner)]), "newest": [newest]})
         for shard, owner, newest in ((0, ("capture.a", "s", "0"), 4000), (1, ("capture.a", "t", "1"), 9000))
     }
-    gold.fold = GoldFold(Declared(METRICS), (TrackedAverages(BY_SESSION, "anew", known.__getitem__),), (), HOUR, HOUR)
+    gold.fold = GoldFold(
+        DeclaredColumns(METRICS), (TrackedAverages(BY_SESSION, "anew", known.__getitem__),), (), HOUR, HOUR
+    )
     after = [change("s", "r", 5 + i, (5 + i) * 1000, price=float(i)) for i in range(4)]
     new = [change("t", "r", 9 + i, i * 1000, price=float(i)) for i in range(4)]  # the table has it in another shard
     for batch in after:
@@ -294,8 +316,8 @@ def test_of_what_a_table_was_made_anew_each_shard_reads_its_own(tmp_path: Path, 
     marks, shards = rnd.permutation(2**64 - 1 - np.arange(owners, dtype=np.uint64)), rnd.integers(0, 5, owners)
     rows = pa.table({"shard": pa.array(shards, pa.int32()), "newest": np.arange(owners), "mark": marks})
     for made in ("a", "b"):
-        states._store(settings, BY_SESSION, made, rows)
-    (folder,) = states.owners_folder(settings).iterdir()
+        states._store_owners(settings, BY_SESSION, made, rows)
+    (folder,) = states.owners_at_rebuild_folder(settings).iterdir()
     assert folder.name == f"{BY_SESSION.name}.b"
     for shard in range(6):
         found = states._StoredOwners(str(folder))(shard)
@@ -339,7 +361,7 @@ def test_a_session_idle_for_just_the_limit_is_kept():
 
 
 def test_a_row_that_sessions_tell_of_one_after_the_other_rests_for_longer_than_they():
-    across = next(one for one in SERIES if not one.of_session)
+    across = next(one for one in SERIES if not one.is_per_session)
     gold = Gold(1, idle_ms=HOUR, series=(across,), resting_ms=24 * HOUR)
     rows = [change(f"s{n}", "r", n, n * 1000, 3 * HOUR * n, price=float(n)) for n in range(4)]
     for n, row in enumerate(rows):
@@ -372,18 +394,18 @@ def test_a_new_metric_finds_the_state_of_the_others():
     gold = Gold(1)
     first = [change("s", "r", i, i, price=float(i)) for i in range(4)]
     gold.batch(first)
-    state = gold.state().for_metrics(("extra", "price", "qty"))
+    state = gold.state().renumber_for_metrics(("extra", "price", "qty"))
     assert set((state.tail.key % 3).tolist()) == {1}
-    assert state.for_metrics(("extra", "price", "qty")) is state
+    assert state.renumber_for_metrics(("extra", "price", "qty")) is state
     assert len(state.older) == 3
 
 
 def test_a_metric_that_is_no_longer_declared_is_refused():
     gold = Gold(1)
     gold.batch([change("s", "r", 0, 0, qty=1.0)])
-    assert gold.state().for_metrics(("qty",)).for_metrics(METRICS).encode() == gold.state().encode()
+    assert gold.state().renumber_for_metrics(("qty",)).renumber_for_metrics(METRICS).encode() == gold.state().encode()
     with pytest.raises(LakeError, match="points of qty, which"):
-        gold.state().for_metrics(("price",))
+        gold.state().renumber_for_metrics(("price",))
 
 
 def test_state_of_another_format_is_refused():
@@ -393,16 +415,16 @@ def test_state_of_another_format_is_refused():
 
 
 def test_forgetting_a_session_again_keeps_the_later_time():
-    none = Forgotten(np.empty(0, np.uint64), np.empty(0, np.int64))
-    forgotten = none.add(["a", "b"], np.array([5, 7])).add(["a"], np.array([3]))
-    found, newest = forgotten.find(["b", "c", "a"])
+    none = ForgottenOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
+    forgotten = none.add_owners(["a", "b"], np.array([5, 7])).add_owners(["a"], np.array([3]))
+    found, newest = forgotten.find_owners(["b", "c", "a"])
     assert found.tolist() == [True, False, True]
     assert newest.tolist() == [7, 0, 5]
 
 
 @pytest.mark.parametrize("keys", [BY_SESSION.keys, BY_SENSOR.keys])
 def test_a_tail_is_longer_than_a_window(keys: tuple[str, ...]):
-    assert all(tail_length(RollingAverage("own", keys, last=n)) >= n - 1 for n in range(1, 1025))
+    assert all(tail_length(RollingAverage("own", keys, window_points=n)) >= n - 1 for n in range(1, 1025))
 
 
 OWNER = SEPARATOR.join(("capture.a", "s", "0"))
@@ -416,11 +438,14 @@ def owner_of(session: str) -> str:
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
     shards = {shard_field(0): 4, shard_field(1): 5}
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
-    packed = next(ChangePacker(Declared(METRICS), owners_of(SERIES[:2]))([batch]))
+    packed = next(ChangePacker(DeclaredColumns(METRICS), find_owner_columns(SERIES[:2]))([batch]))
     assert packed["shard"].to_pylist() == [4, 5]
-    found = Chunks.of(packed["chunk"].to_pylist())
+    found = DecodedChunks.decode(packed["chunk"].to_pylist())
     assert found.read == ReadChanges(1, 0, 0)
-    points = {one.name: changes_with_points(found.changes[one.owner], Declared(METRICS), one) for one in SERIES[:2]}
+    points = {
+        one.name: select_changes_with_points(found.changes[one.owner_columns], DeclaredColumns(METRICS), one)
+        for one in SERIES[:2]
+    }
     rows = {name: table.to_pylist() for name, table in points.items() if table is not None}
     rest = {"partition": 0, "offset": 10, "kafka_ms": 0, "ts": 5, "ordinal": 0, "value:0": None, "value:1": 2.0}
     assert rows == {
@@ -432,20 +457,20 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
 def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {shard_field(0): 0}], _SCHEMA).select(names)
-    packed = next(ChangePacker(Declared(()), owners_of([BY_SESSION]))([batch]))
-    state, out = GoldFold(Declared(()), (TrackedAverages(BY_SESSION),), (), HOUR, HOUR)(
+    packed = next(ChangePacker(DeclaredColumns(()), find_owner_columns([BY_SESSION]))([batch]))
+    state, out = GoldFold(DeclaredColumns(()), (TrackedAverages(BY_SESSION),), (), HOUR, HOUR)(
         0, None, packed["chunk"].to_pylist()
     )
     assert state is None
-    assert [kind for kind, _ in out] == [SeriesOutput.REPORT]
-    assert total([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {}, {("capture.a", 0): 0})
+    assert [kind for kind, _ in out] == [AveragesOutput.REPORT]
+    assert sum_reports([out[0][1]]) == GoldReport(ReadChanges(1, 0, 0), 0, {}, {("capture.a", 0): 0})
 
 
 @pytest.mark.parametrize("few", [0, 8, 1_000_000])
 def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     monkeypatch.setattr("sessionlake.gold.fold.outputs.FEW_CHANGES", few)
     monkeypatch.setattr("sessionlake.gold.fold.outputs._PAYLOAD_ROWS", 3)
-    declared, gold = Declared(METRICS), Gold(4)
+    declared, gold = DeclaredColumns(METRICS), Gold(4)
     fold = GoldFold(declared, (), STANDARD, HOUR, HOUR)
     changes = [
         change(f"s{i % 5}", f"r{i % 3}", i, i * 7_000_000, price=float(i), **({"qty": 1.0} if i % 2 else {}))
@@ -464,15 +489,15 @@ def test_products_have_the_same_rows_of_few_changes_as_of_many(monkeypatch: pyte
         parts = [pa.concat_tables(map(decode_dictionaries, emitted[product.name]))] if product.name in emitted else []
         if CHANGES in emitted:
             table = pa.concat_tables(emitted[CHANGES]).unify_dictionaries()
-            parts.append(product_tables(table, declared, STANDARD)[product.name])
-        plain = [part.cast(product.schema()) for part in (product.schema().empty_table(), *parts)]
-        whole = product.merged(pa.concat_tables(plain))
-        expected = product.of_changes(given, declared)
+            parts.append(compute_product_rows(table, declared, STANDARD)[product.name])
+        plain = [part.cast(product.arrow_schema()) for part in (product.arrow_schema().empty_table(), *parts)]
+        whole = product.merge_rows(pa.concat_tables(plain))
+        expected = product.aggregate_changes(given, declared)
         order = [(name, "ascending") for name in product.row_keys]
         assert whole.sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
 
 
-@pytest.mark.parametrize("kind", [CHANGES, LATE_POINTS, SeriesOutput.REPORT])
+@pytest.mark.parametrize("kind", [CHANGES, LATE_POINTS, AveragesOutput.REPORT])
 def test_no_product_can_be_named_as_another_kind_of_payload(kind: str) -> None:
     given = {"keys": ["topic", "metric"], "aggregates": {"points": "count"}}
     ProductSettings.model_validate({"name": kind.removeprefix("/"), **given})

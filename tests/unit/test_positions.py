@@ -33,11 +33,11 @@ from sessionlake.ledger.progress import (
     read_layer_offsets,
 )
 from sessionlake.ledger.retained import RemovedRows
-from sessionlake.operations.retention.ledger import due
+from sessionlake.operations.retention.ledger import find_due_time
 from sessionlake.settings.model import ProcessorSettings, Settings
-from sessionlake.silver.decisions import _followed
+from sessionlake.silver.decisions import _read_followed_decisions
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.restored_tables import versions_after_batches
+from sessionlake.streaming.restored_tables import read_versions_after_batches
 from support.seeds import seeds
 from support.tables import Tables
 
@@ -167,19 +167,19 @@ def outcome(answer: Callable[[], Any]) -> Any:
 
 def left(reader: Tables) -> dict[str, tuple[datetime, int]]:
     """The version that each table was left at by the last that wrote to it, and when."""
-    return {table: max(known) for table, known in versions_after_batches(reader).items()}
+    return {table: max(known) for table, known in read_versions_after_batches(reader).items()}
 
 
 def totals(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> list[Any]:
     """All that is asked of a ledger but what single entries tell."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
-    patch.setattr(status, "kafka_ends", lambda _: None)
+    patch.setattr(status, "read_kafka_ends", lambda _: None)
     layers = sorted({row["layer"] for table in reader.tables.values() for row in table.to_pylist()} - {""})
     found: list[Any] = [
         read_layer_offsets(reader),
         read_last_merged_batch(reader),
-        _followed(reader),
+        _read_followed_decisions(reader),
         left(reader),
         read_change_progress(reader),
     ]
@@ -197,7 +197,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     """All that anyone asks of a ledger."""
     patch.setattr(Lake, "reader", lambda *_: reader)
     patch.setattr(Lake, "exists", lambda *_: True)
-    patch.setattr(status, "kafka_ends", lambda _: None)
+    patch.setattr(status, "read_kafka_ends", lambda _: None)
     rows = reader.tables[LEDGER].to_pylist()
     layers = sorted({row["layer"] for row in rows})
     last = read_last_batch(reader, "silver") or -1
@@ -205,7 +205,7 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     found: list[Any] = [
         read_layer_offsets(reader),
         read_last_merged_batch(reader),
-        _followed(reader),
+        _read_followed_decisions(reader),
         left(reader),
         read_change_progress(reader),
     ]
@@ -217,7 +217,9 @@ def answers(reader: Tables, settings: Settings, patch: pytest.MonkeyPatch) -> li
     for batch in range(-1, last + 2, max(1, last // 5)):
         found.append([row["batch_id"] for row in read_entries_after(reader, "silver", batch, "outputs")])
         point = outcome(partial(as_of_batch, None, settings, batch))
-        found.append(point if isinstance(point, str) else (point.asked, point.batch, point.versions, point.rebuilt))
+        found.append(
+            point if isinstance(point, str) else (point.requested_batch, point.batch, point.versions, point.rebuilt)
+        )
     for offset, near in ((3, None), (11, NOON + timedelta(hours=5))):
         found += [
             find_entry_of_message(reader, layer, "a", 0, offset, near) for layer in ("bronze", "silver", PROCESSOR)
@@ -310,7 +312,7 @@ def test_a_ledger_that_was_cut_once_and_again_has_the_sums_of_the_whole(seed, co
     left = rows
     for _ in range(2):
         wanted = rnd.choice(ledger.rows)["committed_at"]
-        cut = due(in_short(left, stored), configured, wanted)
+        cut = find_due_time(in_short(left, stored), configured, wanted)
         if cut is None:
             assert wanted < read_stored_sums(in_short(left, stored)).removed_before
             continue
@@ -370,7 +372,7 @@ def _told_of(reader: Tables, settings: Settings, batch: int, patch: pytest.Monke
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_an_entry_by_a_clock_that_was_set_back_behind_a_cut_counts_all_the_same(seed, configured, monkeypatch):
     ledger = Ledger(random.Random(seed)).grow(60)
-    cut = due(whole(ledger.table()), configured, ledger.rows[-9]["committed_at"])
+    cut = find_due_time(whole(ledger.table()), configured, ledger.rows[-9]["committed_at"])
     stored = compute_carried_sums(whole(ledger.table()), cut)
     ledger.now = NOON
     ledger.take_in("bronze", dict.fromkeys(PLACES, 1))

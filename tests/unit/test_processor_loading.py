@@ -13,7 +13,7 @@ from sessionlake.errors import ConfigError, LakeError, ProcessorError, Sessionla
 from sessionlake.examples.logins import Logins
 from sessionlake.operations.pipeline import Layer, Pipeline, names_to_run
 from sessionlake.processors import Row
-from sessionlake.processors.job import load, processor_settings
+from sessionlake.processors.job import load_processor, processor_settings
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import types_module
@@ -60,7 +60,7 @@ def test_a_class_of_a_module_in_the_working_folder_is_found(tmp_path, monkeypatc
     (tmp_path / "my_own_module.py").write_text(GOOD)
     monkeypatch.chdir(tmp_path)
     settings = Settings(home=tmp_path, processors=[{"name": "mine", "class": "my_own_module:Good"}])
-    assert type(load(settings, "mine").loaded_processor.processor).__name__ == "Good"
+    assert type(load_processor(settings, "mine").loaded_processor.processor).__name__ == "Good"
 
 
 def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
@@ -156,12 +156,12 @@ def test_a_processor_that_fails_among_all_is_told_once_and_a_layer_stops_them_al
     pipeline = Pipeline(None, settings_of("one"), Layer.ALL, on_failure=told.append)
     failure, fault = ProcessorError("one failed"), LakeError("no table")
     pipeline.queries["processor-one"] = Ended(failure)
-    pipeline.check()
-    pipeline.check()
+    pipeline.check_layers()
+    pipeline.check_layers()
     assert (told, pipeline.failed) == ([failure], {"processor-one": failure})
     pipeline.queries["silver"] = Ended(fault)
     with pytest.raises(LakeError, match="no table"):
-        pipeline.check()
+        pipeline.check_layers()
 
 
 def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
@@ -169,7 +169,7 @@ def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
     pipeline = Pipeline(None, settings, Layer.PROCESSOR)
     pipeline.queries["processor-one"] = Ended(ProcessorError("one failed"))
     with pytest.raises(ProcessorError, match="one failed"):
-        pipeline.check()
+        pipeline.check_layers()
 
 
 def test_a_processor_cannot_write_into_a_table_of_the_lake_s_own():
@@ -183,9 +183,9 @@ def test_every_declared_type_has_a_column():
     values = (True, -128, 1, 2, 2**63 - 1, 0.5, 1, "ü", 1_700_000_000_000)
     output = OutputColumns({f"c{i}": sql for i, sql in enumerate(types)})
     assert [sql for name, sql in output.ddl if name[1:].isdigit()] == list(types)
-    output.check({f"c{i}": value for i, value in enumerate(values)})
+    output.check_record({f"c{i}": value for i, value in enumerate(values)})
     with pytest.raises(ValueError, match=r"Expected `int` >= -128 - at `\$.c1`"):
-        output.check({"c1": -129})
+        output.check_record({"c1": -129})
 
 
 def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tmp_path: Path):

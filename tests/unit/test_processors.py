@@ -13,7 +13,7 @@ from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorErro
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import FORMAT, ProcessorMemory, SessionState, StateCodec
 from sessionlake.processors.testing import TOPIC, Sent, fold, run
-from sessionlake.protocol.arrow import session_key
+from sessionlake.protocol.arrow import build_session_key
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import OnViolation
 
@@ -383,12 +383,12 @@ class Migrating(Processor[Newer]):
 
 def test_a_state_is_what_it_was_before_it_was_stored():
     codec = StateCodec("p", Migrating())
-    assert codec.read(codec.write(Newer(7, "ü\x00")), 3, "s") == Newer(7, "ü\x00")
+    assert codec.decode_stored(codec.encode(Newer(7, "ü\x00")), 3, "s") == Newer(7, "ü\x00")
 
 
 def test_an_old_state_is_migrated_on_read():
     old = msgspec.msgpack.encode(Notes(5, "t"))
-    assert StateCodec("p", Migrating()).read(old, 1, "s") == Newer(5, "one")
+    assert StateCodec("p", Migrating()).decode_stored(old, 1, "s") == Newer(5, "one")
 
 
 @pytest.mark.parametrize(
@@ -396,16 +396,16 @@ def test_an_old_state_is_migrated_on_read():
     [
         ({"messages": 1}, 2, r"processor p: the state of session 's' is of version 2, .* version 3 .*no idea of 2"),
         ({}, 1, r"cannot migrate it \(KeyError: 'messages'\)\. Correct migrate\(\)"),
-        ({"count": 1}, 4, r"is of version 4, the class is of version 3\. Run the newer class again"),
+        ({"count": 1}, 4, r"is of version 4, the class is of version 3\. Use version 4 of the class, or a newer one"),
         ({"count": "1"}, 3, r"its fields are not those of Newer \(.*\)\. Raise `version` to 4 and write migrate\(\)"),
     ],
 )
 def test_a_state_that_cannot_be_read_is_told_with_session_version_and_remedy(state, version, said):
     with pytest.raises(LakeError, match=said):
-        StateCodec("p", Migrating()).read(msgspec.msgpack.encode(state), version, "s")
+        StateCodec("p", Migrating()).decode_stored(msgspec.msgpack.encode(state), version, "s")
 
 
-KEY = session_key("t", 0, "s")
+KEY = build_session_key("t", 0, "s")
 
 
 def test_a_memory_of_another_format_is_refused_by_name():

@@ -24,9 +24,9 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1D, METRICS_1H, METRICS_1M, STANDARD
-from sessionlake.gold.declared.tables import products_of, schemas_of
+from sessionlake.gold.declared.tables import declared_gold_schemas, declared_products
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import Settings
@@ -34,7 +34,7 @@ from support.seeds import examples
 
 Change = tuple[str, str, int, int, float | None, float | None, str | None]
 """Session (`s/` is the one of id `s` in partition 1), row, ts, position, values."""
-DECLARED = Declared(("price", "qty"), ("status",))
+DECLARED = DeclaredColumns(("price", "qty"), ("status",))
 SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     + [("partition", pa.int32())]
@@ -64,19 +64,19 @@ def table(changes: Iterable[Change]) -> pa.Table:
 
 def incremental(batches: Iterable[pa.Table]) -> dict[str, pa.Table]:
     """The products' tables after these batches, kept up as the job does."""
-    held = {product.name: product.schema().empty_table() for product in STANDARD}
+    held = {product.name: product.arrow_schema().empty_table() for product in STANDARD}
     for batch in batches:
         parts: dict[str, pa.Table] = {}
         for product in STANDARD:
             below = product.below
-            found = product.of_finer(parts[below.name]) if below else product.of_events(
-                product.source.events(batch, DECLARED)
+            found = product.aggregate_finer_rows(parts[below.name]) if below else product.aggregate_events(
+                product.source.extract_events(batch, DECLARED)
             )  # fmt: skip
             parts[product.name] = found
-            rows = product.merged(found, held[product.name])
+            rows = product.merge_rows(found, held[product.name])
             keys = {key_of(product, row) for row in rows.to_pylist()}
             kept = [row for row in held[product.name].to_pylist() if key_of(product, row) not in keys]
-            held[product.name] = pa.concat_tables([rows, pa.Table.from_pylist(kept, product.schema())])
+            held[product.name] = pa.concat_tables([rows, pa.Table.from_pylist(kept, product.arrow_schema())])
     return held
 
 
@@ -176,9 +176,9 @@ def test_groups_are_reduced_whatever_their_sizes(pairs: list[tuple[int, int]]) -
     rows = pa.table(
         {"key": pa.array([k for k, _ in pairs], pa.int64()), "n": pa.array([n for _, n in pairs], pa.int64())}
     )
-    groups = Groups.of(rows, ["key"])
-    reduced = groups.reduced({"n": rows["n"].to_numpy()}, lambda a, b: {"n": a["n"] + b["n"]})
-    found = dict(zip(rows["key"].to_numpy()[groups.firsts].tolist(), reduced["n"].tolist(), strict=True))
+    groups = Groups.group_rows(rows, ["key"])
+    reduced = groups.merge_rows({"n": rows["n"].to_numpy()}, lambda a, b: {"n": a["n"] + b["n"]})
+    found = dict(zip(rows["key"].to_numpy()[groups.first_rows].tolist(), reduced["n"].tolist(), strict=True))
     assert found == {key: sum(n for k, n in pairs if k == key) for key, _ in pairs}
 
 
@@ -210,33 +210,35 @@ def declared(**changed: Any) -> Settings:
 
 
 def test_a_declared_product_merges_as_those_of_every_lake_do() -> None:
-    [product] = products_of(declared())[len(STANDARD) :]
+    [product] = declared_products(declared())[len(STANDARD) :]
     changes: list[Change] = [("st"[i % 2], "a", i * 600_000, i, float(i), None, None) for i in range(9)]
-    parts = [product.of_changes(table(changes[a:b]), DECLARED) for a, b in ((0, 2), (2, 7), (7, 9))]
-    rows = product.merged(pa.concat_tables(parts[1:]), parts[0]).sort_by("window_start").to_pylist()
+    parts = [product.aggregate_changes(table(changes[a:b]), DECLARED) for a, b in ((0, 2), (2, 7), (7, 9))]
+    rows = product.merge_rows(pa.concat_tables(parts[1:]), parts[0]).sort_by("window_start").to_pylist()
     assert [(row["metric"], row["n"], row["low"], row["mean"], row["spread"]) for row in rows] == [
         ("price", 6, 0.0, 2.5, 3.5),
         ("price", 3, 6.0, 7.0, 1.0),
     ]
-    assert schemas_of(declared())["gold.by_metric"].columns == product.columns
+    assert declared_gold_schemas(declared())["gold.by_metric"].columns == product.columns
 
 
 def test_columns_may_have_the_names_of_all_that_there_is() -> None:
     kinds = {kind.value: kind.value for kind in AggregateKind if kind is not AggregateKind.APPROX_DISTINCT}
     keys = ["topic", "session_id", "row_id", "metric"]
-    [product] = products_of(declared(keys=keys, aggregates=kinds | {"squares": "sum"}))[len(STANDARD) :]
+    [product] = declared_products(declared(keys=keys, aggregates=kinds | {"squares": "sum"}))[len(STANDARD) :]
     names = [name for name, _ in product.columns]
     assert len(names) == len({*names})
-    part = product.of_changes(table([("s", "a", 0, 0, 2.0, None, None), ("s", "a", 5, 1, 4.0, None, None)]), DECLARED)
-    [row] = product.merged(part, part).to_pylist()
+    part = product.aggregate_changes(
+        table([("s", "a", 0, 0, 2.0, None, None), ("s", "a", 5, 1, 4.0, None, None)]), DECLARED
+    )
+    [row] = product.merge_rows(part, part).to_pylist()
     assert (row["count"], row["sum"], row["squares"], row["mean"], row["first"], row["last"]) == (4, 12, 12, 3, 2, 4)
 
 
 def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
-    [product] = products_of(declared(bucket="7 days"))[len(STANDARD) :]
+    [product] = declared_products(declared(bucket="7 days"))[len(STANDARD) :]
     times = [FIRST_MS, FIRST_MS + 7 * 86_400_000]
     changes: list[Change] = [("s", "a", ts, i, 1.0, None, None) for i, ts in enumerate(times)]
-    [row] = product.of_changes(table(changes), DECLARED).to_pylist()
+    [row] = product.aggregate_changes(table(changes), DECLARED).to_pylist()
     assert row["n"] == 1
 
 
@@ -269,7 +271,7 @@ def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
 )
 def test_what_cannot_be_declared_is_refused_with_what_can(changed: dict[str, Any], said: str) -> None:
     with pytest.raises((ValidationError, ConfigError), match=re.escape(said)):
-        products_of(declared(**changed))
+        declared_products(declared(**changed))
 
 
 @pytest.mark.parametrize(
@@ -285,9 +287,9 @@ def test_a_coarser_tier_is_kept_no_shorter_than_a_finer_one(retention: dict[str,
     with pytest.raises(ValidationError, match=said):
         GoldSettings.model_validate({"retention": retention})
     kept = GoldSettings.model_validate({"retention": {"metrics_1m": "7 days", "metrics_1h": "90 days"}})
-    days = [one.retention_ms and one.retention_ms / 86_400_000 for one in products_of(Settings(gold=kept))]
+    days = [one.retention_ms and one.retention_ms / 86_400_000 for one in declared_products(Settings(gold=kept))]
     assert days == [7, 90, None, None]
-    assert [one.logic for one in products_of(Settings(gold=kept))] == [one.logic for one in STANDARD]
+    assert [one.logic for one in declared_products(Settings(gold=kept))] == [one.logic for one in STANDARD]
 
 
 def test_a_product_in_python_that_is_kept_for_a_time_has_buckets_by_topic(tmp_path: Path, monkeypatch: Any) -> None:
@@ -303,7 +305,7 @@ def test_a_product_in_python_that_is_kept_for_a_time_has_buckets_by_topic(tmp_pa
         (tmp_path / "kept_for.py").write_text(code.format(keys=keys, more=more))
         sys.modules.pop("kept_for", None)
         if is_right:
-            assert products_of(settings_)[-1].retention_ms == 3_600_000
+            assert declared_products(settings_)[-1].retention_ms == 3_600_000
         else:
             with pytest.raises(ConfigError, match="no bucket_ms or no key `topic`"):
-                products_of(settings_)
+                declared_products(settings_)

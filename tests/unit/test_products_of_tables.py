@@ -21,9 +21,9 @@ from yaml import safe_dump
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import order_field
-from sessionlake.gold.declared.tables import product_of, schemas_of, tables_of
+from sessionlake.gold.declared.tables import create_product, declared_gold_schemas, declared_gold_tables
 from sessionlake.history.explain import explain
-from sessionlake.operations.maintenance import readers
+from sessionlake.operations.maintenance import list_readers
 from sessionlake.processors.job import require_usable
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
@@ -51,7 +51,7 @@ def settings_of(*products: dict[str, Any], **more: Any) -> Settings:
 
 
 def product(**changed: Any) -> Product:
-    return product_of(settings_of(FILLS | changed).gold.products[0])
+    return create_product(settings_of(FILLS | changed).gold.products[0])
 
 
 class Fill(NamedTuple):
@@ -77,7 +77,7 @@ def figures(one: Product, fills: list[Fill]) -> dict[Any, dict[str, Any]]:
     columns = [[fill.customer for fill in fills], [fill.venue for fill in fills], [fill.ts for fill in fills]]
     columns += [[value_of(fill) for fill in fills], [fill.number for fill in fills]]
     typed = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    made = one.of_rows(*[pa.table(typed, schema=SCHEMA)] * 2).select([*one.row_keys, *one.results]).to_pylist()
+    made = one.aggregate_rows(*[pa.table(typed, schema=SCHEMA)] * 2).select([*one.row_keys, *one.results]).to_pylist()
     return {tuple(row[name] for name in one.row_keys): row for row in made}
 
 
@@ -155,9 +155,13 @@ def test_rows_that_come_late_are_replaced_or_go_in_any_batches_leave_what_all_co
 def test_texts_are_told_apart_and_rows_without_time_or_value_need_none() -> None:
     rows = {"venue": [1, 1, 1, 2, None], "value": ["x", "x", "y", None, "z"]}
     texts = {"keys": ["venue"], "time": None, "bucket": None, "order": [], "of": "texts"}
-    found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).of_rows(*[pa.table(rows)] * 2)
+    found = product(**texts, aggregates={"n": "count", "kinds": "approx_distinct"}).aggregate_rows(
+        *[pa.table(rows)] * 2
+    )
     assert found.select(["venue", "n", "kinds"]).to_pylist() == [{"venue": 1, "n": 3, "kinds": 2}]
-    counted = product(**texts, value=None, aggregates={"n": "count"}).of_rows(*[pa.table({"venue": rows["venue"]})] * 2)
+    counted = product(**texts, value=None, aggregates={"n": "count"}).aggregate_rows(
+        *[pa.table({"venue": rows["venue"]})] * 2
+    )
     assert counted.to_pylist() == [{"venue": 1, "n": 3}, {"venue": 2, "n": 1}]
 
 
@@ -181,7 +185,7 @@ def test_keys_and_orders_are_of_any_type_whose_values_are_told_apart(kind: pa.Da
         order_field(0): values[:1] + values[1:] * 2,
     }
     typed = pa.table(rows, pa.schema([("customer", kind), ("value", pa.float64()), (order_field(0), kind)]))
-    found = one.of_rows(typed, typed)
+    found = one.aggregate_rows(typed, typed)
     assert found.schema.field("customer").type == kind
     made = {row["customer"]: (row["n"], row["end"]) for row in found.to_pylist()}
     assert made == {values[0]: (2, 3.0 if values[1] < values[0] else 1.0), values[1]: (1, 2.0)}
@@ -251,7 +255,7 @@ OWN = Product("own", ("customer",), {{"n": Count(), "paid": Sum("price")}}, sour
         mine = settings_of(own | changed)
         if said is None:
             require_usable(mine, "own")
-            assert product_of(mine.gold.products[0]).reads == ("price",)
+            assert create_product(mine.gold.products[0]).source_columns == ("price",)
         else:
             with pytest.raises(ConfigError, match=said):
                 require_usable(mine, "own")
@@ -265,8 +269,8 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert [own.output_table for own in mine.processors] == ["silver.fills", "gold.fills_1m", "gold.by_day"]
     assert [own.rebuild_argument for own in mine.processors] == ["processor:fills", "gold.fills_1m", "gold.by_day"]
     assert {*mine.added_tables} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
-    assert not {*mine.added_tables} & {*schemas_of(mine), *(one.table for one in tables_of(mine))}
-    assert [reader.name for reader in readers(mine, "silver.fills")] == ["processor-fills_1m"]
+    assert not {*mine.added_tables} & {*declared_gold_schemas(mine), *(one.table for one in declared_gold_tables(mine))}
+    assert [reader.name for reader in list_readers(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
     with pytest.raises(

@@ -22,9 +22,9 @@ from sessionlake.delta.schemas.names import AVERAGES, METRICS_1D, METRICS_1H, ME
 from sessionlake.delta.schemas.names import ROWS as ROWS_TABLE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared.tables import tables_of
+from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.tables.notes import set_change_feeds
-from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
+from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessages
 from sessionlake.publish.job import Publication, require_change_feed
 from sessionlake.publish.publishable import publishable_tables
 from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
@@ -77,7 +77,7 @@ def row(key: str = "r", number: int = 0, version: int = 1, change: str = "insert
 
 def encoded(*batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     given = [pa.RecordBatch.from_pylist(batch, schema=ROWS) for batch in batches]
-    made = list(Messages(("k", "n"), batch=7)(given))
+    made = list(UpsertMessages(("k", "n"), batch=7)(given))
     assert all(batch.schema == SCHEMA for batch in made)
     return [message for batch in made for message in batch.to_pylist()]
 
@@ -152,7 +152,7 @@ def test_a_version_gives_a_key_one_message_what_it_left_however_arrow_cuts_the_r
 
 def test_large_rows_leave_in_chunks():
     batch = pa.RecordBatch.from_pylist([row(number=i, text="x" * (5 << 20)) for i in range(9)], schema=ROWS)
-    sizes = [made.num_rows for made in Messages(("k", "n"), 0)([batch])]
+    sizes = [made.num_rows for made in UpsertMessages(("k", "n"), 0)([batch])]
     assert sum(sizes) == 9
     assert max(sizes) == 4
 
@@ -160,7 +160,7 @@ def test_large_rows_leave_in_chunks():
 def test_a_type_without_a_spelling_is_refused_by_name():
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "many": [["x"]], CHANGE: ["insert"], VERSION: [1]})
     with pytest.raises(LakeError, match="column many has type list<item: string>"):
-        list(Messages(("k",), 0)([batch]))
+        list(UpsertMessages(("k",), 0)([batch]))
 
 
 def test_bytes_are_base64_with_padding():
@@ -175,7 +175,7 @@ def gold(**changed: Any) -> Settings:
 
 def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
     found = publishable_tables(gold())
-    tables = {one.table: dict(one.columns) for one in tables_of(gold())}
+    tables = {one.table: dict(one.columns) for one in declared_gold_tables(gold())}
     assert found.keys() == {ROWS_TABLE, *tables}
     assert {"gold.own", "gold.distinct_values", *TIERS, *AVERAGE_TABLES} <= tables.keys()
     assert TABLES[ROWS_TABLE].change_feed
@@ -184,15 +184,15 @@ def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
 
 
 def test_what_a_figure_is_kept_up_by_is_not_sent():
-    own = next(one for one in tables_of(gold()) if one.table == "gold.own")
+    own = next(one for one in declared_gold_tables(gold()) if one.table == "gold.own")
     names = [name for name, _ in own.columns]
     assert "__sl_buckets" in names
-    assert publishable_tables(gold())["gold.own"].columns(names) == ["topic", "mean", "usual"]
-    assert publishable_tables(gold())[ROWS_TABLE].columns(["row_id", "_offset"]) == ["row_id", "_offset"]
+    assert publishable_tables(gold())["gold.own"].select_columns(names) == ["topic", "mean", "usual"]
+    assert publishable_tables(gold())[ROWS_TABLE].select_columns(["row_id", "_offset"]) == ["row_id", "_offset"]
 
 
 def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
-    known = [one.name for one in tables_of(gold())]
+    known = [one.name for one in declared_gold_tables(gold())]
     assert gold(change_feed=known).gold.change_feed == tuple(known)
     with pytest.raises(ValueError, match=r"gold has no table gold\.own; it has rolling_average, .*, own"):
         gold(change_feed=["gold.own"])
@@ -208,7 +208,7 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
     write_deltalake(folder_of(lake, "gold.own"), pa.table({"topic": ["a"]}))
     with pytest.raises(LakeError, match=r"gold.own has no change feed yet. Run `sessionlake run gold --once`"):
         require_change_feed(spark, lake, "gold.own")
-    own = [one for one in tables_of(ours) if one.table == "gold.own"]
+    own = [one for one in declared_gold_tables(ours) if one.table == "gold.own"]
     set_change_feeds(spark, lake, ours, own)
     require_change_feed(spark, lake, "gold.own")
     version = lake.last_commit(spark, "gold.own").version

@@ -184,7 +184,7 @@ def test_files_are_opened_without_python_which_a_process_that_ends_would_not_sur
     ],
 )
 def test_files_are_left_out_by_what_their_statistics_say(lake: Lake, condition: Any, read: int) -> None:
-    found = lake.reader().files(LEDGER, condition)
+    found = lake.reader().find_files_to_read(LEDGER, condition)
     assert found is not None
     assert (len(found.read), found.total) == (read, len(FILES))
 

@@ -17,10 +17,10 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from sessionlake.errors import ConfigError, RegistryError
 from sessionlake.kafka import registry as client
 from sessionlake.kafka.registry import RegistrySchemas
-from sessionlake.protocol.binary import decoder_of
+from sessionlake.protocol.binary import create_decoder
 from sessionlake.protocol.payload import Payload, PayloadFormat
 from sessionlake.settings.model import CaptureSettings
-from sessionlake.streaming.payloads import payload_of
+from sessionlake.streaming.payloads import read_payload_settings
 from support.payloads import AVRO_ROW, MESSAGE, Registry, avro_schema, descriptor_set, proto_file, serving
 from support.streams import COLUMNS
 
@@ -87,7 +87,7 @@ def test_what_is_remembered_is_bounded(registry: Registry, monkeypatch: pytest.M
         registry.add_avro(schema, avro_schema())
     found = schemas(registry)
     assert len(found.definitions(range(10))) == 5
-    cache = client._cache(found)
+    cache = client._get_schema_cache(found)
     assert (list(cache._known), list(cache._unknown)) == ([3, 4], [7, 8, 9])
 
 
@@ -99,7 +99,7 @@ def test_references_come_before_what_refers_to_them(registry: Registry) -> None:
     definition = schemas(registry).definitions([3])[3]
     assert [json.loads(text)["name"] for text in definition] == ["Row", "Capture"]
     payload = Payload(PayloadFormat.AVRO, schemas(registry), header=True)
-    assert decoder_of(payload, definition, (), CaptureSettings(columns=COLUMNS).declared).layout is not None
+    assert create_decoder(payload, definition, (), CaptureSettings(columns=COLUMNS).declared).layout is not None
 
 
 def test_references_in_a_ring_end(registry: Registry) -> None:
@@ -116,7 +116,7 @@ def test_a_protobuf_schema_comes_as_a_descriptor_with_google_s_own_files_known(r
     definition = schemas(registry, PayloadFormat.PROTOBUF).definitions([5])[5]
     assert registry.asked == ["/schemas/ids/5?format=serialized"]
     payload = Payload(PayloadFormat.PROTOBUF, schemas(registry, PayloadFormat.PROTOBUF), header=True)
-    assert decoder_of(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared).layout is not None
+    assert create_decoder(payload, definition, (1,), CaptureSettings(columns=COLUMNS).declared).layout is not None
 
 
 def test_a_registry_that_gives_source_text_only_is_told_apart(registry: Registry) -> None:
@@ -252,17 +252,19 @@ def capture(**payload: object) -> CaptureSettings:
 
 
 def test_json_needs_no_payload() -> None:
-    assert payload_of(CaptureSettings()) is None
+    assert read_payload_settings(CaptureSettings()) is None
 
 
 def test_files_are_read_and_tried_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "a.avsc").write_text(json.dumps(avro_schema()))
     (tmp_path / "c.desc").write_bytes(descriptor_set())
-    avro = payload_of(capture(schema_file=tmp_path / "a.avsc"))
+    avro = read_payload_settings(capture(schema_file=tmp_path / "a.avsc"))
     assert (avro.format, avro.header) == (PayloadFormat.AVRO, False)
-    by_id = payload_of(capture(schema_files={4: tmp_path / "a.avsc"}))
+    by_id = read_payload_settings(capture(schema_files={4: tmp_path / "a.avsc"}))
     assert (by_id.header, list(by_id.schemas.definitions([3, 4]))) == (True, [4])
-    proto = payload_of(capture(format="protobuf", schema_file=tmp_path / "c.desc", message=MESSAGE, wire_header=True))
+    proto = read_payload_settings(
+        capture(format="protobuf", schema_file=tmp_path / "c.desc", message=MESSAGE, wire_header=True)
+    )
     assert (proto.header, proto.message) == (True, MESSAGE)
 
 
@@ -294,4 +296,4 @@ def test_a_file_that_cannot_be_used_is_named(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=text):
-        payload_of(capture(schema_file=tmp_path / name, **payload))
+        read_payload_settings(capture(schema_file=tmp_path / name, **payload))

@@ -25,11 +25,11 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.history.report import contents as contents_module
 from sessionlake.history.report import words
-from sessionlake.history.report.alerts import latest_alerts
-from sessionlake.history.report.answers import Verdict, answers
-from sessionlake.history.report.contents import contents_of
-from sessionlake.history.report.crosstab import crosstab
-from sessionlake.history.report.page import page, write_report
+from sessionlake.history.report.alerts import read_latest_alerts
+from sessionlake.history.report.answers import Verdict, answer_questions
+from sessionlake.history.report.contents import read_report_contents
+from sessionlake.history.report.crosstab import count_by_topic_and_kind
+from sessionlake.history.report.page import render_page, write_report
 from sessionlake.settings.model import Settings
 from support.lakes import folder_of
 from support.ledgers import NOON, entries
@@ -67,14 +67,16 @@ def lake(settings: Settings) -> Lake:
 
 
 def seen(lake: Lake) -> Seen:
-    return Seen(page(contents_of(lake.reader(), lake.settings)))
+    return Seen(render_page(read_report_contents(lake.reader(), lake.settings)))
 
 
 def test_a_lake_without_tables_has_a_page_that_says_so(lake):
     found = seen(lake)
     assert found.all_text("h2") == SECTIONS
     assert found.charts == []
-    assert {answer.verdict for answer in answers(contents_of(lake.reader(), lake.settings))} == {Verdict.UNKNOWN}
+    assert {answer.verdict for answer in answer_questions(read_report_contents(lake.reader(), lake.settings))} == {
+        Verdict.UNKNOWN
+    }
 
 
 def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
@@ -84,7 +86,7 @@ def test_a_lake_with_nothing_but_bronze_has_a_page(lake):
     found = seen(lake)
     assert found.all_text("h2") == SECTIONS
     assert found.charts == ["How much each layer read per second, over time"]
-    verdicts = [answer.verdict for answer in answers(contents_of(lake.reader(), lake.settings))]
+    verdicts = [answer.verdict for answer in answer_questions(read_report_contents(lake.reader(), lake.settings))]
     assert verdicts == [Verdict.YES, Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.YES]
 
 
@@ -100,14 +102,14 @@ def test_every_chart_and_table_of_a_lake_is_on_its_page(lake):
     of_series += ["Least, mean and greatest value of each minute of event time"]
     assert found.charts == [*over_time, *of_series, *of_series]
     assert {"1,600 messages", "9 tables"} <= set(found.all_text("p"))
-    assert page(contents_of(lake.reader(), lake.settings)).count("published first: 99") == 2
+    assert render_page(read_report_contents(lake.reader(), lake.settings)).count("published first: 99") == 2
     ids = [attrs["id"] for _, attrs in found.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
 
 
 def test_names_out_of_the_data_are_text_whatever_they_hold(lake):
     fill(lake, HOSTILE)
-    text = page(contents_of(lake.reader(), lake.settings))
+    text = render_page(read_report_contents(lake.reader(), lake.settings))
     found = Seen(text)
     assert found.tags <= HARMLESS
     assert not [name for _, attrs in found.elements for name in attrs if name.startswith("on")]
@@ -115,7 +117,7 @@ def test_names_out_of_the_data_are_text_whatever_they_hold(lake):
     assert {link for link in links if link and not link.startswith("#")} == {"data:,"}
     assert "url(http" not in "".join(attrs.get("style") or "" for _, attrs in found.elements)
     for hostile in HOSTILE:
-        assert words.name(hostile).strip() in {*found.all_text("bdi"), ""}
+        assert words.format_name(hostile).strip() in {*found.all_text("bdi"), ""}
     assert re.search(r"[\x00-\x08\x0b-\x1f\u2028\u2029\u202a-\u202e\u2066-\u2069]", text) is None
 
 
@@ -127,7 +129,7 @@ def test_what_no_axis_has_room_for_is_left_out(lake, value):
     series = dict.fromkeys(("topic", "session_id", "row_id", "metric"), "capture.a")
     write(lake, AVERAGES, [series | point(END, 0) | {"value": value}])
     write(lake, METRICS_1M, [series | minute(NOON + timedelta(minutes=3), 0) | {"max": value}])
-    (found,) = contents_of(lake.reader(), lake.settings).series
+    (found,) = read_report_contents(lake.reader(), lake.settings).series
     assert (len(found.points), len(found.minutes)) == (200, 4)
     assert len(seen(lake).charts) == 4
 
@@ -136,7 +138,7 @@ def test_what_no_axis_has_room_for_is_left_out(lake, value):
 def test_a_session_beyond_the_calendar_has_no_series(lake, last):
     fill(lake, ["capture.a"])
     write(lake, PROGRESS, [{"topic": "b", "session_id": "b", "messages": 10**6, "last_ts": last, "_batch": 1}])
-    assert [series.topic for series in contents_of(lake.reader(), lake.settings).series] == ["capture.a"]
+    assert [series.topic for series in read_report_contents(lake.reader(), lake.settings).series] == ["capture.a"]
 
 
 def test_the_page_allows_itself_no_script_and_no_network(lake):
@@ -155,10 +157,10 @@ def test_a_table_too_large_to_count_is_counted_from_a_batch_on_and_the_page_says
     write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
     write(lake, QUARANTINE, [{"topic": "a", "reason": "gap", "_batch": n // 10} for n in range(100)])
     write(lake, EVENTS, [{"topic": "a", "event": "gap", "_batch": 0}])
-    found = contents_of(lake.reader(), lake.settings)
+    found = read_report_contents(lake.reader(), lake.settings)
     assert (found.quarantined.since, found.quarantined.table.total) == (9, 10)
     assert (found.judgements.since, found.judgements.table.total) == (None, 1)
-    assert "Of the latest batches, from silver's batch 9 on." in page(found)
+    assert "Of the latest batches, from silver's batch 9 on." in render_page(found)
 
 
 @pytest.mark.parametrize("change", [{"messages": 41}, {"offsets": []}])
@@ -166,23 +168,23 @@ def test_messages_that_became_nothing_and_offsets_that_are_missing_are_told_firs
     ledger = entries(0, 40).to_pylist()
     ledger[21] |= change  # silver's batch 5
     write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
-    complete = answers(contents_of(lake.reader(), lake.settings))[0]
+    complete = answer_questions(read_report_contents(lake.reader(), lake.settings))[0]
     assert (complete.verdict, complete.figure.endswith(" missing")) == (Verdict.NO, True)
 
 
 def test_a_hole_is_one_in_each_layer_counts_once_and_not_at_all_where_offsets_have_holes_by_right(lake):
     ledger = [row for row in entries(0, 40).to_pylist() if row["batch_id"] != 5]  # which bronze and silver lack
     write_deltalake(folder_of(lake, LEDGER), pa.Table.from_pylist(ledger, entries(0, 1).schema))
-    complete = answers(contents_of(lake.reader(), lake.settings))[0]
+    complete = answer_questions(read_report_contents(lake.reader(), lake.settings))[0]
     hole = sum(part["messages"] for part in entries(20, 24).to_pylist()[0]["offsets"])
     assert (complete.verdict, complete.figure) == (Verdict.NO, f"{hole} missing")
     compacted = lake.settings.kafka.model_copy(update={"allow_offset_gaps": True})
     settings = lake.settings.model_copy(update={"kafka": compacted})
-    complete = answers(contents_of(lake.reader(), settings))[0]
+    complete = answer_questions(read_report_contents(lake.reader(), settings))[0]
     assert complete.verdict == Verdict.YES
     assert complete.detail.startswith("no message occurs twice in ")
     write_deltalake(folder_of(lake, LEDGER), entries(4, 12), mode="append")
-    assert answers(contents_of(lake.reader(), settings))[0].verdict == Verdict.NO
+    assert answer_questions(read_report_contents(lake.reader(), settings))[0].verdict == Verdict.NO
 
 
 def test_the_page_replaces_the_one_before_and_leaves_nothing_beside_it(lake):
@@ -211,26 +213,30 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_the_topics_with_most_come_first_and_the_others_are_added_up():
-    found = crosstab({(f"t{n:02}", kind): n for n in range(1, 31) for kind in ("gap", "late")}, ("late", "orphan"))
+    found = count_by_topic_and_kind(
+        {(f"t{n:02}", kind): n for n in range(1, 31) for kind in ("gap", "late")}, ("late", "orphan")
+    )
     assert found.kinds == ("late", "orphan", "gap")
     assert [topic for topic, _ in found.topics] == [f"t{n:02}" for n in range(30, 10, -1)]
     assert found.others == (10, (55, 0, 55))
     assert (found.sums, found.total) == ((465, 0, 465), 930)
-    assert (found.weight(30), found.weight(0)) == (100, 0)
+    assert (found.color_strength(30), found.color_strength(0)) == (100, 0)
 
 
 @pytest.mark.parametrize(
     ("made", "written"),
     [
-        (words.duration(0), "0\u00a0s"), (words.duration(0.04), "40\u00a0ms"), (words.duration(9.94), "9.9\u00a0s"),
-        (words.duration(119), "119\u00a0s"), (words.duration(120), "2\u00a0min"),
-        (words.duration(3 * 86_400), "3\u00a0d"),
-        (words.data_size(999), "999\u00a0B"), (words.data_size(1000), "1.0\u00a0kB"),
-        (words.data_size(45_300_000), "45\u00a0MB"),
-        (words.share(0, 7), "none"), (words.share(1, 10**6), "<0.01\u00a0%"), (words.share(1, 3), "33.33\u00a0%"),
-        (words.name("a\x00b\u202ec"), "a�b�c"), (words.name(""), "(empty)"),
-        (words.amount(2, "batch"), "2 batches"), (words.name("x" * 48), "x" * 48),
-        (words.name("x" * 49), "x" * 47 + "…"),
+        (words.format_duration(0), "0\u00a0s"), (words.format_duration(0.04), "40\u00a0ms"),
+        (words.format_duration(9.94), "9.9\u00a0s"),
+        (words.format_duration(119), "119\u00a0s"), (words.format_duration(120), "2\u00a0min"),
+        (words.format_duration(3 * 86_400), "3\u00a0d"),
+        (words.format_data_size(999), "999\u00a0B"), (words.format_data_size(1000), "1.0\u00a0kB"),
+        (words.format_data_size(45_300_000), "45\u00a0MB"),
+        (words.format_share(0, 7), "none"), (words.format_share(1, 10**6), "<0.01\u00a0%"),
+        (words.format_share(1, 3), "33.33\u00a0%"),
+        (words.format_name("a\x00b\u202ec"), "a�b�c"), (words.format_name(""), "(empty)"),
+        (words.format_count_with_noun(2, "batch"), "2 batches"), (words.format_name("x" * 48), "x" * 48),
+        (words.format_name("x" * 49), "x" * 47 + "…"),
     ],
 )  # fmt: skip
 def test_numbers_times_and_names_as_they_are_written(made, written):
@@ -258,10 +264,10 @@ def test_the_alerts_that_stand_are_drawn_and_the_retracted_are_not(lake):
             }
         ),
     )
-    found = latest_alerts(lake.reader())
+    found = read_latest_alerts(lake.reader())
     key = ("capture.a", "s", "partition 1")
     assert [(one.rule, one.key) for one in found] == [("hot", key), ("cold", key)]
     assert found[0].spans == ((NOON, NOON + minute_), (NOON + 3 * minute_, None))
     shown = seen(lake)
     assert shown.charts == ["When rules were raised and cleared, over event time"]
-    assert page(contents_of(lake.reader(), lake.settings)).count("<b>stands</b>") == 2
+    assert render_page(read_report_contents(lake.reader(), lake.settings)).count("<b>stands</b>") == 2

@@ -14,30 +14,30 @@ from hypothesis import strategies as st
 
 from sessionlake.errors import LakeError
 from sessionlake.gold.fold.pack import SEPARATOR
-from sessionlake.gold.fold.resharding import GoldResharder, MarkedShards
+from sessionlake.gold.fold.resharding import GoldResharder, ShardsByHash
 from sessionlake.gold.fold.shard import TrackedAverages
-from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states, marks_of
+from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states, hash_names
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import first_difference
+from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.operations.resharding.reshard import _Plan
+from sessionlake.operations.resharding.reshard import _ReshardPlan
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
-from sessionlake.processors.session import Limits, prepare_processor
+from sessionlake.processors.session import ProcessorLimits, create_loaded_processor
 from sessionlake.processors.shard import MessageProcessor
-from sessionlake.processors.testing import Result, _collect, _folded
+from sessionlake.processors.testing import Result, _collect_results, _fold_batches
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import sum_partition_counts
-from sessionlake.silver.stream_times import times_after
+from sessionlake.silver.stream_times import list_times_after_batch
 from sessionlake.streaming.journal import Journal, require_uninterrupted
 from sessionlake.streaming.operation import RESHARD
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, of_silver, of_truth, raw_table, resharded, shard_of, truth_of
 from support.seeds import examples, long_beyond, seeds
@@ -70,7 +70,7 @@ def test_silver_goes_on_from_other_shards_as_if_it_had_always_had_them(seed: int
             others.batch(batch)
         for batch in [[], *batches[first:behind]]:
             for shard, state in others.states().items() if first else ():
-                assert first_difference(moved.states()[shard], state) is None
+                assert find_first_difference(moved.states()[shard], state) is None
             moved.batch(batch)
             others.batch(batch)
     test_law.assert_same_states(moved, others)
@@ -88,15 +88,20 @@ class Processing:
     def batch(self, messages: list[KafkaMessage]) -> None:
         shards, recorder = len(self.states), test_processor_law.Recorder()
         each = MessageProcessor(
-            ProcessorRef("test", "Recorder"), self._rules.declared, self._rules, Limits(1 << 20, 1_000), None, shards
+            ProcessorRef("test", "Recorder"),
+            self._rules.declared,
+            self._rules,
+            ProcessorLimits(1 << 20, 1_000),
+            None,
+            shards,
         )
-        each.loaded = prepare_processor("test", recorder, each.limits)
-        packed = Packer(rules_of(self._rules), shards, earlier_times=self._times).pack_block(
+        each.loaded = create_loaded_processor("test", recorder, each.limits)
+        packed = Packer(build_payload_rules(self._rules), shards, earlier_times=self._times).pack_block(
             raw_table(messages, shards)
         )
         fold = SilverFold(self._rules.declared, self._rules, processor=each)
-        reports = _collect(self.result, "test", list(_folded(fold, [packed], self.states)))
-        self._times = self._times.add_notes(times_after(sum_partition_counts([*reports]), reports))
+        reports = _collect_results(self.result, "test", list(_fold_batches(fold, [packed], self.states)))
+        self._times = self._times.add_notes(list_times_after_batch(sum_partition_counts([*reports]), reports))
 
     def reshard(self, shards: int) -> None:
         self.states = dict(resharded(JudgingResharder(RuleLookup(self._rules), shards), self.states))
@@ -136,11 +141,11 @@ def reshard_gold(gold: Gold, shards: int, *, known: bool) -> None:
     marked = {}
     for series in gold.series:
         rows = gold.tables[series.name].values() if known else ()
-        owners = {tuple(row[name] for name in series.owner) for row in rows}
-        names = [owner[:2] if series.of_session else owner for owner in owners]
+        owners = {tuple(row[name] for name in series.owner_columns) for row in rows}
+        names = [owner[:2] if series.is_per_session else owner for owner in owners]
         shard = [shard_of(name[0], "".join(name[1:]).encode(), shards) for name in names]
-        mark = pa.array(marks_of([SEPARATOR.join(map(str, owner)) for owner in owners]), pa.uint64())
-        marked[series.name] = MarkedShards.of(pa.table({"shard": pa.array(shard, pa.int32()), "mark": mark}))
+        mark = pa.array(hash_names([SEPARATOR.join(map(str, owner)) for owner in owners]), pa.uint64())
+        marked[series.name] = ShardsByHash.from_table(pa.table({"shard": pa.array(shard, pa.int32()), "mark": mark}))
     resharder = GoldResharder(METRICS, gold.fold.tracked, marked, shards)
     states = {shard: gold.states.get(shard) for shard in range(gold.shards)}
     gold.states, gold.shards = dict(resharded(resharder, states)), shards
@@ -196,42 +201,44 @@ def told(stored: bytes) -> tuple[object, ...]:
 
 def test_what_a_table_was_made_anew_of_goes_to_the_new_shard_of_each_though_its_shard_has_no_state() -> None:
     series, names = SERIES[0], [f"capture.a{SEPARATOR}{name}" for name in "abcdefgh"]
-    marks = marks_of(names)
+    marks = hash_names(names)
     former, new = [[shard_of("capture.a", name[-1:].encode(), n) for name in names] for n in (3, 4)]
     rows = pa.table({"shard": pa.array(former, pa.int32()), "newest": range(8), "mark": pa.array(marks, pa.uint64())})
     rows = rows.sort_by("mark")
     kept = TrackedAverages(series, "made", lambda shard: rows.filter(pc.field("shard") == shard))
-    marked = MarkedShards.of(pa.table({"shard": pa.array(new, pa.int32()), "mark": pa.array(marks, pa.uint64())}))
+    marked = ShardsByHash.from_table(
+        pa.table({"shard": pa.array(new, pa.int32()), "mark": pa.array(marks, pa.uint64())})
+    )
     # One shard has a state, of a making before.
     stale = encode_states({series.name: GoldShardState.empty("before", METRICS).encode()})
     states = resharded(GoldResharder(METRICS, (kept,), {series.name: marked}, 4), {0: stale, 1: None, 2: None})
     for shard, stored in states.items():
         state = GoldShardState.decode(decode_states(stored)[series.name])
         mine = [number for number, target in enumerate(new) if target == shard]
-        found, newest = state.forgotten.find([names[number] for number in mine])
+        found, newest = state.forgotten.find_owners([names[number] for number in mine])
         assert (state.rebuild_id, len(state.forgotten.mark)) == ("made", len(mine))
         assert (found.all(), newest.tolist()) == (True, mine)
 
 
 def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_all_have() -> None:
-    forgotten = Forgotten(np.array([3, 5, 9], np.uint64), np.array([30, 50, 90]))
-    marked = MarkedShards.of(
+    forgotten = ForgottenOwners(np.array([3, 5, 9], np.uint64), np.array([30, 50, 90]))
+    marked = ShardsByHash.from_table(
         pa.table({"shard": pa.array([1, 0, 2], pa.int32()), "mark": pa.array([5, 3, 5], pa.uint64())})
     )
-    found = marked.spread(forgotten, 4)
+    found = marked.split_by_shard(forgotten, 4)
     assert {shard: part.mark.tolist() for shard, part in found.items()} == {0: [3, 9], 1: [5, 9], 2: [5, 9], 3: [9]}
     assert found[1].newest.tolist() == [50, 90]
-    assert marked.spread(forgotten.take(np.array([1])), 4).keys() == {1, 2}
+    assert marked.split_by_shard(forgotten.take(np.array([1])), 4).keys() == {1, 2}
 
 
 def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert Journal.read(settings, RESHARD, _Plan) is None
+    assert Journal.read_journal(settings, RESHARD, _ReshardPlan) is None
     require_uninterrupted(settings)
-    journal = Journal.begin(settings, RESHARD, _Plan("a", 7, ["silver"]))
-    assert Journal.read(settings, RESHARD, _Plan) == journal
+    journal = Journal.start_journal(settings, RESHARD, _ReshardPlan("a", 7, ["silver"]))
+    assert Journal.read_journal(settings, RESHARD, _ReshardPlan) == journal
     for layer in (None, "bronze", "silver", "gold", "processor-p"):
         with pytest.raises(LakeError, match=r"a resharding was interrupted, .* Run `sessionlake reshard 7`"):
             require_uninterrupted(settings, layer)
-    journal.end()
+    journal.remove_journal()
     require_uninterrupted(settings)

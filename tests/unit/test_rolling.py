@@ -21,7 +21,7 @@ Row = tuple[int | float | bool, ...]
 
 def points(rows: list[Point]) -> Points:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
-    return Points.new(*(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64))
+    return Points.create(*(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64))
 
 
 def rows_of(found: Points) -> list[Point]:
@@ -57,8 +57,8 @@ class Tables:
 
     def __init__(self, keys: int, window: int, keep: int, **series: int) -> None:
         self.keys, self.keep = keys, keep
-        self.series = RollingAverage("own", last=window, **series)
-        self.tail, self.older = Points.empty(), OlderPoints.nothing(keys)
+        self.series = RollingAverage("own", window_points=window, **series)
+        self.tail, self.older = Points.empty(), OlderPoints.none_for(keys)
         self.averages: dict[Row, Row] = {}
         self.told: dict[Row, Row] = {}
         self.restated: set[Row] = set()
@@ -67,7 +67,7 @@ class Tables:
     def fold(self, batch: list[Point]) -> FoldedPoints:
         new = points(batch)
         self.restated = set()
-        found = fold_points(self.tail, self.older, new, series=self.series, keep=self.keep)
+        found = fold_points(self.tail, self.older, new, series=self.series, kept_points=self.keep)
         self.tail, self.older = found.tail, found.older
         slow = found.needs_history[new.key]
         history = dict(self.averages)
@@ -79,25 +79,33 @@ class Tables:
     def _recompute(self, new: Points, history: dict[Row, Row]) -> None:
         self.needs_history += len(new)
         base = points([(*key, row[0]) for key, row in history.items()])
-        base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).without(new)
+        base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).drop_points(new)
         base = base.take(np.isin(base.key, new.key))
-        found = fold_points(base, OlderPoints.nothing(self.keys), new, series=self.series, keep=len(base) + len(new))
+        found = fold_points(
+            base, OlderPoints.none_for(self.keys), new, series=self.series, kept_points=len(base) + len(new)
+        )
         assert not found.needs_history.any()
         self.write(found, new)
 
     def write(self, found: FoldedPoints, new: Points) -> None:
         a = found.averages
         rows = zip(
-            *(rows_of(a.points), a.now.average.tolist(), a.now.size.tolist(), a.now.visible.tolist(), a.fresh.tolist()),
-            *(a.points.revision.tolist(), a.pane.tolist(), a.restated.tolist(), a.figures_before.average.tolist()),
-            *(a.causes[0].tolist(), a.causes[1].tolist(), a.late_ms.tolist()),
+            *(
+                rows_of(a.points),
+                a.figures.average.tolist(),
+                a.figures.point_count.tolist(),
+                a.figures.is_published.tolist(),
+                a.is_new.tolist(),
+            ),
+            *(a.points.revision.tolist(), a.pane.tolist(), a.is_restated.tolist(), a.figures_before.average.tolist()),
+            *(a.cause_ranges[0].tolist(), a.cause_ranges[1].tolist(), a.late_ms.tolist()),
             strict=True,
         )
         for point, average, size, seen, fresh, revision, pane, restated, figures_before, first, end, late in rows:
             assert (point[:4] in self.averages) != fresh
             if restated:
                 assert self.averages[point[:4]][1] == figures_before
-                because = rows_of(new.take(a.order[first:end]))
+                because = rows_of(new.take(a.points_in_order[first:end]))
                 assert because == sorted(because)
                 assert {p[0] for p in because} == {point[0]}
                 self.restated.add((*point[:4], revision, late, because[0][1]))
@@ -179,7 +187,7 @@ def test_what_is_published_when_follows_from_the_batches_alone(
 ):
     """Revisions, panes and restatements are the same whether rows follow from the tails or from the table."""
     batches, window, keep = history
-    tables = Tables(3, window, keep, watermark_ms=watermark, early=early, least=least)
+    tables = Tables(3, window, keep, watermark_ms=watermark, publishes_early=early, minimum_points=least)
     told = Told(window, watermark, early=early, least=least)
     for batch in batches:
         tables.fold(batch)
@@ -202,14 +210,14 @@ def test_no_key_keeps_more_points_than_a_tail(history: tuple[list[list[Point]], 
 @given(histories(), st.integers(0, 400_000), st.sampled_from([0, 3, 50_000]))
 def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int, int], slack: int, watermark: int):
     batches, window, keep = history
-    tables = Tables(3, window, keep, watermark_ms=watermark, early=not watermark)
+    tables = Tables(3, window, keep, watermark_ms=watermark, publishes_early=not watermark)
     told = Told(window, watermark, early=not watermark, least=1)
     for batch in batches:
         tables.fold(batch)
         told.fold(batch)
         newest = max((p[1] for b in batches[: batches.index(batch) + 1] for p in b), default=0) + slack
         tables.tail = Points.empty()
-        tables.older = OlderPoints.forgotten(np.ones(3, np.bool_), np.full(3, newest))
+        tables.older = OlderPoints.of_forgotten(np.ones(3, np.bool_), np.full(3, newest))
     everything = {p[:4]: told.figure(told.lines[p[0]], p) for batch in batches for p in batch}
     assert {key: row[1:] for key, row in tables.averages.items()} == everything
 
@@ -242,8 +250,8 @@ def test_a_late_point_refines_the_following_n_minus_1_averages_and_no_more():
     tables.fold(seconds(0, 1, 2, 4, 5, 6, 7))
     found = tables.fold(seconds(3, position=100))
     assert [p[1] for p in rows_of(found.averages.points)] == [3000, 4000, 5000]
-    assert found.averages.fresh.tolist() == [True, False, False]
-    assert found.averages.now.average.tolist() == [2.0, 3.0, 4.0]
+    assert found.averages.is_new.tolist() == [True, False, False]
+    assert found.averages.figures.average.tolist() == [2.0, 3.0, 4.0]
 
 
 def test_ties_in_event_time_follow_position_then_ordinal():
@@ -264,7 +272,7 @@ def test_a_point_at_either_end_of_time_has_an_average(ts: int):
 
 @pytest.mark.parametrize("watermark", [0, 10])
 def test_the_first_point_is_on_time_at_the_lowest_time_too_where_the_watermark_ends(watermark: int):
-    tables = Tables(1, window=2, keep=2, watermark_ms=watermark, early=False)
+    tables = Tables(1, window=2, keep=2, watermark_ms=watermark, publishes_early=False)
     for position in range(2):
         tables.fold([(0, -(2**63), position, 0, 1.0)])
         assert tables.averages[0, -(2**63), position, 0] == (1.0, 1.0, position + 1)
@@ -286,7 +294,7 @@ def test_sums_beyond_the_range_of_doubles_are_infinite_and_silent():
 
 def test_a_replayed_batch_does_not_count_its_own_points_twice():
     history = points(seconds(1, 2, 3))
-    assert rows_of(history.without(points(seconds(1, 2, 3)[1:2]))) == [(0, 1000, 0, 0, 1.0), (0, 3000, 2, 0, 3.0)]
+    assert rows_of(history.drop_points(points(seconds(1, 2, 3)[1:2]))) == [(0, 1000, 0, 0, 1.0), (0, 3000, 2, 0, 3.0)]
 
 
 def test_a_row_that_was_restated_through_the_table_is_revised_once_more():
@@ -299,7 +307,7 @@ def test_a_row_that_was_restated_through_the_table_is_revised_once_more():
 
 
 def test_points_that_the_watermark_has_not_passed_are_kept_until_it_does():
-    tables = Tables(1, window=2, keep=2, watermark_ms=10_000, early=False)
+    tables = Tables(1, window=2, keep=2, watermark_ms=10_000, publishes_early=False)
     tables.fold(seconds(*range(10)))
     assert {row[1] for row in tables.averages.values()} == {None}
     tables.fold(seconds(15, position=100))

@@ -14,8 +14,8 @@ import pytest
 
 from sessionlake.delta.folders import file_keys, file_rows, key_index, rows_by_key
 from sessionlake.delta.folders.file_rows import Footer, read_rows
-from sessionlake.delta.folders.key_index import KeyIndex, Keys
-from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
+from sessionlake.delta.folders.key_index import KeyIndex, SearchKeys
+from sessionlake.delta.folders.rows_by_key import KeyIndexes, RowLookup
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
 from sessionlake.errors import LakeError
@@ -69,7 +69,7 @@ def test_an_index_finds_the_rows_of_keys_however_many_numbers_a_key_takes(
     columns = table(held).select(KEYS)
     if seed % 2:
         columns = columns.set_column(1, "row", columns["row"].dictionary_encode())
-    rows, source = KeyIndex.of(columns, SCHEMA).find(Keys.of(table(asked), KEYS, SCHEMA))
+    rows, source = KeyIndex.from_rows(columns, SCHEMA).find(SearchKeys.from_rows(table(asked), KEYS, SCHEMA))
     assert [(held[row], row) for row in rows] == sorted(
         ((key, held.index(key)) for key in asked if key in held), key=lambda pair: pair[1]
     )
@@ -78,7 +78,9 @@ def test_an_index_finds_the_rows_of_keys_however_many_numbers_a_key_takes(
 
 def test_every_row_of_a_key_is_found_that_is_there_more_than_once() -> None:
     held = [("t", "r", 1), ("t", "s", 1), ("t", "r", 1)]
-    rows, source = KeyIndex.of(table(held).select(KEYS), SCHEMA).find(Keys.of(table([("t", "r", 1)]), KEYS, SCHEMA))
+    rows, source = KeyIndex.from_rows(table(held).select(KEYS), SCHEMA).find(
+        SearchKeys.from_rows(table([("t", "r", 1)]), KEYS, SCHEMA)
+    )
     assert (rows.tolist(), source.tolist()) == ([0, 2], [0, 0])
 
 
@@ -159,13 +161,13 @@ def test_a_footer_is_read_once_and_counts_as_memory(tmp_path: Path, monkeypatch:
 
     def noted(path: Path) -> Footer:
         read.append(path)
-        return Footer.of(pq.read_metadata(path))
+        return Footer.decode(pq.read_metadata(path))
 
     monkeypatch.setattr(Footer, "read", noted)
     keys, indexes = random_keys(random.Random(1), 250), KeyIndexes(1 << 20)
     one = file(tmp_path, keys)
     first = places(indexes, [one], keys[:3])
-    assert indexes.nbytes > Footer.of(pq.read_metadata(one.path)).nbytes
+    assert indexes.nbytes > Footer.decode(pq.read_metadata(one.path)).nbytes
     assert places(indexes, [one], keys[:3]) == first
     assert read == [one.path]
 
@@ -173,7 +175,7 @@ def test_a_footer_is_read_once_and_counts_as_memory(tmp_path: Path, monkeypatch:
 def test_footers_give_way_to_keys_and_none_is_kept_where_keys_fill_the_memory(tmp_path: Path) -> None:
     keys = random_keys(random.Random(1), 300)
     one, two = file(tmp_path, keys[:150]), file(tmp_path, keys[150:])
-    footer = Footer.of(pq.read_metadata(one.path)).nbytes
+    footer = Footer.decode(pq.read_metadata(one.path)).nbytes
     probe = KeyIndexes(1 << 20)
     places(probe, [one, two], keys)
     alone = probe.nbytes - 2 * footer
@@ -273,15 +275,15 @@ def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may
         seen.append(held)
         return rows.take(pa.array(range(rows.num_rows - 1, -1, -1)))  # in any order
 
-    lookup = Lookup(KeyIndexes(0), combine, 1 << 20)
+    lookup = RowLookup(KeyIndexes(0), combine, 1 << 20)
     found = lookup.find(files, source, KEYS, SCHEMA)
-    assert lookup.combined(source, found, KEYS, SCHEMA) == source
+    assert lookup.combine_rows(source, found, KEYS, SCHEMA) == source
     values = [*range(100, 120), *range(20)]
     assert seen[0].schema == SCHEMA
     assert seen[0].sort_by([(name, "ascending") for name in KEYS]) == (
         table(keys[100:140]).set_column(3, "value", pa.array(values)).sort_by([(name, "ascending") for name in KEYS])
     )
-    with pytest.raises(LakeError, match="41 rows were combined into 40"):
-        Lookup(KeyIndexes(0), lambda rows, _: rows.slice(1), 1 << 20).combined(source, found, KEYS, SCHEMA)
+    with pytest.raises(LakeError, match="41 rows were combined into 40 rows"):
+        RowLookup(KeyIndexes(0), lambda rows, _: rows.slice(1), 1 << 20).combine_rows(source, found, KEYS, SCHEMA)
     with pytest.raises(TooLargeError, match="rows of 41 keys have more than 9 bytes"):
-        Lookup(KeyIndexes(0), combine, 9).combined(source, found, KEYS, SCHEMA)
+        RowLookup(KeyIndexes(0), combine, 9).combine_rows(source, found, KEYS, SCHEMA)

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
 from sessionlake.gold.rules.alerts import KEY, Alert, Cause, logged_alerts
-from sessionlake.gold.rules.batch import Batch, LogRow
-from sessionlake.gold.rules.document import Problem, read_file, read_text
+from sessionlake.gold.rules.batch import LogRow, RuleBatch
+from sessionlake.gold.rules.buckets import MetricBuckets, buckets_from_rows
+from sessionlake.gold.rules.document import Problem, parse_rule_text, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, events_to_find, pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.gold.rules.slices import Slices, slices_from_rows
-from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import (
     AllOf,
     AnyOf,
@@ -41,7 +41,7 @@ from sessionlake.protocol.years import FIRST_MS
 from support.seeds import examples
 
 MINUTE = 60_000
-DECLARED = Declared(("price", "qty"), ("status", "who"))
+DECLARED = DeclaredColumns(("price", "qty"), ("status", "who"))
 SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     + [("ts", pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
@@ -106,7 +106,7 @@ class Memory(StoredData):
     """The tables in memory, kept up as gold's job does."""
 
     def __init__(self) -> None:
-        self.tiers = {product.name: product.schema().empty_table() for product in TIERS.values()}
+        self.tiers = {product.name: product.arrow_schema().empty_table() for product in TIERS.values()}
         self.changes = SCHEMA.empty_table()
         self.events = MATCH.empty_table()
         self.rows: list[LogRow] = []
@@ -116,16 +116,16 @@ class Memory(StoredData):
 
     def take_in(self, changes: list[Change], rules: Sequence[Rule]) -> list[LogRow]:
         table = pa.Table.from_pylist(changes, SCHEMA)
-        part = METRICS_1M.of_changes(table, DECLARED)
+        part = METRICS_1M.aggregate_changes(table, DECLARED)
         for product in TIERS.values():
-            rows = part if product.below is None else product.of_finer(part)
+            rows = part if product.below is None else product.aggregate_finer_rows(part)
             self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
         events = {event for one in rules if isinstance(one.tree, Pattern) for event in pattern_events(one)}
-        matches = pa.concat_tables([MATCH.empty_table(), *(e.matches(table, DECLARED) for e in events)])
+        matches = pa.concat_tables([MATCH.empty_table(), *(e.find_matches(table, DECLARED) for e in events)])
         self.changes = pa.concat_tables([self.changes, table])
         # What a batch has read may come to the next one, too.
         self.events = pa.concat_tables(
-            [MATCH.empty_table(), matches, *(e.matches(self.changes, DECLARED) for e in events)]
+            [MATCH.empty_table(), matches, *(e.find_matches(self.changes, DECLARED) for e in events)]
         )
         before, self.times = dict(self.times), dict(self.times)
         for change in changes:
@@ -135,45 +135,45 @@ class Memory(StoredData):
         touched = touched.append_column("end", pa.array(ends(part, 1))).append_column("ts", part["_first_ts"])
         new = [one for one in rules if one not in self.known]
         known = [one for one in rules if one in self.known]
-        rows = batches.log_changes(known, new, Batch(before, self.times, touched, matches), self)
+        rows = batches.log_changes(known, new, RuleBatch(before, self.times, touched, matches), self)
         self.known = list(rules)
         self.rows += rows
         return rows
 
-    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+    def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         del topics, keys
         days = (ends(self.tiers[METRICS_1M.name], 1) - 1) // 1440 * 1440
         return dict.fromkeys(days.tolist(), 9)
 
-    def slices(self, asked: SliceQuery) -> Slices:
+    def read_buckets(self, query: BucketQuery) -> MetricBuckets:
         def parts() -> Iterator[tuple[int, pa.Table]]:
             for length, product in TIERS.items():
                 end = ends(self.tiers[product.name], length)
-                for low, high in asked.ends.get(length, ()):
+                for low, high in query.ends.get(length, ()):
                     yield length, self.tiers[product.name].filter(pa.array((end > low) & (end <= high)))
 
-        return slices_from_rows(parts(), asked.columns, asked.keys)
+        return buckets_from_rows(parts(), query.columns, query.keys)
 
-    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         self.reached_back = since_ms
         kept = [
             row
             for row in self.events.to_pylist()
-            if row["event"] in events and (since_ms is None or row["ts"] >= since_ms)
+            if row["event"] in event_ids and (since_ms is None or row["ts"] >= since_ms)
         ]
         return pa.Table.from_pylist(kept, MATCH)
 
-    def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
+    def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         for row in self.rows:
-            if row.change.alert.rule in rules and first_ms <= row.change.alert.at_ms <= last_ms:
+            if row.change.alert.rule in rule_names and first_ms <= row.change.alert.at_ms <= last_ms:
                 yield row.change.alert, row.change.retracted
 
 
 def merged(product: Product, part: pa.Table, held: pa.Table) -> pa.Table:
-    rows = product.merged(part, held)
+    rows = product.merge_rows(part, held)
     keys = {tuple(row[name] for name in product.row_keys) for row in rows.to_pylist()}
     kept = [row for row in held.to_pylist() if tuple(row[name] for name in product.row_keys) not in keys]
-    return pa.concat_tables([rows, pa.Table.from_pylist(kept, product.schema())])
+    return pa.concat_tables([rows, pa.Table.from_pylist(kept, product.arrow_schema())])
 
 
 def ends(rows: pa.Table, length: int) -> Any:
@@ -189,7 +189,7 @@ def by_hand(rule: Rule, changes: list[Change]) -> set[tuple[Any, ...]]:
     for change in changes:
         if any(change[name] is not None for name in SCHEMA.names[6:10]):
             times[change["topic"]] = max(change["ts"], times.get(change["topic"], change["ts"]))
-    read = {t: time for t, time in times.items() if any(s.has_topic(t) for s in rule.selections)}
+    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.selections)}
     found = patterns_by_hand if isinstance(rule.tree, Pattern) else conditions_by_hand
     return {one for one in found(rule, changes, read) if rule.since_ms is None or one[1] >= rule.since_ms}
 
@@ -229,7 +229,7 @@ def inside(window: Window, changes: list[Change], at: int) -> list[float]:
     held = [
         change for change in changes
         if at - window.minutes < ended(change) <= at and change[field] is not None
-        and window.of.has_topic(change["topic"]) and window.of.has_row(change["row_id"])
+        and window.of.includes_topic(change["topic"]) and window.of.includes_row(change["row_id"])
     ]  # fmt: skip
     return [change[field] for change in sorted(held, key=lambda change: (change["ts"], change["position"]))]
 
@@ -294,10 +294,10 @@ def is_event(tree: Any, change: Change) -> bool:
         case Not(part):
             return about(part, change) and not is_event(part, change)
         case Deleted(of):
-            return of.has_topic(change["topic"]) and change["deleted"]
+            return of.includes_topic(change["topic"]) and change["deleted"]
         case FieldIs(of, column, compare, value):
             field = dict(zip(("price", "qty", "status", "who"), SCHEMA.names[6:10], strict=True))[column]
-            there = of.has_topic(change["topic"]) and change[field] is not None
+            there = of.includes_topic(change["topic"]) and change[field] is not None
             return there and SIGNS[compare](change[field], value)
     raise AssertionError(tree)
 
@@ -390,7 +390,7 @@ MALFORMED = """rules:
 
 
 def test_what_is_no_rule_is_refused_with_its_place_and_what_could_stand_there() -> None:
-    rules, problems = read_file(MALFORMED, DECLARED)
+    rules, problems = parse_rules_file(MALFORMED, DECLARED)
     assert [one.rule.name for one in rules] == ["fine", "fine"]
     expected = [
         "3:15: rule unknown: pricex is not a number column; available: price, qty",
@@ -415,13 +415,13 @@ def test_what_is_no_rule_is_refused_with_its_place_and_what_could_stand_there() 
      "when: max(price) over 9999999999999999 weeks > 1", "when: max(price) over 1 min > 1\nname: x\n-", "a: &a [*a]"],
 )  # fmt: skip
 def test_whatever_slips_into_the_table_is_a_problem_and_no_error(text: str) -> None:
-    assert isinstance(read_text("a", text, DECLARED), Problem)
+    assert isinstance(parse_rule_text("a", text, DECLARED), Problem)
 
 
 def test_a_text_does_not_give_its_rule_another_name_than_its_row_has() -> None:
-    refused = read_text("a", "when: max(price) over 1 min > 3\nname: b\n", DECLARED)
+    refused = parse_rule_text("a", "when: max(price) over 1 min > 3\nname: b\n", DECLARED)
     assert str(refused) == "2:7: rule a: name: the row's name is a; leave this key out"
-    kept = read_text("a", "when: max(price) over 1 min > 3\nname: a\n", DECLARED)
+    kept = parse_rule_text("a", "when: max(price) over 1 min > 3\nname: a\n", DECLARED)
     assert isinstance(kept, Rule)
     assert kept.name == "a"
 
@@ -432,11 +432,11 @@ def test_a_text_does_not_give_its_rule_another_name_than_its_row_has() -> None:
      (r"\Qa", "Invalid regular expression:"), ("a" * 1001, "String should have at most 1000 characters")],
 )  # fmt: skip
 def test_topics_are_an_expression_that_takes_linear_time(expression: str, reason: str) -> None:
-    refused = read_text("a", f"when: max(price) over 1 min > 1\ntopics: '{expression}'", DECLARED)
+    refused = parse_rule_text("a", f"when: max(price) over 1 min > 1\ntopics: '{expression}'", DECLARED)
     assert isinstance(refused, Problem)
     assert refused.reason.startswith(f"topics: {reason}")
     hard = Selection("(([a-z]+[.]?)+)+!|b")
-    assert [topic for topic in ("capture." * 999, "b", "ab", "b\n") if hard.has_topic(topic)] == ["b"]
+    assert [topic for topic in ("capture." * 999, "b", "ab", "b\n") if hard.includes_topic(topic)] == ["b"]
 
 
 # Each takes a backtracking engine longer than the age of the world.
@@ -446,14 +446,14 @@ def test_topics_are_an_expression_that_takes_linear_time(expression: str, reason
 ])  # fmt: skip
 def test_no_expression_of_topics_takes_more_than_linear_time(expression: str) -> None:
     began = time.process_time()
-    found = read_text("a", f"{{when: 'max(price) over 1 min > 1', topics: '{expression}'}}", DECLARED)
+    found = parse_rule_text("a", f"{{when: 'max(price) over 1 min > 1', topics: '{expression}'}}", DECLARED)
     if not isinstance(found, Problem):  # else it takes RE2 too much memory
         assert not any(found.reads_topic("a" * length + "!") for length in range(30, 249))
     assert time.process_time() - began < 20
 
 
 def test_an_expression_that_takes_too_much_memory_is_refused() -> None:
-    refused = read_text("a", "{when: 'max(price) over 1 min > 1', topics: '((a{100}){100}){100}'}", DECLARED)
+    refused = parse_rule_text("a", "{when: 'max(price) over 1 min > 1', topics: '((a{100}){100}){100}'}", DECLARED)
     assert isinstance(refused, Problem)
     assert "Invalid regular expression" in refused.reason
 
@@ -465,22 +465,22 @@ def test_an_expression_that_takes_too_much_memory_is_refused() -> None:
 ])  # fmt: skip
 def test_any_condition_is_read_or_refused_in_little_time(when: str) -> None:
     began = time.process_time()
-    read_text("a", f'{{when: "{when}"}}', DECLARED)
+    parse_rule_text("a", f'{{when: "{when}"}}', DECLARED)
     assert time.process_time() - began < 2
 
 
 def test_a_condition_has_ten_thousand_characters_at_most() -> None:
     longest = "price > 1 then deleted within 1 h".ljust(10_000)
-    assert not isinstance(read_text("a", f'{{when: "{longest}"}}', DECLARED), Problem)
-    refused = read_text("a", f'{{when: "{longest} "}}', DECLARED)
+    assert not isinstance(parse_rule_text("a", f'{{when: "{longest}"}}', DECLARED), Problem)
+    refused = parse_rule_text("a", f'{{when: "{longest} "}}', DECLARED)
     assert isinstance(refused, Problem)
     assert refused.reason == "when: String should have at most 10000 characters"
 
 
 def test_a_text_that_is_kept_is_the_rule_that_was_written() -> None:
     text = "rules: [{name: a, by: [who], when: 'price > 1\n\n then deleted within 1 h'}]"
-    [written], _ = read_file(text, DECLARED)
-    assert read_text("a", written.text, DECLARED) == written.rule
+    [written], _ = parse_rules_file(text, DECLARED)
+    assert parse_rule_text("a", written.text, DECLARED) == written.rule
 
 
 def test_the_version_changes_with_what_a_rule_says_and_not_with_how() -> None:
@@ -580,17 +580,17 @@ def test_events_keep_the_names_under_which_they_are_stored() -> None:
 
 @pytest.mark.soak
 def test_a_year_of_many_series_is_worked_on_in_pieces_that_fit_into_memory() -> None:
-    """Of ten thousand dense series, a thousand slices each are read at once, days in the middle."""
+    """Of ten thousand dense series, a thousand buckets each are read at once, days in the middle."""
     long, read = rule("long", "avg(price) over 366 d > 1"), []
 
     class Dense(Memory):
-        def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+        def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
             del topics, keys
             return {day * 1440: 10_000 for day in range(370)}
 
-        def slices(self, asked: SliceQuery) -> Slices:
-            read.append(sum((high - low) // n for n, spans in asked.ends.items() for low, high in spans))
-            return super().slices(asked)
+        def read_buckets(self, query: BucketQuery) -> MetricBuckets:
+            read.append(sum((high - low) // n for n, spans in query.ends.items() for low, high in spans))
+            return super().read_buckets(query)
 
     memory, until = Dense(), 370 * 1440 * MINUTE
     memory.take_in([point(until, 1.0)], [long])

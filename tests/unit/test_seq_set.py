@@ -22,12 +22,12 @@ def spans_after(steps: list[tuple[str, int, int]]) -> tuple[SeqSet, set[int]]:
     spans, seqs = SeqSet(), set[int]()
     for what, seq, more in steps:
         if what == "add":
-            spans.add(seq, seq + more)
+            spans.add_range(seq, seq + more)
             seqs |= set(range(seq, seq + more + 1))
         elif what == "discard":
-            spans.discard(seq)
+            spans.remove_seq(seq)
             seqs.discard(seq)
-        elif spans.gaps:
+        elif spans.gap_count:
             spans.close_lowest_gap()
             first = next(seq for seq in range(min(seqs), max(seqs)) if seq not in seqs)
             last = next(seq for seq in range(first, max(seqs) + 1) if seq in seqs)
@@ -45,10 +45,10 @@ def test_intervals_are_the_set(steps: list[tuple[str, int, int]], one: int, othe
     first, last = min(one, other), max(one, other)
     wanted = set(range(first, last + 1))
     assert [seq for seq in range(40) if seq in spans] == sorted(seqs)
-    assert spans.gaps == gaps(seqs)
-    assert list(spans.missing(first, last)) == sorted(wanted - seqs)
+    assert spans.gap_count == gaps(seqs)
+    assert list(spans.list_missing(first, last)) == sorted(wanted - seqs)
     assert spans.contains_all(first, last) == (wanted <= seqs)
     if one not in seqs:
-        assert spans.gaps_with(one) == gaps(seqs | {one})
+        assert spans.count_gaps_with(one) == gaps(seqs | {one})
     assert SeqSet(spans.bounds).bounds == spans.bounds
     assert all(b + 1 < a for b, a in zip(spans.bounds[1::2], spans.bounds[2::2], strict=False))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, Sketch, unpack_entries
-from sessionlake.gold.declared.tables import products_of
-from sessionlake.protocol.arrow import contiguous
+from sessionlake.gold.declared.tables import declared_products
+from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.settings.gold import GoldSettings, ProductSettings
 from sessionlake.settings.model import Settings
 from support.seeds import examples
@@ -29,7 +29,7 @@ TEXTS = st.text(max_size=3)
 def product(of: str, keys: list[str], **aggregates: str) -> Product:
     own = {"name": "own", "of": of, "keys": keys, "aggregates": aggregates}
     gold = GoldSettings(products=(ProductSettings.model_validate(own),))
-    return products_of(Settings(gold=gold))[-1]
+    return declared_products(Settings(gold=gold))[-1]
 
 
 NUMERIC = product("numbers", ["topic"], n="count", **{kind: kind for kind in SHARES})
@@ -63,15 +63,15 @@ def test_batches_in_any_order_come_to_the_same_bytes_as_all_at_once(data: Any, c
     assert by_topic(held) == by_topic(whole)
     for name, kept in own.aggregates.items():
         if isinstance(kept, Sketch):
-            column = {name: contiguous(whole[name])}
+            column = {name: to_contiguous(whole[name])}
             twice = own.merged(pa.concat_tables([whole, whole]))[name]
-            assert kept.combine(name, column, column)[name].equals(contiguous(twice))
+            assert kept.combine(name, column, column)[name].equals(to_contiguous(twice))
 
 
 @examples(usual=60, in_all=600)
 @given(st.lists(NUMBERS, min_size=1, max_size=200))
 def test_a_quantile_is_within_its_error_of_the_number_that_a_share_of_all_are_not_above(values: list[float]) -> None:
-    [row] = NUMERIC.of_events(events(values, ["a"] * len(values), pa.float64())).to_pylist()
+    [row] = NUMERIC.aggregate_events(events(values, ["a"] * len(values), pa.float64())).to_pylist()
     for name, share in SHARES.items():
         exact = sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
         assert row[name] == exact or abs(row[name] - exact) <= QUANTILE_ERROR * abs(exact)
@@ -80,7 +80,7 @@ def test_a_quantile_is_within_its_error_of_the_number_that_a_share_of_all_are_no
 @pytest.mark.parametrize("distinct", [1, 10, 300, 2_000, 40_000, 60_000, 300_000])
 def test_an_approximate_count_is_within_two_percent(distinct: int) -> None:
     values = [f"text {i % distinct}" for i in range(distinct + 100)]
-    [row] = DISTINCT.of_events(events(values, ["a"] * len(values), pa.string())).to_pylist()
+    [row] = DISTINCT.aggregate_events(events(values, ["a"] * len(values), pa.string())).to_pylist()
     assert row["n"] == distinct + 100
     assert row["texts"] == pytest.approx(distinct, rel=0.02)
 
@@ -90,7 +90,7 @@ def test_the_error_of_approximate_counts_is_what_the_literature_says_and_without
     found = []
     for run in range(60):
         values = [f"{run} {i}" for i in range(20_000)]
-        [row] = DISTINCT.of_events(events(values, ["a"] * len(values), pa.string())).to_pylist()
+        [row] = DISTINCT.aggregate_events(events(values, ["a"] * len(values), pa.string())).to_pylist()
         found.append(row["texts"] / 20_000 - 1)
     assert np.std(found) < 1.3 * 1.04 / math.sqrt(1 << 14)
     assert abs(np.mean(found)) < 3 * 0.0081 / math.sqrt(60)
@@ -98,10 +98,10 @@ def test_the_error_of_approximate_counts_is_what_the_literature_says_and_without
 
 def test_what_is_stored_means_the_same_for_good() -> None:
     """Other bytes for the same values need another `format`, by which a table of before is known, and made anew."""
-    [row] = DISTINCT.of_events(events(["on", "off", ""], ["a"] * 3, pa.string())).to_pylist()
+    [row] = DISTINCT.aggregate_events(events(["on", "off", ""], ["a"] * 3, pa.string())).to_pylist()
     assert row["__sl_registers"].hex() == "ee1b012c2d01473a01"
-    [row] = NUMERIC.of_events(events([0.0, -1.5, 3.25, math.inf], ["a"] * 4, pa.float64())).to_pylist()
-    assert unpack_entries(pa.array([row["__sl_buckets"]]), Buckets.entry)[0].tolist() == [
+    [row] = NUMERIC.aggregate_events(events([0.0, -1.5, 3.25, math.inf], ["a"] * 4, pa.float64())).to_pylist()
+    assert unpack_entries(pa.array([row["__sl_buckets"]]), Buckets.entry_type)[0].tolist() == [
         (65_567, 1), (131_072, 1), (196_648, 1), (262_080, 1),
     ]  # fmt: skip
 
@@ -112,8 +112,8 @@ def test_no_sketch_grows_beyond_what_it_can_tell_apart_whatever_comes() -> None:
     numbers = np.frombuffer(bits, "<f8")
     finite = numbers[np.isfinite(numbers)].tolist()
     own = product("numbers", ["topic"], middle="p50")
-    one_sketch = own.of_events(events(finite, ["a"] * len(finite), pa.float64()))["__sl_buckets"]
-    assert one_sketch.nbytes < Buckets.entry.itemsize * (1 << 18) + 64
+    one_sketch = own.aggregate_events(events(finite, ["a"] * len(finite), pa.float64()))["__sl_buckets"]
+    assert one_sketch.nbytes < Buckets.entry_type.itemsize * (1 << 18) + 64
     texts = product("texts", ["topic"], n="approx_distinct")
-    found = texts.of_events(events([f"text {i}" for i in range(300_000)], ["a"] * 300_000, pa.string()))
+    found = texts.aggregate_events(events([f"text {i}" for i in range(300_000)], ["a"] * 300_000, pa.string()))
     assert found["__sl_registers"].nbytes <= 3 * (1 << 14) + 64

@@ -11,8 +11,8 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.schemas import CUTS_SCHEMA, changes_schema
-from sessionlake.silver.tables.snapshots import CUT_COLUMNS, compute_snapshots, rows_schema
-from sessionlake.silver.tables.weights import weights_input
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, build_rows_schema, compute_snapshots
+from sessionlake.silver.tables.weights import summarize_kept_tables
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, Row, plain, truth_of
 from support.seeds import seeds
@@ -61,5 +61,7 @@ def test_nothing_to_cut_gives_nothing() -> None:
     columns = CaptureSettings(columns=COLUMNS).declared
     cuts, changes = CUTS_SCHEMA.empty_table(), changes_schema(columns).empty_table()
     none = changes.select(SESSION)
-    weights = weights_input(INDEX_SCHEMA.empty_table(), cuts)
-    assert list(compute_snapshots(cuts, weights, rows_schema(columns).empty_table(), changes, none, columns)) == []
+    weights = summarize_kept_tables(INDEX_SCHEMA.empty_table(), cuts)
+    assert (
+        list(compute_snapshots(cuts, weights, build_rows_schema(columns).empty_table(), changes, none, columns)) == []
+    )

@@ -35,7 +35,9 @@ def test_each_split_id_has_its_events_once_whatever_fits_into_the_driver(
     write_deltalake(folder_of(lake, EVENTS), pa.Table.from_pylist(known, NAMES.append(pa.field("event", pa.string()))))
     monkeypatch.setattr(FolderStorage, "limits", replace(FolderStorage.limits, driver_bytes=driver_bytes))
     ids = pa.Table.from_pylist([{"topic": "capture.a", "session_id": f"s{number}"} for number in range(IDS)])
-    found = pa.concat_tables(splits._new_events(lake.reader(), lake, ids, RuleLookup(settings.capture)))
+    found = pa.concat_tables(
+        splits._find_missing_events_in_parts(lake.reader(), lake, ids, RuleLookup(settings.capture))
+    )
     split = [row for row in rows if int(str(row["session_id"])[1:]) % 2]
     expected = sorted(
         (row["session_id"], row["partition"]) for row in split if row | {"event": "split_session"} not in known

@@ -14,7 +14,7 @@ import pytest
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR_FIELDS, OpenGap, SeqMemory, decode_memory, encode_memory
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import StateDifference, first_difference
+from sessionlake.integrity.state_difference import StateDifference, find_first_difference
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.protocol.chunk import build_change_fields, chunk_schema
 from sessionlake.settings.model import CaptureSettings, TopicRule
@@ -81,9 +81,9 @@ def place(state: ShardState, session: str) -> int:
 
 def difference_after(change: Callable[[ShardState], None]) -> StateDifference:
     changed, honest = fold(STREAM), fold(STREAM)
-    assert first_difference(changed, honest) is None
+    assert find_first_difference(changed, honest) is None
     change(changed)
-    found, mirrored = first_difference(changed, honest), first_difference(honest, changed)
+    found, mirrored = find_first_difference(changed, honest), find_first_difference(honest, changed)
     assert found is not None
     assert mirrored is not None
     assert (found.found, found.rebuilt) == (mirrored.rebuilt, mirrored.found)
@@ -221,7 +221,7 @@ def test_a_held_value_that_is_no_number_is_the_same_as_itself() -> None:
     found, rebuilt = fold(STREAM), fold(STREAM)
     for state in (found, rebuilt):
         held_changed(change)(state)
-    assert first_difference(found, rebuilt) is None
+    assert find_first_difference(found, rebuilt) is None
 
 
 def test_all_held_messages_lost() -> None:
@@ -260,7 +260,7 @@ def test_which_number_a_session_and_a_topic_partition_have_is_no_difference() ->
     assert [lane.topic for lane in found.clock.partition_times] != [
         lane.topic for lane in rebuilt.clock.partition_times
     ]
-    assert first_difference(found, rebuilt) is None
+    assert find_first_difference(found, rebuilt) is None
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "update"])
@@ -277,4 +277,4 @@ def test_what_an_earlier_life_has_left_is_no_difference(kind: str) -> None:
     lives = [state.cursors[place(state, "back")] for state in (forgotten, kept)]
     assert [int(cursor["cut_position"]) for cursor in lives] == [-1, 0]
     assert [int(cursor["position"]) for cursor in lives] == ([2, 2] if kind == "snapshot" else [-1, 0])
-    assert first_difference(forgotten, kept) is None
+    assert find_first_difference(forgotten, kept) is None

@@ -27,8 +27,8 @@ from sessionlake.publish.failures import PublishQuery
 from sessionlake.silver.fold.pack import Packer
 from sessionlake.spark.failures import RESULT_TOO_BIG, JvmException, PythonException, parse_failure, parse_failure_text
 from sessionlake.streaming import sharded
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.errors import explain, explain_sql_error, explained
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.errors import explain_layer_error, explain_sql_error, find_explanation
 
 RECORDS = Path(__file__).parent / "spark_errors"
 NAMES = sorted(file.stem for file in RECORDS.glob("*.json"))
@@ -114,13 +114,13 @@ def test_every_record_is_expected_to_be_told_somehow() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_failure_is_told_by_what_it_is(name: str) -> None:
     kind, text = EXPECTED[name]
-    told = explain(recorded(name), "silver", NOWHERE)
+    told = explain_layer_error(recorded(name), "silver", NOWHERE)
     assert (type(told), str(told)[: len(text)]) == (kind, text)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_text_advises_what_loses_data(name: str) -> None:
-    remedy, _, quoted = str(explain(recorded(name), "bronze", NOWHERE)).partition("Spark says:")
+    remedy, _, quoted = str(explain_layer_error(recorded(name), "bronze", NOWHERE)).partition("Spark says:")
     assert not [word for word in HARM if word in quoted], quoted
     if "clean-home" in remedy:
         assert remedy.index("backup") < remedy.index("clean-home")
@@ -129,7 +129,7 @@ def test_no_text_advises_what_loses_data(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fold_fails", "fold_fails_unheard", "batch_fails"])
 def test_words_that_a_failure_quotes_make_it_no_matter_of_the_checkpoint(name: str) -> None:
-    told = str(explain(recorded(name), "silver", NOWHERE))
+    told = str(explain_layer_error(recorded(name), "silver", NOWHERE))
     assert not [word for word in ("checkpoint", "backup", "clean-home", "Kafka") if word in told]
 
 
@@ -138,7 +138,7 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
     place = {"corrupt_metadata": "metadata"}.get(name, f"{name.removeprefix('corrupt_')}/0")
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text("{" if place == "metadata" else "v1\n{not json", encoding="utf-8")
-    told = explain(recorded(name), "silver", str(tmp_path))
+    told = explain_layer_error(recorded(name), "silver", str(tmp_path))
     assert type(told) is LakeError
     assert f"the checkpoint {tmp_path} is damaged: {place} is not complete JSON" in str(told)
     assert "sessionlake recover silver" in str(told)
@@ -158,7 +158,7 @@ def test_a_state_that_could_not_be_loaded_for_want_of_room_is_no_damage(
 ) -> None:
     text = f"[CANNOT_LOAD_STATE_STORE.{condition}] An error occurred during loading state. SQLSTATE: 58030"
     text = f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: {text}\n\tat a.B.c(B.scala:1)"
-    told = explain(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
+    told = explain_layer_error(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
     assert type(told) is kind
     assert "checkpoint" not in str(told)
 
@@ -168,7 +168,7 @@ def test_every_error_of_this_package_comes_back_from_a_worker_as_itself() -> Non
     assert len(kinds) > 5
     for kind in kinds:
         raised = _traceback(f"sessionlake.errors.{kind.__name__}: look\nat it\nwhere: shard 1")
-        told = explain(CapturedError(f"\n  An exception was thrown.\n{raised}\n", None), "gold", NOWHERE)
+        told = explain_layer_error(CapturedError(f"\n  An exception was thrown.\n{raised}\n", None), "gold", NOWHERE)
         assert (type(told), str(told)) == (kind, "gold: look\nat it")
 
 
@@ -176,7 +176,7 @@ def test_only_the_last_line_of_a_traceback_says_what_was_raised() -> None:
     quoted = "Caused by: org.apache.kafka.common.errors.TimeoutException: no\nsessionlake.errors.LakeError: neither"
     text = _traceback(f"KeyError: 'x'\n{quoted}\nwhere: shard 3")
     assert parse_failure_text(text).python_exception == PythonException("KeyError", f"'x'\n{quoted}", ("shard 3",))
-    assert type(explain(CapturedError(text, None), "silver", NOWHERE)) is SessionlakeError
+    assert type(explain_layer_error(CapturedError(text, None), "silver", NOWHERE)) is SessionlakeError
 
 
 def test_a_worker_s_traceback_is_found_in_the_text_of_a_job() -> None:
@@ -198,7 +198,7 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     text = f": org.apache.spark.SparkException: Job aborted.\n\tat a.B.c(B.scala:3)\nCaused by: {kafka}: 5 bytes\n"
     assert str(parse_failure(PassedError(text))) == f"{kafka}: 5 bytes"
     query = PublishQuery("publish", NOWHERE, "rows")
-    told = query._explain(PassedError(text))
+    told = query._explain_failure(PassedError(text))
     assert (type(told), str(told).partition(".")[0]) == (BrokerError, "publish: a row is larger than topic rows allows")
 
 
@@ -217,7 +217,7 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     ],
 )
 def test_a_publication_tells_what_a_failure_means_for_it(name: str, kind: type[SessionlakeError], text: str) -> None:
-    told = PublishQuery("publish", NOWHERE, "rows")._explain(recorded(name))
+    told = PublishQuery("publish", NOWHERE, "rows")._explain_failure(recorded(name))
     assert (type(told), str(told)[: len(text)]) == (kind, text)
 
 
@@ -226,8 +226,8 @@ def test_what_a_fold_raises_says_of_which_shard() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError) as raised:
-        sharded._folded(fails, 12, None, [])
-    assert str(explain(raised.value, "silver", NOWHERE)) == "silver, shard 12: KeyError: 'x'"
+        sharded._fold_checked(fails, 12, None, [])
+    assert str(explain_layer_error(raised.value, "silver", NOWHERE)) == "silver, shard 12: KeyError: 'x'"
 
 
 def test_what_packing_raises_says_whose_messages_they_were() -> None:
@@ -244,17 +244,17 @@ def test_what_packing_raises_says_whose_messages_they_were() -> None:
 def test_an_error_of_this_package_stays_as_it_is() -> None:
     error = LakeError("as it is")
     add_place_note(error, "shard 1")
-    assert explain(error, "silver", NOWHERE) is error
+    assert explain_layer_error(error, "silver", NOWHERE) is error
 
 
 def test_no_remedy_begins_with_an_empty_home() -> None:
     for layer in ("bronze", "silver", "gold"):
-        assert recovery_hint(layer).startswith(f"Run `sessionlake recover {layer}`, ")
-    assert recovery_hint("silver_tables") == recovery_hint("silver")
+        assert build_recovery_hint(layer).startswith(f"Run `sessionlake recover {layer}`, ")
+    assert build_recovery_hint("silver_tables") == build_recovery_hint("silver")
     for layer in ("processor-own", "publish-t-t"):
-        assert recovery_hint(layer).startswith("Restore the checkpoint from a backup")
-    assert "clean-home" not in "".join(map(recovery_hint, ("bronze", "silver", "gold", "processor-own")))
-    assert "Kafka no longer holds is lost" in recovery_hint("publish-t-t").replace(
+        assert build_recovery_hint(layer).startswith("Restore the checkpoint from a backup")
+    assert "clean-home" not in "".join(map(build_recovery_hint, ("bronze", "silver", "gold", "processor-own")))
+    assert "Kafka no longer holds is lost" in build_recovery_hint("publish-t-t").replace(
         "whatever it no longer", "Kafka no longer"
     )
 
@@ -287,7 +287,7 @@ def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to
 def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     said = "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA"
     text = f"An error occurred while calling o1.x.\n: org.apache.spark.SparkException: {said}\n\tat a.B.c(B.scala:1)"
-    for told in (explained, partial(explain_sql_error, "query")):
+    for told in (find_explanation, partial(explain_sql_error, "query")):
         with pytest.raises(KeyboardInterrupt):
             told(PassedError(text))
 
@@ -302,14 +302,14 @@ def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     ],
 )
 def test_what_stops_a_command_is_one_error_with_its_reason(error: Exception, kind: type, text: str) -> None:
-    told = explained(error)
+    told = find_explanation(error)
     assert type(told) is kind
     assert text in str(told)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), BrokenPipeError(32, "Broken pipe")])
 def test_what_has_nothing_to_do_with_spark_passes_as_it_is(error: Exception) -> None:
-    assert explained(error) is None
+    assert find_explanation(error) is None
 
 
 def test_where_in_delta_rs_a_fault_was_is_not_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.topic_rules import Absences, Seen, TopicUpdate, decide
+from sessionlake.bronze.topic_rules import SeenTopic, TopicAbsences, TopicUpdate, decide_update
 from sessionlake.errors import OffsetHoleError
 from sessionlake.ledger.absent import AbsentOffsets
 from sessionlake.ledger.entries import OffsetRange
@@ -35,12 +35,12 @@ def topic(*spans: tuple[int, int], **changed: Any) -> Topic:
     return replace(Topic("t", 0, TopicState.ACTIVE, "X", NOW, NOW, NOW, 0, parts), **changed)
 
 
-def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> Seen:
-    return Seen(topic_id, dict(enumerate(spans)))
+def seen(*spans: tuple[int, int], topic_id: str | None = "X") -> SeenTopic:
+    return SeenTopic(topic_id, dict(enumerate(spans)))
 
 
-def after(known: Topic | None, found: Seen | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> TopicUpdate:
-    return decide(
+def after(known: Topic | None, found: SeenTopic | None, rule: OnTopicChange = FAIL, now: datetime = NOW) -> TopicUpdate:
+    return decide_update(
         {} if known is None else {"t": known},
         {} if found is None else {"t": found},
         rule=rule,
@@ -239,11 +239,11 @@ def whole(booked: list[list[OffsetRange]], partition: int) -> OffsetRange:
     return OffsetRange("t", partition, parts[0].first, parts[-1].last, sum(item.messages for item in parts))
 
 
-def looks(*found: tuple[float, str]) -> Absences:
+def looks(*found: tuple[float, str]) -> TopicAbsences:
     """After looks that were answered at these times and had these topics missing."""
-    absences = Absences()
+    absences = TopicAbsences()
     for at, missing in found:
-        absences = absences.after(missing, at)
+        absences = absences.count_look(missing, at)
     return absences
 
 
@@ -264,4 +264,4 @@ def test_a_topic_counts_as_deleted_when_five_looks_in_a_row_over_ten_seconds_hav
     found, deleted, unconfirmed
 ):
     absences = looks(*found)
-    assert (absences.deleted, absences.unconfirmed) == (set(deleted), set(unconfirmed))
+    assert (absences.deleted_topics, absences.unconfirmed_topics) == (set(deleted), set(unconfirmed))

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.compare import FIELDS, OFFSET, Comparison, Difference, compare
-from sessionlake.bronze.overlap import Overlap, overlap
-from sessionlake.bronze.topic_rules import Seen
-from sessionlake.bronze.verify import VerifiedBronze, _left
-from sessionlake.cli.verify_bronze import describe
+from sessionlake.bronze.compare import FIELDS, OFFSET_COLUMNS, MessageComparison, MessageDifference, compare_messages
+from sessionlake.bronze.overlap import KafkaOverlap, find_overlap
+from sessionlake.bronze.topic_rules import SeenTopic
+from sessionlake.bronze.verify import VerifiedBronze, _subtract_removed
+from sessionlake.cli.verify_bronze import describe_comparison
 from sessionlake.delta.storage.offset_ranges import slice_ranges
 from sessionlake.ledger.progress import ReadOffsets
 from sessionlake.ledger.retained import PartitionStart
@@ -39,42 +39,42 @@ KAFKA = [message(*place, offset) for place in ENTIRE for offset in range(4)]
 
 def table(rows: list[Row]) -> pa.Table:
     types = [pa.string(), pa.int32(), pa.int64(), *(pa.int64() for _ in FIELDS)]
-    return pa.Table.from_pylist(rows, pa.schema(list(zip((*OFFSET, *FIELDS), types, strict=True))))
+    return pa.Table.from_pylist(rows, pa.schema(list(zip((*OFFSET_COLUMNS, *FIELDS), types, strict=True))))
 
 
-def comparison(bronze: list[Row], complete_from: dict[tuple[str, int], int] = ENTIRE) -> Comparison:
-    return compare(table(KAFKA), table(bronze), complete_from)
+def comparison(bronze: list[Row], complete_from: dict[tuple[str, int], int] = ENTIRE) -> MessageComparison:
+    return compare_messages(table(KAFKA), table(bronze), complete_from)
 
 
 def others(topic: str, partition: int, offset: int) -> list[Row]:
     """All messages but one."""
-    return [row for row in KAFKA if tuple(row[name] for name in OFFSET) != (topic, partition, offset)]
+    return [row for row in KAFKA if tuple(row[name] for name in OFFSET_COLUMNS) != (topic, partition, offset)]
 
 
 def test_the_same_messages_in_any_order_are_exact():
-    assert comparison(KAFKA[::-1]) == Comparison(12, 0, None)
-    assert compare(table([]), table([]), {}) == Comparison(0, 0, None)
+    assert comparison(KAFKA[::-1]) == MessageComparison(12, 0, None)
+    assert compare_messages(table([]), table([]), {}) == MessageComparison(0, 0, None)
 
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_another_hash_in_any_field_is_named(field):
     found = comparison([*others("t", 1, 2), message("t", 1, 2, **{field: 7})])
-    assert found == Comparison(12, 1, Difference("t", 1, 2, f"differs from Kafka's in {field}"))
+    assert found == MessageComparison(12, 1, MessageDifference("t", 1, 2, f"differs from Kafka's in {field}"))
 
 
 def test_all_fields_that_differ_are_named():
     found = comparison([*others("t", 1, 2), message("t", 1, 2, key=7, headers=8)])
-    assert found.first_difference == Difference("t", 1, 2, "differs from Kafka's in key, headers")
+    assert found.first_difference == MessageDifference("t", 1, 2, "differs from Kafka's in key, headers")
 
 
 def test_a_message_that_bronze_lacks_is_named():
     found = comparison(others("u", 0, 0))
-    assert found == Comparison(12, 1, Difference("u", 0, 0, "is in Kafka and not in bronze"))
+    assert found == MessageComparison(12, 1, MessageDifference("u", 0, 0, "is in Kafka and not in bronze"))
 
 
 def test_a_message_that_bronze_has_twice_is_named_whatever_the_second_holds():
     found = comparison([*KAFKA, message("t", 0, 3)])
-    assert found == Comparison(12, 1, Difference("t", 0, 3, "is in bronze 2 times"))
+    assert found == MessageComparison(12, 1, MessageDifference("t", 0, 3, "is in bronze 2 times"))
     assert comparison([*KAFKA, message("t", 0, 3, value=7)]) == found
 
 
@@ -86,7 +86,7 @@ def test_a_message_that_only_bronze_has_is_named():
 
 def test_what_only_bronze_has_is_left_out_before_the_offset_from_which_on_kafka_is_complete():
     bronze = [*KAFKA, message("t", 1, 9)]
-    assert comparison(bronze, ENTIRE | {("t", 1): 10}) == Comparison(12, 0, None)
+    assert comparison(bronze, ENTIRE | {("t", 1): 10}) == MessageComparison(12, 0, None)
     assert comparison(bronze, ENTIRE | {("t", 1): 9}).different == 1
     # What Kafka was seen to hold there is compared all the same.
     assert comparison(others("t", 1, 2), dict.fromkeys(ENTIRE, NEVER)).different == 1
@@ -99,7 +99,7 @@ def test_exactly_the_messages_that_are_not_there_once_as_they_are_differ(chosen,
     bronze = [every[n] | ({"value": 7} if n in changed else {}) for n in chosen]
     wrong = {n for n in range(len(KAFKA)) if chosen.count(n) != 1 or n in changed}
     wrong |= {n for n in chosen if n >= len(KAFKA)}
-    first = min((tuple(every[n][name] for name in OFFSET) for n in wrong), default=None)
+    first = min((tuple(every[n][name] for name in OFFSET_COLUMNS) for n in wrong), default=None)
     found = comparison(bronze)
     assert (found.messages, found.different) == (len({*range(len(KAFKA)), *chosen}), len(wrong))
     assert first == (
@@ -109,9 +109,9 @@ def test_exactly_the_messages_that_are_not_there_once_as_they_are_differ(chosen,
 
 
 def test_slices_add_up_to_the_first_difference_of_all():
-    late, early = Difference("t", 0, 9, "…"), Difference("t", 0, 3, "…")
-    parts = [Comparison(5, 0, None), Comparison(5, 2, late), Comparison(5, 1, early)]
-    assert sum(parts, Comparison()) == Comparison(15, 3, early)
+    late, early = MessageDifference("t", 0, 9, "…"), MessageDifference("t", 0, 3, "…")
+    parts = [MessageComparison(5, 0, None), MessageComparison(5, 2, late), MessageComparison(5, 1, early)]
+    assert sum(parts, MessageComparison()) == MessageComparison(15, 3, early)
 
 
 def topic(**changed: Any) -> Topic:
@@ -121,24 +121,24 @@ def topic(**changed: Any) -> Topic:
     )
 
 
-def both(known: Topic | None, kafka: tuple[int, int] | None, *, topic_id: str = "X", last: int = 9) -> Overlap:
+def both(known: Topic | None, kafka: tuple[int, int] | None, *, topic_id: str = "X", last: int = 9) -> KafkaOverlap:
     """Of a topic of which bronze has offsets up to `last`, and Kafka those from the first to before the second."""
-    return overlap(
+    return find_overlap(
         [ReadOffsets("bronze", "t", 0, 0, last, last + 1)],
         {} if known is None else {"t": known},
-        {} if kafka is None else {"t": Seen(topic_id, {0: kafka})},
+        {} if kafka is None else {"t": SeenTopic(topic_id, {0: kafka})},
     )
 
 
 @pytest.mark.parametrize(
     ("kafka", "expected"),
     [
-        ((0, 10), Overlap({("t", 0): (0, 9)}, 0, (), ())),
-        ((4, 12), Overlap({("t", 0): (4, 9)}, 2, (), ())),
-        ((9, 10), Overlap({("t", 0): (9, 9)}, 0, (), ())),
-        ((10, 10), Overlap({}, 0, (), ())),
-        ((14, 20), Overlap({}, 6, (), ())),  # cut before it was read
-        (None, Overlap({}, 0, ("t",), ())),
+        ((0, 10), KafkaOverlap({("t", 0): (0, 9)}, 0, (), ())),
+        ((4, 12), KafkaOverlap({("t", 0): (4, 9)}, 2, (), ())),
+        ((9, 10), KafkaOverlap({("t", 0): (9, 9)}, 0, (), ())),
+        ((10, 10), KafkaOverlap({}, 0, (), ())),
+        ((14, 20), KafkaOverlap({}, 6, (), ())),  # cut before it was read
+        (None, KafkaOverlap({}, 0, ("t",), ())),
     ],
 )
 def test_compared_is_from_the_later_first_to_the_earlier_last_offset(kafka, expected):
@@ -146,23 +146,25 @@ def test_compared_is_from_the_later_first_to_the_earlier_last_offset(kafka, expe
 
 
 def test_a_topic_that_was_made_anew_is_compared_once_bronze_has_begun_to_read_it():
-    assert both(topic(), (0, 10), topic_id="Y") == Overlap({}, 0, (), ("t",))
+    assert both(topic(), (0, 10), topic_id="Y") == KafkaOverlap({}, 0, (), ("t",))
     next_one = topic(generation=1, topic_id="Y", offset_shift=10, partitions=(PartitionOffsets(0, 10, 10, 13),))
-    assert both(next_one, (0, 3), topic_id="Y") == Overlap({}, 3, (), ())
-    assert both(next_one, (0, 3), topic_id="Y", last=11) == Overlap({("t", 0): (10, 11)}, 1, (), ())
+    assert both(next_one, (0, 3), topic_id="Y") == KafkaOverlap({}, 3, (), ())
+    assert both(next_one, (0, 3), topic_id="Y", last=11) == KafkaOverlap({("t", 0): (10, 11)}, 1, (), ())
 
 
 def test_a_forgotten_topic_is_compared_as_long_as_it_is_the_same():
     forgotten = topic(state=TopicState.FORGOTTEN)
-    assert both(forgotten, (4, 12)) == Overlap({("t", 0): (4, 9)}, 2, (), ())
-    assert both(forgotten, None) == Overlap({}, 0, ("t",), ())
+    assert both(forgotten, (4, 12)) == KafkaOverlap({("t", 0): (4, 9)}, 2, (), ())
+    assert both(forgotten, None) == KafkaOverlap({}, 0, ("t",), ())
 
 
 def test_topics_and_partitions_that_bronze_has_not_begun_to_read_are_unread():
-    found = overlap(
-        [], {"t": topic(partitions=())}, {"t": Seen("X", {0: (2, 5), 1: (0, 4)}), "new": Seen("Z", {0: (0, 1)})}
+    found = find_overlap(
+        [],
+        {"t": topic(partitions=())},
+        {"t": SeenTopic("X", {0: (2, 5), 1: (0, 4)}), "new": SeenTopic("Z", {0: (0, 1)})},
     )
-    assert found == Overlap({}, 8, (), ())
+    assert found == KafkaOverlap({}, 8, (), ())
 
 
 @given(
@@ -184,26 +186,30 @@ def test_slices_hold_every_offset_once_and_in_order_and_are_of_a_size(spans, num
 
 def test_what_retention_has_removed_is_not_compared():
     taken = [ReadOffsets("bronze", "t", 0, 0, 9, 10), ReadOffsets("bronze", "t", 1, 4, 9, 6)]
-    left = _left(taken, {("t", 0): PartitionStart(6, NOW), ("t", 1): PartitionStart(2, NOW)})
-    seen = {"t": Seen("id", {0: (5, 12), 1: (0, 10)})}
-    found = overlap(left, {}, seen)
+    left = _subtract_removed(taken, {("t", 0): PartitionStart(6, NOW), ("t", 1): PartitionStart(2, NOW)})
+    seen = {"t": SeenTopic("id", {0: (5, 12), 1: (0, 10)})}
+    found = find_overlap(left, {}, seen)
     assert (found.ranges, found.unread) == ({("t", 0): (7, 9), ("t", 1): (4, 9)}, 2)
 
 
 def test_the_answer_says_what_was_compared_and_what_could_not_be():
-    exact = VerifiedBronze(Comparison(12, 0, None), Overlap({("t", 0): (0, 11)}, 0, (), ()), 0)
-    assert list(describe(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
+    exact = VerifiedBronze(MessageComparison(12, 0, None), KafkaOverlap({("t", 0): (0, 11)}, 0, (), ()), 0)
+    assert list(describe_comparison(exact)) == ["exact: 12 messages of 1 topic-partitions, as Kafka holds them"]
     wrong = VerifiedBronze(
-        Comparison(12, 2, Difference("t", 0, 3, "is …")), Overlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)), 5
+        MessageComparison(12, 2, MessageDifference("t", 0, 3, "is …")),
+        KafkaOverlap({("t", 0): (0, 11)}, 3, ("a", "b"), ("c",)),
+        5,
     )
-    assert list(describe(wrong)) == [
+    assert list(describe_comparison(wrong)) == [
         "2 of 12 messages differ from Kafka's; the first difference:\n  topic t, partition 0, offset 3: is …",
         "not compared: 5 messages in bronze that Kafka no longer holds",
         "  of topics that were deleted: a, b",
         "  of topics that were recreated, and not read since: c",
         "not compared: 3 offsets in Kafka that bronze has not read",
     ]
-    cut = VerifiedBronze(Comparison(12, 0, None), Overlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3)
-    assert list(describe(cut))[1:] == ["not compared: 3 messages that maintain.retention has removed from bronze"]
-    nothing = VerifiedBronze(Comparison(0, 0, None), Overlap({}, 0, ("a",), ()), 5)
-    assert next(describe(nothing)) == "nothing to compare: Kafka no longer holds any message that bronze has"
+    cut = VerifiedBronze(MessageComparison(12, 0, None), KafkaOverlap({("t", 0): (3, 14)}, 0, (), ()), 0, gone=3)
+    assert list(describe_comparison(cut))[1:] == [
+        "not compared: 3 messages that maintain.retention has removed from bronze"
+    ]
+    nothing = VerifiedBronze(MessageComparison(0, 0, None), KafkaOverlap({}, 0, ("a",), ()), 5)
+    assert next(describe_comparison(nothing)) == "nothing to compare: Kafka no longer holds any message that bronze has"

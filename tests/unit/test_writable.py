@@ -18,11 +18,11 @@ from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders import removal as folder_removal
 from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.staging import StagedFiles
-from sessionlake.delta.folders.table_files import live_files, open_table
+from sessionlake.delta.folders.table_files import list_live_files, open_table
 from sessionlake.delta.folders.writable import spark_only_reason
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.delta.storage.upsert import Upsert
@@ -33,7 +33,7 @@ from sessionlake.settings.model import Settings
 TABLE = "gold.own"
 SCHEMA = pa.schema([("place", pa.string()), ("value", pa.int64())])
 UPSERT = Upsert(("place",), ("value",), deletes=True)
-UP_TO_1 = Expired((), "value", pa.table({"limit": [1]}), {})
+UP_TO_1 = ExpiredRows((), "value", pa.table({"limit": [1]}), {})
 NO_SPARK: Any = None
 
 
@@ -119,8 +119,8 @@ COMMITS: dict[str, Write] = {
     "append": lambda lake: lake.append(None, TABLE, rows(x=9), Txn("app", 9)),
     "replacement": lambda lake: lake.replace(None, TABLE, rows(x=9), None),
     "merge": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a=9, delete=False), UPSERT, "app", 9),
-    "removal": lambda lake: folder_removal.remove(lake.path(TABLE), UP_TO_1),
-    "emptying": lambda lake: StagedFiles(lake._place(TABLE), []).replace(None, Txn("app", 9)),
+    "removal": lambda lake: folder_removal.remove_rows(lake.path(TABLE), UP_TO_1),
+    "emptying": lambda lake: StagedFiles(lake._table_location(TABLE), []).replace(None, Txn("app", 9)),
 }
 
 
@@ -191,7 +191,7 @@ def switched_off(lake: FolderStorage, request: pytest.FixtureRequest) -> FolderS
     gone = rows(a=0, c=0, e=0, g=0, delete=True)
     assert merge_by_marking(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "false")
-    assert [len(file.deleted_rows) for file in live_files(open_table(lake.path(TABLE)))] == [1] * 4
+    assert [len(file.deleted_rows) for file in list_live_files(open_table(lake.path(TABLE)))] == [1] * 4
     return lake
 
 
@@ -203,7 +203,7 @@ def test_compaction_of_a_table_whose_marking_was_switched_off_leaves_marked_rows
     lake, before = switched_off, held(switched_off)
     assert lake.compact(NO_SPARK, TABLE) is not None
     assert held(lake) == before == {"b": 0, "d": 1, "f": 2, "h": 3}
-    assert len(live_files(open_table(lake.path(TABLE)))) == 1
+    assert len(list_live_files(open_table(lake.path(TABLE)))) == 1
     assert lake.compact(NO_SPARK, TABLE) is None
 
 
@@ -225,7 +225,7 @@ def test_a_merge_into_a_table_whose_marking_was_switched_off_makes_no_vectors(sw
     lake = switched_off
     lake.merge(NO_SPARK, TABLE, rows(b=7, a=8, delete=False), UPSERT, Txn("merge", 0))
     assert held(lake) == {"a": 8, "b": 7, "d": 1, "f": 2, "h": 3}
-    assert sum(len(file.deleted_rows) for file in live_files(open_table(lake.path(TABLE)))) == 3, (
+    assert sum(len(file.deleted_rows) for file in list_live_files(open_table(lake.path(TABLE)))) == 3, (
         "of the file that had b, none is left"
     )
 
@@ -246,7 +246,7 @@ def test_every_removal_names_the_file_with_its_vector(
 ) -> None:
     """Else readers take the file for one that is still there."""
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
-    present = {file.key for file in live_files(open_table(switched_off.path(TABLE)))}
+    present = {file.key for file in list_live_files(open_table(switched_off.path(TABLE)))}
     switched_off.compact(NO_SPARK, TABLE)
     newest = max((switched_off.path(TABLE) / "_delta_log").glob("*.json"))
     removes = [json.loads(line).get("remove") for line in newest.read_text(encoding="utf-8").splitlines()]
@@ -272,7 +272,7 @@ def test_a_merge_that_changes_no_row_moves_none_so_that_the_change_feed_tells_no
     told = pa.table(open_table(lake.path(TABLE)).load_cdf(starting_version=first + 1))
     changes = zip(told["_change_type"].to_pylist(), told["place"].to_pylist(), told["value"].to_pylist(), strict=True)
     assert sorted(changes) == [("update_postimage", "k3", 7), ("update_preimage", "k3", 3)]
-    assert len(live_files(open_table(lake.path(TABLE)))) < 20, "where rows change, small files are put together"
+    assert len(list_live_files(open_table(lake.path(TABLE)))) < 20, "where rows change, small files are put together"
 
 
 # -- the log's entry

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.types import Row, TopicPartition
 
-OFFSET = ("topic", "partition", "offset")
+OFFSET_COLUMNS = ("topic", "partition", "offset")
 """The columns that identify a message."""
 FIELDS = ("timestamp", "timestamp_type", "key", "value", "headers")
 """The columns of a message's content."""
@@ -21,7 +21,7 @@ _COMPLETE = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("comp
 
 
 @dataclass(frozen=True, order=True)
-class Difference:
+class MessageDifference:
     """A message that differs between Kafka and bronze.
 
     Attributes:
@@ -41,7 +41,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MessageComparison:
     """The result of comparing messages of Kafka with those of bronze.
 
     Attributes:
@@ -53,19 +53,19 @@ class Comparison:
 
     messages: int = 0
     different: int = 0
-    first_difference: Difference | None = None
+    first_difference: MessageDifference | None = None
     erased: int = 0
 
-    def __add__(self, other: Comparison) -> Comparison:
+    def __add__(self, other: MessageComparison) -> MessageComparison:
         """Returns the sum of two results, as if all their messages had been compared at once."""
         first = min((found.first_difference for found in (self, other) if found.first_difference), default=None)
         different, erased = self.different + other.different, self.erased + other.erased
-        return Comparison(self.messages + other.messages, different, first, erased)
+        return MessageComparison(self.messages + other.messages, different, first, erased)
 
 
-def compare(
+def compare_messages(
     kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int], erased: pa.Table | None = None
-) -> Comparison:
+) -> MessageComparison:
     """Compares messages of Kafka with messages of bronze.
 
     Args:
@@ -77,23 +77,23 @@ def compare(
         erased: The columns `OFFSET` of messages that are erased in bronze; None if there are none.
     """
     if erased is not None and erased.num_rows:
-        kafka, bronze = (side.join(erased, list(OFFSET), join_type="left anti") for side in (kafka, bronze))
-        return compare(kafka, bronze, complete_from) + Comparison(erased=erased.num_rows)
-    sides = _joined(kafka, bronze, complete_from)
-    different = sides.filter(_any(_differences(sides)))
-    first = different.sort_by([(name, "ascending") for name in OFFSET]).slice(0, 1).to_pylist()
-    return Comparison(sides.num_rows, different.num_rows, _difference(first[0]) if first else None)
+        kafka, bronze = (side.join(erased, list(OFFSET_COLUMNS), join_type="left anti") for side in (kafka, bronze))
+        return compare_messages(kafka, bronze, complete_from) + MessageComparison(erased=erased.num_rows)
+    sides = _join_sides(kafka, bronze, complete_from)
+    different = sides.filter(_is_any_true(_find_differences(sides)))
+    first = different.sort_by([(name, "ascending") for name in OFFSET_COLUMNS]).slice(0, 1).to_pylist()
+    return MessageComparison(sides.num_rows, different.num_rows, _to_difference(first[0]) if first else None)
 
 
-def _joined(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int]) -> pa.Table:
+def _join_sides(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicPartition, int]) -> pa.Table:
     """Returns a row per offset that Kafka or bronze has, with both hashes of each field.
 
     `in_kafka` is true, or null if Kafka lacks the offset. `copies` is the number of rows in bronze, or null if none.
     """
     held = kafka.append_column("in_kafka", pa.array([True] * kafka.num_rows, pa.bool_()))
-    copies = bronze.group_by(OFFSET).aggregate([([], "count_all"), *((name, "min") for name in FIELDS)])
+    copies = bronze.group_by(OFFSET_COLUMNS).aggregate([([], "count_all"), *((name, "min") for name in FIELDS)])
     copies = copies.rename_columns({"count_all": "copies"} | {f"{name}_min": f"{name}{_OF_BRONZE}" for name in FIELDS})
-    sides = held.join(copies, list(OFFSET), join_type="full outer")
+    sides = held.join(copies, list(OFFSET_COLUMNS), join_type="full outer")
     rows = [
         {"topic": topic, "partition": number, "complete_from": first}
         for (topic, number), first in complete_from.items()
@@ -102,22 +102,22 @@ def _joined(kafka: pa.Table, bronze: pa.Table, complete_from: Mapping[TopicParti
     return sides.filter(pc.field("in_kafka").is_valid() | (pc.field("offset") >= pc.field("complete_from")))
 
 
-def _differences(sides: pa.Table) -> list[pa.ChunkedArray]:
+def _find_differences(sides: pa.Table) -> list[pa.ChunkedArray]:
     """Returns a boolean column for each kind of difference: true for rows of `sides` that differ in this way."""
     fields = (pc.not_equal(sides[name], sides[f"{name}{_OF_BRONZE}"]) for name in FIELDS)
     presence = pc.is_null(sides["in_kafka"]), pc.is_null(sides["copies"]), pc.greater(sides["copies"], 1)
     return [pc.fill_null(column, fill_value=False) for column in (*presence, *fields)]
 
 
-def _any(columns: list[pa.ChunkedArray]) -> Any:
+def _is_any_true(columns: list[pa.ChunkedArray]) -> Any:
     return reduce(pc.or_, columns)
 
 
-def _difference(row: Row) -> Difference:
-    return Difference(row["topic"], row["partition"], row["offset"], _how(row))
+def _to_difference(row: Row) -> MessageDifference:
+    return MessageDifference(row["topic"], row["partition"], row["offset"], _describe_difference(row))
 
 
-def _how(row: Row) -> str:
+def _describe_difference(row: Row) -> str:
     if row["in_kafka"] is None:
         return "is in bronze and not in Kafka (if the topic is compacted, set `kafka.allow_offset_gaps: true`)"
     if row["copies"] is None:

@@ -13,7 +13,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import OffsetHoleError
-from sessionlake.kafka.transactions import without_message
+from sessionlake.kafka.transactions import find_runs_of_transactions
 from sessionlake.ledger.absent import AbsenceReason, OffsetRun, find_missing_runs, record_absent_offsets
 from sessionlake.protocol.types import TopicPartition
 
@@ -25,8 +25,8 @@ def explain_gaps(
     spark: SparkSession,
     lake: Lake,
     planned: Mapping[TopicPartition, OffsetRun],
-    read: pa.Table,
-    shifts: Mapping[str, int],
+    read_offsets: pa.Table,
+    offset_shifts: Mapping[str, int],
     txn: Txn,
 ) -> None:
     """Finds the offsets of a batch that have no message, and records them if Kafka transactions are the reason.
@@ -35,22 +35,24 @@ def explain_gaps(
         spark: The session to write with.
         lake: The lake that has the record of absent offsets.
         planned: Offsets `[first, end)` of the batch by topic-partition, as in `bronze.messages`.
-        read: The columns `topic, partition, offset` of the messages that were read.
-        shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
+        read_offsets: The columns `topic, partition, offset` of the messages that were read.
+        offset_shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
         txn: The batch's transaction.
 
     Raises:
         OffsetHoleError: An offset has no message, and no transaction explains it.
         BrokerError: Kafka does not answer.
     """
-    gaps = _gaps(planned, read)
+    gaps = _find_gaps(planned, read_offsets)
     if not gaps:
         return
     asked = {
-        (topic, partition): [(first - shifts.get(topic, 0), end - shifts.get(topic, 0)) for first, end in runs]
+        (topic, partition): [
+            (first - offset_shifts.get(topic, 0), end - offset_shifts.get(topic, 0)) for first, end in runs
+        ]
         for (topic, partition), runs in gaps.items()
     }
-    proven = without_message(spark, lake.settings, asked)
+    proven = find_runs_of_transactions(spark, lake.settings, asked)
     for place, runs in asked.items():
         lost = next((run for run in runs if run not in proven[place]), None)
         if lost is not None:
@@ -64,11 +66,13 @@ def explain_gaps(
     record_absent_offsets(spark, lake, gaps, txn, reason=AbsenceReason.TRANSACTION)
 
 
-def _gaps(planned: Mapping[TopicPartition, OffsetRun], read: pa.Table) -> dict[TopicPartition, list[OffsetRun]]:
+def _find_gaps(
+    planned: Mapping[TopicPartition, OffsetRun], read_offsets: pa.Table
+) -> dict[TopicPartition, list[OffsetRun]]:
     """Returns the ranges of planned offsets, each `[first, end)`, that have no message, by topic-partition."""
     gaps = {}
     for (topic, partition), (first, end) in planned.items():
-        messages = read.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
+        messages = read_offsets.filter((pc.field("topic") == topic) & (pc.field("partition") == partition))
         runs = find_missing_runs(np.sort(messages["offset"].to_numpy()), first, end)
         if runs:
             gaps[topic, partition] = runs

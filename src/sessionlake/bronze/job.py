@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.compare import OFFSET
+from sessionlake.bronze.compare import OFFSET_COLUMNS
 from sessionlake.bronze.gaps import explain_gaps
-from sessionlake.bronze.offsets import planned_ranges, wait_for_plan
-from sessionlake.bronze.polls import polled_bytes
+from sessionlake.bronze.offsets import read_planned_ranges, wait_for_plan
+from sessionlake.bronze.polls import choose_poll_bytes
 from sessionlake.bronze.query import BronzeQuery, StartPlan
-from sessionlake.bronze.silences import Silences
-from sessionlake.bronze.subscription import pattern
-from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.silences import SilenceWriter
+from sessionlake.bronze.subscription import build_topic_pattern
+from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import explain_unreadable
 from sessionlake.delta.commit import fence_off, stage_append
 from sessionlake.delta.lake import Lake
@@ -39,12 +39,12 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.generations import Generation, Generations
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_tables
-from sessionlake.streaming.manifest import clear_stop
+from sessionlake.streaming.manifest import remove_stop
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ def start(
     """
     lake = Lake(settings)
     _prepare_tables(spark, lake)
-    book, forgotten = TopicBook(spark, lake, settings), read_receipts(lake.reader(spark))
-    silences = Silences(spark, lake, settings, book)
+    book, forgotten = TopicRegister(spark, lake, settings), read_receipts(lake.reader(spark))
+    silences = SilenceWriter(spark, lake, settings, book)
     return BronzeQuery(
         LAYER,
-        Generations(settings.checkpoint(LAYER), LAYER),
+        CheckpointGenerations(settings.checkpoint(LAYER), LAYER),
         book,
         source=lambda start: (
             _read_kafka_stream(spark, settings, start, book, forgotten),
@@ -96,7 +96,7 @@ def start(
         trigger=settings.bronze.trigger,
         once=once,
         on_wait=on_wait or (lambda _: None),
-        find_unreadable=lambda error, generation: explain_unreadable(spark, settings, error, generation, book.shifts),
+        find_unreadable=lambda why, source: explain_unreadable(spark, settings, why, source, book.offset_shifts),
     ).start_query()
 
 
@@ -111,19 +111,19 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
 
 
 def _read_kafka_stream(
-    spark: SparkSession, settings: Settings, start: StartPlan, book: TopicBook, forgotten: Sequence[Erasure]
+    spark: SparkSession, settings: Settings, start: StartPlan, book: TopicRegister, forgotten: Sequence[Erasure]
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
-        .options(**spark_source_options(settings, polled_bytes(start.generation, book)))
-        .option("subscribePattern", pattern(settings.kafka.topic_pattern, start.excluded_topics))
+        .options(**spark_source_options(settings, choose_poll_bytes(start.generation, book)))
+        .option("subscribePattern", build_topic_pattern(settings.kafka.topic_pattern, start.excluded_topics))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
         .option("includeHeaders", "true")
         .option("maxOffsetsPerTrigger", settings.bronze.max_offsets_per_trigger)
         .load()
     )
-    return erase_forgotten_messages(convert_to_bronze_columns(stream, book.shifts), forgotten)
+    return erase_forgotten_messages(convert_to_bronze_columns(stream, book.offset_shifts), forgotten)
 
 
 def convert_to_bronze_columns(messages: DataFrame, offset_shifts: Mapping[str, int]) -> DataFrame:
@@ -158,8 +158,8 @@ class _BronzeBatchWriter:
         self,
         lake: Lake,
         settings: Settings,
-        book: TopicBook,
-        silences: Silences,
+        book: TopicRegister,
+        silences: SilenceWriter,
         generation: Generation,
         on_batch: Callable[[LedgerEntry], None] | None,
     ) -> None:
@@ -169,7 +169,7 @@ class _BronzeBatchWriter:
         self._book = book
         self._silences = silences
         self._generation = generation
-        self._shifts = book.shifts
+        self._shifts = book.offset_shifts
         self._on_batch = on_batch
         self._log: OffsetLog | None = None
         self._commit_lock = threading.Lock()
@@ -184,11 +184,11 @@ class _BronzeBatchWriter:
 
     def write_due_silences(self, *, at_end: bool = False) -> None:
         """Writes the silences of topic-partitions to bronze, if the next check is due or the query has ended."""
-        if self._silences.is_time() or at_end:
+        if self._silences.is_check_due() or at_end:
             silences = self._silences.find_silences()
             with self._commit_lock:
                 if not self._retired:
-                    self._silences.write(silences)
+                    self._silences.write_silences(silences)
 
     def reject_later_batches(self) -> None:
         """Waits until the current batch is committed, and rejects later ones."""
@@ -197,7 +197,7 @@ class _BronzeBatchWriter:
 
     def _commit_batch(self, rows: DataFrame, txn: Txn) -> None:
         started, spark, lake = datetime.now(UTC), rows.sparkSession, self._lake
-        wait_for_plan(self._generation.folder, self._generation.batch_id(txn.version))
+        wait_for_plan(self._generation.folder, self._generation.to_spark_batch_id(txn.version))
         planned = _read_planned_offsets(self._generation, txn.version, self._shifts)
         topics = {topic for topic, _ in planned}
         other_versions = read_operations_table_versions(spark, lake) if self._log is None else ()
@@ -208,22 +208,22 @@ class _BronzeBatchWriter:
             without_code_generation(spark, enabled=expected <= lake.limits.few_messages),
             stage_append(spark, lake, MESSAGES, self._load_rows_to_write(rows, expected), txn) as written,
         ):
-            self._book.admit(topics)  # after the rows were read, and before any of them is in the table
+            self._book.admit_topics(topics)  # after the rows were read, and before any of them is in the table
             if written.count() != expected and not self._settings.kafka.allow_offset_gaps:
-                explain_gaps(spark, lake, planned, written.columns(*OFFSET), self._shifts, txn)
+                explain_gaps(spark, lake, planned, written.columns(*OFFSET_COLUMNS), self._shifts, txn)
         commit = lake.last_commit(spark, MESSAGES)
         is_first_write = commit.version == before + 1 and commit.rows == expected
         ranges = _list_planned_ranges(planned) if is_first_write else read_stored_ranges(spark, lake, planned)
         self._log.check_ranges(ranges, allow_gaps=self._settings.kafka.allow_offset_gaps, layer=LAYER)
-        other_outputs = (*self._book.unrecorded_version(), *other_versions)
+        other_outputs = (*self._book.take_unrecorded_version(), *other_versions)
         entry = build_ledger_entry(self._settings, txn, ranges, commit.version, started, other_outputs=other_outputs)
         self._ledger.write_entry(spark, entry)
         self._log.record_committed_ranges(ranges)
         # The silences come first: another thread that sees the new position must also see the time of its last message.
-        self._silences.advance(ranges)
-        self._book.advance(_list_planned_ranges(planned))  # offsets without a message count as read, too
+        self._silences.note_read_offsets(ranges)
+        self._book.note_read_offsets(_list_planned_ranges(planned))  # offsets without a message count as read, too
         if not self._is_resumption_noted:
-            clear_stop(self._settings, LAYER)
+            remove_stop(self._settings, LAYER)
             self._is_resumption_noted = True
         if self._on_batch:
             self._on_batch(entry)
@@ -295,7 +295,7 @@ def require_current_checkpoint(spark: SparkSession, lake: Lake, generation: Gene
             f"The next batch of the checkpoint {generation.folder} is {generation.next_batch}, but the tables already "
             f"hold batches up to {recorded}",
             why="The checkpoint is older than the tables, so bronze would read messages again",
-            fix=recovery_hint(LAYER),
+            fix=build_recovery_hint(LAYER),
         )
     return recorded
 
@@ -312,7 +312,7 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
 
 
 def _read_planned_offsets(generation: Generation, batch: int, offset_shifts: Mapping[str, int]) -> PlannedOffsets:
-    read = planned_ranges(generation.folder, generation.batch_id(batch))
+    read = read_planned_ranges(generation.folder, generation.to_spark_batch_id(batch))
     return {
         (topic, partition): (first + offset_shifts.get(topic, 0), end + offset_shifts.get(topic, 0))
         for (topic, partition), (first, end) in read.items()

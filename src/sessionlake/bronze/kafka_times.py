@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import milliseconds_of
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, counted_times, in_future
+from sessionlake.protocol.arrow import to_milliseconds
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, is_in_future, select_counted_times
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.model import Settings
@@ -24,7 +24,7 @@ TIME_COLUMNS = ("timestamp", "ingested_at")
 """The columns of `bronze.messages` that decide a message's time."""
 
 
-def counted_time_column(settings: Settings, messages: str = "") -> Column:
+def build_counted_time_column(settings: Settings, messages: str = "") -> Column:
     """Returns a Spark column with each message's Kafka time in ms; null if its timestamp does not count.
 
     Args:
@@ -39,14 +39,14 @@ def counted_time_column(settings: Settings, messages: str = "") -> Column:
     return F.when((kafka_ts != F.lit(NO_KAFKA_TIME)) & believed, kafka_ts)
 
 
-def counted_times_of(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
+def compute_counted_times(rows: pa.Table | pa.RecordBatch, settings: Settings) -> Int64s:
     """Returns each row's Kafka time in ms; `NOT_COUNTED` if its timestamp does not count.
 
     Args:
         rows: Rows with the columns `TIME_COLUMNS`.
         settings: `capture.max_future_skew` decides how far ahead a timestamp may be.
     """
-    kafka_ts, ingested = (milliseconds_of(rows[name]) for name in TIME_COLUMNS)
+    kafka_ts, ingested = (to_milliseconds(rows[name]) for name in TIME_COLUMNS)
     stamps = kafka_ts.to_numpy(zero_copy_only=False)
     read = pc.fill_null(ingested, INT64_MAX).to_numpy(zero_copy_only=False)
-    return counted_times(stamps, in_future(stamps, read, milliseconds(settings.capture.max_future_skew)))
+    return select_counted_times(stamps, is_in_future(stamps, read, milliseconds(settings.capture.max_future_skew)))

@@ -10,10 +10,10 @@ import msgspec
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, LossError
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.checkpoint import build_recovery_hint
 
 Offsets = dict[TopicPartition, int]
-INITIAL = Path("sources", "0", "0")
+INITIAL_OFFSETS_FILE = Path("sources", "0", "0")
 """File in a checkpoint with the offsets at which the query started."""
 _VERSION = "v1"
 _SEEN_SECONDS, _LOOK_SECONDS = 60.0, 0.2
@@ -31,12 +31,12 @@ def wait_for_plan(checkpoint: str | Path, batch_id: int, seconds: float = _SEEN_
         seconds: The longest time to wait for each file.
     """
     deadline = time.monotonic() + seconds
-    for name in (_plan(batch_id), INITIAL):
+    for name in (_plan_file(batch_id), INITIAL_OFFSETS_FILE):
         while not (Path(checkpoint) / name).is_file() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
 
-def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:
+def read_planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int], tuple[int, int]]:
     """Returns the Kafka offsets `[start, end)` of a batch, for every topic-partition with new messages.
 
     A partition that the previous batch did not have starts at the query's initial offset for it, or else at 0: Spark
@@ -50,10 +50,10 @@ def planned_ranges(checkpoint: str | Path, batch_id: int) -> dict[tuple[str, int
         LossError: The checkpoint lacks the batch, or its file cannot be read.
         LakeError: Spark wrote the file in another format version.
     """
-    ends = read_offsets(Path(checkpoint) / _plan(batch_id))
-    starts = read_offsets(Path(checkpoint) / INITIAL)
+    ends = read_offsets(Path(checkpoint) / _plan_file(batch_id))
+    starts = read_offsets(Path(checkpoint) / INITIAL_OFFSETS_FILE)
     if batch_id:
-        starts |= read_offsets(Path(checkpoint) / _plan(batch_id - 1))
+        starts |= read_offsets(Path(checkpoint) / _plan_file(batch_id - 1))
     ranges = {place: (starts.get(place, 0), end) for place, end in ends.items()}
     return {place: (start, end) for place, (start, end) in ranges.items() if end > start}
 
@@ -77,10 +77,10 @@ def read_offsets(file: Path) -> Offsets:
         ends = msgspec.json.decode(lines[-1], type=dict[str, dict[int, int]])
     except (OSError, ValueError, IndexError, msgspec.MsgspecError) as error:
         raise LossError(
-            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=recovery_hint(BRONZE)
+            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=build_recovery_hint(BRONZE)
         ) from error
     return {(topic, partition): end for topic, found in ends.items() for partition, end in found.items()}
 
 
-def _plan(batch_id: int) -> Path:
+def _plan_file(batch_id: int) -> Path:
     return Path("offsets", str(batch_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sessionlake.bronze.topic_rules import Seen, change_of
+from sessionlake.bronze.topic_rules import SeenTopic, find_topic_change
 from sessionlake.delta.storage.offset_ranges import OffsetRanges
 from sessionlake.ledger.progress import ReadOffsets
 from sessionlake.ledger.topics import Topic, TopicState
@@ -13,7 +13,7 @@ from sessionlake.protocol.types import TopicPartition
 
 
 @dataclass(frozen=True)
-class Overlap:
+class KafkaOverlap:
     """The offsets that both bronze and Kafka should have, and topics and offsets that cannot be compared.
 
     Attributes:
@@ -31,34 +31,38 @@ class Overlap:
     recreated_topics: tuple[str, ...]
 
 
-def overlap(spans: Iterable[ReadOffsets], known: Mapping[str, Topic], seen: Mapping[str, Seen]) -> Overlap:
+def find_overlap(
+    bronze_ranges: Iterable[ReadOffsets], known_topics: Mapping[str, Topic], kafka_topics: Mapping[str, SeenTopic]
+) -> KafkaOverlap:
     """Returns the offsets that both bronze and Kafka should have.
 
     For each topic-partition they start at the higher of the two first offsets and end at the lower of the two last. If
     a topic was created again and bronze has read the new one, the messages of the old one are not compared.
 
     Args:
-        spans: First and last offset that bronze has read, per topic-partition.
-        known: The last generation of every topic in `ops.topics`. A topic that is not in it counts as unchanged.
-        seen: Bronze's topics, and topics that bronze is going to read, as Kafka has them now.
+        bronze_ranges: First and last offset that bronze has read, per topic-partition.
+        known_topics: The last generation of every topic in `ops.topics`. A topic that is not in it counts as unchanged.
+        kafka_topics: Bronze's topics, and topics that bronze is going to read, as Kafka has them now.
     """
-    taken = {(span.topic, span.partition): (span.first, span.last) for span in spans}
+    taken = {(span.topic, span.partition): (span.first, span.last) for span in bronze_ranges}
     ours = sorted({topic for topic, _ in taken})
-    recreated_topics = tuple(name for name in ours if name in seen and _is_another(known.get(name), seen[name]))
+    recreated_topics = tuple(
+        name for name in ours if name in kafka_topics and _is_recreated(known_topics.get(name), kafka_topics[name])
+    )
     ranges: dict[TopicPartition, tuple[int, int]] = {}
     unread = 0
-    for name in sorted(seen.keys() - set(recreated_topics)):
-        shift = known[name].offset_shift if name in known else 0
-        for number, (kafka_first, kafka_end) in sorted(seen[name].partitions.items()):
+    for name in sorted(kafka_topics.keys() - set(recreated_topics)):
+        shift = known_topics[name].offset_shift if name in known_topics else 0
+        for number, (kafka_first, kafka_end) in sorted(kafka_topics[name].partitions.items()):
             first, end = kafka_first + shift, kafka_end + shift
             taken_first, taken_last = taken.get((name, number), (first, first - 1))
             both = max(first, taken_first), min(end - 1, taken_last)
             if both[0] <= both[1]:
                 ranges[name, number] = both
             unread += max(0, end - max(first, taken_last + 1))
-    return Overlap(ranges, unread, tuple(name for name in ours if name not in seen), recreated_topics)
+    return KafkaOverlap(ranges, unread, tuple(name for name in ours if name not in kafka_topics), recreated_topics)
 
 
-def _is_another(topic: Topic | None, found: Seen) -> bool:
-    change = None if topic is None else change_of(topic, found)
+def _is_recreated(topic: Topic | None, found: SeenTopic) -> bool:
+    change = None if topic is None else find_topic_change(topic, found)
     return change is not None and change.state is TopicState.RECREATED

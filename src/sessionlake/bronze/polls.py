@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.errors import BrokerError
 from sessionlake.kafka.clients import (
     POLLED_BYTES,
@@ -10,25 +10,25 @@ from sessionlake.kafka.clients import (
     POLLED_BYTES_IN_ALL,
     POLLED_BYTES_OF_MANY,
 )
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.generations import Generation
 
 _FEW_MESSAGES = 20_000
 """With at most this many pending messages, small polls cost less than a tenth of a second."""
 
 
-def polled_bytes(generation: Generation, book: TopicBook) -> int:
+def choose_poll_bytes(generation: Generation, book: TopicRegister) -> int:
     """Returns the limit in bytes of one poll, which is one request of a consumer for messages.
 
     The limit is lower if the last batch was not finished, because it may not have fit into memory. Every
     topic-partition that is read at the same time has two polls in memory.
     """
-    unfinished = last_planned(generation.folder) != last_committed(generation.folder)
+    unfinished = read_last_planned_batch(generation.folder) != read_last_committed_batch(generation.folder)
     try:
-        ends = book.kafka_ends()
+        ends = book.read_kafka_ends()
     except BrokerError:  # the query waits for Kafka
         return POLLED_BYTES_AFTER_FAILURE if unfinished else POLLED_BYTES
     if unfinished:
         return min(POLLED_BYTES_AFTER_FAILURE, POLLED_BYTES_IN_ALL // max(len(ends), 1))
-    waiting = sum(ends.values()) - sum(book.positions().values())
+    waiting = sum(ends.values()) - sum(book.list_next_offsets().values())
     return POLLED_BYTES if waiting <= _FEW_MESSAGES else POLLED_BYTES_OF_MANY

@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from sessionlake.bronze.offsets import Offsets
-from sessionlake.bronze.subscription import QueryOffsets, starting_offsets
-from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.subscription import QueryOffsets, encode_starting_offsets
+from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, OffsetHoleError, SessionlakeError
-from sessionlake.streaming.generations import Generation, Generations
+from sessionlake.streaming.generations import CheckpointGenerations, Generation
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class StartPlan:
         """The option `startingOffsets` of Spark's source, which Spark uses only for a new checkpoint."""
         # The first generation has no earlier position to resume from.
         explicit = self.generation.number and self.positions is not None
-        return starting_offsets(self.positions or {}) if explicit else "earliest"
+        return encode_starting_offsets(self.positions or {}) if explicit else "earliest"
 
-    def differs(self, before: StartPlan) -> bool:
+    def differs_from(self, previous: StartPlan) -> bool:
         """Returns True if this start has another generation, other topics or other offsets than the previous one."""
-        if self.positions is not None and self.positions != before.positions:
+        if self.positions is not None and self.positions != previous.positions:
             return True
-        return self.excluded_topics != before.excluded_topics or self.generation.number != before.generation.number
+        return self.excluded_topics != previous.excluded_topics or self.generation.number != previous.generation.number
 
 
 @dataclass
@@ -82,17 +82,17 @@ class Interruption:
     Attributes:
         error: The error that ended the query; None if it was stopped because its topics changed.
         has_waited: True if Kafka has failed to answer at least once since the query ended.
-        since: When the query ended, in seconds of the monotonic clock.
-        next_look: When to ask Kafka again, in seconds of the monotonic clock.
+        ended_at: When the query ended, in seconds of the monotonic clock.
+        next_attempt_at: When to ask Kafka again, in seconds of the monotonic clock.
     """
 
     error: SessionlakeError | None = None
     has_waited: bool = False
-    since: float = field(default_factory=time.monotonic)
-    next_look: float = 0.0
+    ended_at: float = field(default_factory=time.monotonic)
+    next_attempt_at: float = 0.0
 
     @property
-    def may_pass(self) -> bool:
+    def is_temporary(self) -> bool:
         """True if the cause may pass by itself: Kafka was unreachable, or did not know every topic yet."""
         return isinstance(self.error, BrokerError | OffsetHoleError)
 
@@ -126,8 +126,8 @@ class BronzeQuery(LayerQuery):
     def __init__(
         self,
         layer: str,
-        generations: Generations,
-        book: TopicBook,
+        generations: CheckpointGenerations,
+        book: TopicRegister,
         *,
         source: Callable[[StartPlan], tuple[DataFrame, BatchCommitter]],
         record_planned: Callable[[Generation], bool],
@@ -137,12 +137,12 @@ class BronzeQuery(LayerQuery):
         on_wait: Callable[[str], None],
         find_unreadable: Callable[[BaseException, Generation], SessionlakeError | None] = lambda *_: None,
     ) -> None:
-        super().__init__(layer, str(generations.current.folder))
+        super().__init__(layer, str(generations.current_generation.folder))
         self._generations = generations
         self._book = book
         self._source = source
-        self._record_last_batch = record_planned
-        self._bar_batch = reject_planned
+        self._record_planned = record_planned
+        self._reject_planned = reject_planned
         self._trigger, self._once = trigger, once
         self._on_wait = on_wait
         self._find_unreadable = find_unreadable
@@ -162,7 +162,7 @@ class BronzeQuery(LayerQuery):
         """
         try:
             self._plan_start()
-            self._start_planned()
+            self._start_planned_query()
         except BaseException:
             self._book.close()
             raise
@@ -174,12 +174,12 @@ class BronzeQuery(LayerQuery):
         Raises:
             SessionlakeError: The query has failed and cannot be restarted.
         """
-        if self._interruption is None and self.active and self._topics_need_restart():
+        if self._interruption is None and self.is_active and self._topics_need_restart():
             super().stop()
             self._interruption = Interruption()
         if self._interruption is None:
             super().check()
-            self._note_silences()
+            self._write_due_silences()
         else:
             self._try_restart(self._interruption)
 
@@ -199,7 +199,7 @@ class BronzeQuery(LayerQuery):
                     self._interruption = Interruption(error)
                 else:
                     if ended:
-                        self._note_silences(at_end=True)
+                        self._write_due_silences(at_end=True)
                         self._book.close()
                     return ended
             self._try_restart(self._interruption)
@@ -244,16 +244,16 @@ class BronzeQuery(LayerQuery):
         except BrokerError as unanswered:
             self._report_unreachable(unanswered)
             return False
-        if not self._book.away:
+        if not self._book.is_kafka_unreachable:
             self._report_reachable()
         return needs_restart
 
-    def _note_silences(self, *, at_end: bool = False) -> None:
+    def _write_due_silences(self, *, at_end: bool = False) -> None:
         if self._batches is not None and not self._stopped:
             with suppress(BrokerError):  # the next check tries again
                 self._batches.write_due_silences(at_end=at_end)
 
-    def _try_restart(self, halt: Interruption) -> None:
+    def _try_restart(self, interruption: Interruption) -> None:
         """Restarts the query if Kafka answers and the topics allow it. Asks Kafka once a second at most.
 
         Raises:
@@ -261,42 +261,42 @@ class BronzeQuery(LayerQuery):
             SessionlakeError: A restart does not help: the query failed for another reason than its topics or Kafka.
             TopicChangedError: A topic changed, and `kafka.on_topic_change` is `fail`.
         """
-        if time.monotonic() < halt.next_look:
+        if time.monotonic() < interruption.next_attempt_at:
             return
-        halt.next_look = time.monotonic() + _PAUSE_SECONDS
+        interruption.next_attempt_at = time.monotonic() + _PAUSE_SECONDS
         try:
-            if not self._should_restart(halt):
+            if not self._should_restart(interruption):
                 return
         except BaseException:
             self._book.close()
             raise
         self._interruption = None
         self._report_reachable()
-        self._start_planned()
+        self._start_planned_query()
 
-    def _should_restart(self, halt: Interruption) -> bool:
+    def _should_restart(self, interruption: Interruption) -> bool:
         """Returns True if the query can restart now, False if Kafka does not answer; raises errors that end it."""
         failed = self._planned_start
         try:
             self._book.require_answer()
-            again = self._plan_start() or (halt.may_pass and halt.has_waited)
-            if not again and self._may_retry(halt, failed):
+            again = self._plan_start() or (interruption.is_temporary and interruption.has_waited)
+            if not again and self._should_retry_failed_start(interruption, failed):
                 time.sleep(_PAUSE_SECONDS)
                 self._plan_start()
                 again = True
         except BrokerError as unanswered:
-            if halt.error is not None and not halt.may_pass:
-                raise halt.error from None
+            if interruption.error is not None and not interruption.is_temporary:
+                raise interruption.error from None
             self._report_unreachable(unanswered)
-            halt.has_waited = True
-            if self._once and time.monotonic() - halt.since > _ONCE_WAIT_SECONDS:
+            interruption.has_waited = True
+            if self._once and time.monotonic() - interruption.ended_at > _ONCE_WAIT_SECONDS:
                 raise
             return False
-        if halt.error is not None and not again:
-            raise halt.error
+        if interruption.error is not None and not again:
+            raise interruption.error
         return True
 
-    def _may_retry(self, halt: Interruption, failed: StartPlan | None) -> bool:
+    def _should_retry_failed_start(self, interruption: Interruption, failed_start: StartPlan | None) -> bool:
         """Returns True if a failed start is worth another attempt, although topics and checkpoint are unchanged.
 
         Brokers learn of topics at different times, so the one that Spark asked may not have known all of them. Spark
@@ -305,9 +305,9 @@ class BronzeQuery(LayerQuery):
         start = self._planned_start
         if start is None:
             return False
-        number, failed_in = start.generation.number, None if failed is None else failed.generation.number
+        number, failed_in = start.generation.number, None if failed_start is None else failed_start.generation.number
         begins = number == failed_in and number > 0 and start.positions is not None
-        if not (halt.may_pass or begins):
+        if not (interruption.is_temporary or begins):
             return False
         at = number, start.generation.last_planned_batch
         self._attempts = self._attempts + 1 if self._last_attempt == at else 1
@@ -328,32 +328,32 @@ class BronzeQuery(LayerQuery):
         """Plans the next start from `ops.topics`, Kafka and the checkpoint; returns True if topics changed it."""
         if self._batches is not None:
             self._batches.reject_later_batches()
-        generation = self._generations.current
+        generation = self._generations.current_generation
         self._generations.remove_superseded()
-        settled = self._record_last_batch(generation)
-        self._book.look()
-        excluded_topics, positions = self._book.topics_to_exclude(), self._book.positions()
+        settled = self._record_planned(generation)
+        self._book.check_topics()
+        excluded_topics, positions = self._book.list_topics_to_exclude(), self._book.list_next_offsets()
         offsets = QueryOffsets(generation.folder)
         has_started, is_unchanged = offsets.has_started, False
         if not has_started and generation.number:
-            self._bar_batch(generation)  # the process that began the generation may have died before this step
-        ends = {} if offsets.pending is None else self._book.kafka_ends()
-        if has_started and not offsets.resumes_at(positions, ends, settled=settled):
-            is_unchanged = settled and offsets.ended_at(positions)
+            self._reject_planned(generation)  # the process that began the generation may have died before this step
+        ends = {} if offsets.pending_batch is None else self._book.read_kafka_ends()
+        if has_started and not offsets.can_resume_at(positions, ends, is_last_batch_stored=settled):
+            is_unchanged = settled and offsets.has_ended_at(positions)
             previous, has_started = generation, False
-            generation = self._generations.start_new(previous.next_batch, previous.app_id)
+            generation = self._generations.start_generation(previous.next_batch, previous.app_id)
             if not settled:
-                self._bar_batch(previous)
-                if self._record_last_batch(previous):  # another process has committed it meanwhile
+                self._reject_planned(previous)
+                if self._record_planned(previous):  # another process has committed it meanwhile
                     return self._plan_start()
         before = self._planned_start
         self._planned_start = StartPlan(generation, excluded_topics, None if has_started else positions)
-        return before is None or (not is_unchanged and self._planned_start.differs(before))
+        return before is None or (not is_unchanged and self._planned_start.differs_from(before))
 
-    def _start_planned(self) -> None:
+    def _start_planned_query(self) -> None:
         if self._planned_start is None:
             raise RuntimeError("The start of the query was not planned")
         frame, self._batches = self._source(self._planned_start)
         generation = self._planned_start.generation
         self.checkpoint = str(generation.folder)
-        self.start(frame, self._batches, trigger=self._trigger, once=self._once, txn=generation.txn)
+        self.start(frame, self._batches, trigger=self._trigger, once=self._once, txn=generation.build_txn)

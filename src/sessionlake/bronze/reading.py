@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.subscription import starting_offsets
+from sessionlake.bronze.subscription import encode_starting_offsets
 from sessionlake.kafka.clients import spark_source_options
 from sessionlake.ledger.absent import OffsetRun
 from sessionlake.protocol.types import TopicPartition
@@ -34,8 +34,8 @@ def read_kafka_messages(
         spark.read.format("kafka")
         .options(**spark_source_options(settings))
         .option("assign", json.dumps(partitions))
-        .option("startingOffsets", starting_offsets({place: first for place, (first, _) in ranges.items()}))
-        .option("endingOffsets", starting_offsets({place: end for place, (_, end) in ranges.items()}))
+        .option("startingOffsets", encode_starting_offsets({place: first for place, (first, _) in ranges.items()}))
+        .option("endingOffsets", encode_starting_offsets({place: end for place, (_, end) in ranges.items()}))
         .option("failOnDataLoss", str(fail_on_loss).lower())
         .option("includeHeaders", "true")
         .option("minPartitions", spark.sparkContext.defaultParallelism)

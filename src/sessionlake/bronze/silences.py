@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from sessionlake.bronze.kafka_times import counted_time_column
-from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.kafka_times import build_counted_time_column
+from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.delta.catalog.leases import Moment
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
@@ -33,7 +33,7 @@ from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.progress import read_last_commits_since
 from sessionlake.ledger.silences import drop_silences, read_silences
-from sessionlake.protocol.silence import Silence, decode, encode
+from sessionlake.protocol.silence import Silence, decode_silences, encode_silences
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import write_atomically
@@ -51,7 +51,7 @@ _LAST = 1_000
 _AT_ONCE = 500
 
 
-class Silences:
+class SilenceWriter:
     """Finds silent topic-partitions and writes them to `bronze.messages`.
 
     Args:
@@ -61,7 +61,7 @@ class Silences:
         book: Says how far each topic-partition was read, and whether Kafka has more messages of it.
     """
 
-    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, book: TopicBook) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, book: TopicRegister) -> None:
         self._spark, self._lake, self._settings, self._book = spark, lake, settings, book
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
@@ -74,20 +74,20 @@ class Silences:
         self._looked_at = time.monotonic()
         self._token, self._writes = lake.storage.token(BRONZE), count()
 
-    def is_time(self) -> bool:
+    def is_check_due(self) -> bool:
         """Returns True if the time for the next check of silent topic-partitions has come."""
         if self._after is None:
             return False
         pause = min(_LOOK_SECONDS, self._after.total_seconds() / 4)
         return time.monotonic() - self._looked_at >= pause
 
-    def advance(self, ranges: Iterable[OffsetRange]) -> None:
+    def note_read_offsets(self, ranges: Iterable[OffsetRange]) -> None:
         """Records, for the topic-partitions of a committed batch, that their last message was read now.
 
         Args:
             ranges: The offset ranges of the batch.
         """
-        now = _current_moment()
+        now = _read_current_moment()
         with self._lock:
             self._last |= {(item.topic, item.partition): now for item in ranges if item.messages}
 
@@ -100,26 +100,26 @@ class Silences:
         self._looked_at = time.monotonic()
         if self._after is None:
             return []
-        now = _current_moment()
-        ends = self._book.ends()
+        now = _read_current_moment()
+        ends = self._book.list_ends()
         # A clock that was set forward must not look like a silence, so the shorter of two measured times counts.
-        last_moments = self._last_message_moments(now, self._after, ends)
+        last_moments = self._find_last_message_moments(now, self._after, ends)
         lasting = {place: now.shortest_since(last) for place, last in last_moments.items()}
-        due = [place for place, lasted in lasting.items() if self._is_due(place, ends[place], lasted)]
-        silent = self._book.fully_read(due) if due else set()
+        due = [place for place, lasted in lasting.items() if self._is_silence_due(place, ends[place], lasted)]
+        silent = self._book.select_fully_read(due) if due else set()
         new: list[tuple[Silence, int]] = []
-        for places in _groups(sorted(silent)):
-            last_messages = self._last_messages({place: ends[place] for place in places})
+        for places in _split_into_groups(sorted(silent)):
+            last_messages = self._read_last_messages({place: ends[place] for place in places})
             for place, (last_offset, highest, has_kafka_time) in last_messages.items():
                 self._last_offsets[place] = ends[place], last_offset
-                if self._is_due(place, ends[place], lasting[place]):
+                if self._is_silence_due(place, ends[place], lasting[place]):
                     lasted = lasting[place] // _MS
                     if not has_kafka_time:  # stream time of such messages begins when bronze read them
                         new.append((Silence(*place, last_offset, highest, 0), ends[place]))
                     new.append((Silence(*place, last_offset, highest + lasted, lasted), ends[place]))
         return new
 
-    def write(self, silences: Iterable[tuple[Silence, int]]) -> None:
+    def write_silences(self, silences: Iterable[tuple[Silence, int]]) -> None:
         """Writes silences to `bronze.messages`, except of topic-partitions that have a new message in bronze.
 
         No batch may be committed at the same time.
@@ -127,27 +127,27 @@ class Silences:
         Args:
             silences: Silences, each with the offset that the topic-partition's next message would have.
         """
-        ends = self._book.ends()
+        ends = self._book.list_ends()
         silent = [silence for silence, end in silences if ends.get(silence.place) == end]
         if not silent:
             return
-        values = [encode(group) for group in _groups(silent)]
-        written = _current_moment()
+        values = [encode_silences(group) for group in _split_into_groups(silent)]
+        written = _read_current_moment()
         rows = pa.Table.from_pylist(
-            [{"value": value, "ingested_at": written.wall} for value in values], arrow_schema(MESSAGES)
+            [{"value": value, "ingested_at": written.wall_time} for value in values], arrow_schema(MESSAGES)
         )
-        append(self._spark, self._lake, MESSAGES, rows, self._txn())
+        append(self._spark, self._lake, MESSAGES, rows, self._build_txn())
         self._lake.storage.require_claims()
         self._noted |= {silence.place: silence for silence in silent}
-        self._save_noted()
+        self._save_noted_silences()
 
-    def _txn(self) -> Txn:
+    def _build_txn(self) -> Txn:
         """Returns the Delta transaction of the next write. Without leases, its number is the table's version."""
         if self._token:
             return Txn(SILENCES_APP, next(self._writes)).fenced_by(self._token)
         return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
 
-    def _last_message_moments(
+    def _find_last_message_moments(
         self, now: Moment, after: timedelta, ends: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, Moment]:
         """Returns when bronze read the last message of each topic-partition.
@@ -161,33 +161,36 @@ class Silences:
             ends: One past bronze's last offset, by topic-partition.
         """
         if not self._has_history:
-            if not self._book.has_older(now.wall - after):
+            if not self._book.has_topic_seen_before(now.wall_time - after):
                 return {}
             reader = self._lake.reader(self._spark)
-            long_ago = now.wall - 3 * after
+            long_ago = now.wall_time - 3 * after
             before = dict.fromkeys(ends, long_ago) | read_last_commits_since(reader, BRONZE, long_ago)
-            noted = sorted(self._load_noted(reader), key=attrgetter("behind", "lasted"))
+            noted = sorted(self._load_noted_silences(reader), key=attrgetter("behind", "lasted"))
             self._noted = {silence.place: silence for silence in noted}
-            self._save_noted()
+            self._save_noted_silences()
             with self._lock:
-                self._has_history, self._last = True, {p: now.at_wall(at) for p, at in before.items()} | self._last
+                self._has_history, self._last = (
+                    True,
+                    {p: now.from_wall_time(at) for p, at in before.items()} | self._last,
+                )
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
 
-    def _load_noted(self, reader: TableReader) -> Iterable[Silence]:
+    def _load_noted_silences(self, reader: TableReader) -> Iterable[Silence]:
         """Returns the last silence of each topic-partition from the file; if it is missing, all silences in bronze."""
         with suppress(OSError, LakeError):
-            return [*decode([self._notes.read_bytes()])]
+            return [*decode_silences([self._notes.read_bytes()])]
         return read_silences(reader)
 
-    def _save_noted(self) -> None:
+    def _save_noted_silences(self) -> None:
         """Saves the last silence of each topic-partition to a file beside the checkpoint.
 
         If a crash prevents this, bronze may write a silence twice, which does no harm.
         """
-        write_atomically(self._notes, encode(self._noted.values()))
+        write_atomically(self._notes, encode_silences(self._noted.values()))
 
-    def _is_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
+    def _is_silence_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
         """Returns True if a silence must be written now: the first one of a topic-partition, or the second one.
 
         Args:
@@ -202,7 +205,7 @@ class Silences:
         after = self._after or lasted
         return written <= after < lasted or written <= 2 * after < lasted
 
-    def _last_messages(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int, bool]]:
+    def _read_last_messages(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int, bool]]:
         """Returns, by topic-partition, the offset of the last message, a time in ms since 1970, and its kind.
 
         Kind True: the time is the highest Kafka timestamp of the last messages that counts for stream time. Kind False:
@@ -215,7 +218,7 @@ class Silences:
 
         messages = drop_silences(self._lake.read(self._spark, MESSAGES))
         last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in ends.items()}))
-        said, read = F.max(counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
+        said, read = F.max(build_counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
         rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows.collect()}
 
@@ -225,9 +228,9 @@ def silences_file(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint(BRONZE)}.silences.json")
 
 
-def _current_moment() -> Moment:
+def _read_current_moment() -> Moment:
     return Moment.now()
 
 
-def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def _split_into_groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[at : at + _AT_ONCE] for at in range(0, len(items), _AT_ONCE))

@@ -19,14 +19,14 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import ArchiveSettings, KinesisSettings, SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import last_planned, recovery_hint
+from sessionlake.streaming.checkpoint import build_recovery_hint, read_last_planned_batch
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def require(settings: Settings) -> None:
+def require_source(settings: Settings) -> None:
     """Checks that the source can be read, as far as that is possible before Spark is started.
 
     Raises:
@@ -34,11 +34,11 @@ def require(settings: Settings) -> None:
         AccessError: Kafka refuses this client.
         ConfigError: The folder of archives does not exist, or this runtime has no connector for the source.
     """
-    source = _stream_source(settings)
+    source = _build_stream_source(settings)
     if source is None:
         require_broker(settings)
     else:
-        source.require()
+        source.require_reachable()
 
 
 def start(
@@ -62,24 +62,24 @@ def start(
         SessionlakeError: Bronze cannot start: the source, the checkpoint or a table is not as it must be.
     """
     streamed.refuse_other_source(spark, Lake(settings), settings.bronze.source)
-    source = _stream_source(settings)
+    source = _build_stream_source(settings)
     if source is None:
         return job.start(spark, settings, once=once, on_batch=on_batch, on_wait=on_wait)
-    source.require()
+    source.require_reachable()
     return streamed.start(spark, settings, source, once=once, on_batch=on_batch)
 
 
-def _stream_source(settings: Settings) -> StreamSource | None:
+def _build_stream_source(settings: Settings) -> StreamSource | None:
     """Returns the source if it is a plain Spark stream; None means Kafka."""
     bronze = settings.bronze
     if bronze.source is SourceKind.ARCHIVE and bronze.archive is not None:
-        return Archives(bronze.archive)
+        return ArchiveSource(bronze.archive)
     if bronze.source is SourceKind.KINESIS and bronze.kinesis is not None:
-        return Kinesis(bronze.kinesis)
+        return KinesisSource(bronze.kinesis)
     return None
 
 
-class Archives:
+class ArchiveSource:
     """A folder of archives. Each message is read once and keeps the offset that its archive gives."""
 
     name = str(SourceKind.ARCHIVE)
@@ -87,7 +87,7 @@ class Archives:
     def __init__(self, settings: ArchiveSettings) -> None:
         self._path, self._max_bytes = settings.path, int(settings.max_bytes_per_trigger)
 
-    def require(self) -> None:
+    def require_reachable(self) -> None:
         """Checks that the folder exists.
 
         Raises:
@@ -99,30 +99,30 @@ class Archives:
                 fix="Set `bronze.archive.path` to the folder that has the archives",
             )
 
-    def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
+    def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
         """Returns a stream of the messages in files after the checkpoint's last one, in the columns `archives.DDL`."""
-        archives.register(spark)
+        archives.register_source(spark)
         options = {
             "path": self._path,
-            "position": json.dumps(_checkpoint_position(checkpoint)),
+            "position": json.dumps(_read_checkpoint_position(checkpoint)),
             "limit": self._max_bytes,
         }
         return spark.readStream.format(archives.NAME).options(**options).load()
 
-    def has_more(self, checkpoint: Path) -> bool:
+    def has_more_messages(self, checkpoint: Path) -> bool:
         """Returns True if the folder has files after the last one in the checkpoint."""
-        before = _checkpoint_position(checkpoint)
-        return archives.next_position(Path(self._path), before, self._max_bytes) != before
+        before = _read_checkpoint_position(checkpoint)
+        return archives.find_next_position(Path(self._path), before, self._max_bytes) != before
 
-    def messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
+    def select_messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the rows unchanged: they already have the columns of `bronze.messages`."""
         del ends
         return rows
 
 
-def _checkpoint_position(checkpoint: Path) -> archives.Position:
+def _read_checkpoint_position(checkpoint: Path) -> archives.Position:
     """Returns the position up to which the checkpoint has planned batches, from its newest offsets file."""
-    planned = last_planned(checkpoint)
+    planned = read_last_planned_batch(checkpoint)
     if planned is None:
         return dict(archives.STREAM_START)
     file = checkpoint / "offsets" / str(planned)
@@ -130,12 +130,12 @@ def _checkpoint_position(checkpoint: Path) -> archives.Position:
         position: archives.Position = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
     except (OSError, ValueError, IndexError) as error:
         raise LossError(
-            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=recovery_hint(BRONZE)
+            f"bronze: the checkpoint file {file} cannot be read ({error})", fix=build_recovery_hint(BRONZE)
         ) from error
     return position
 
 
-class Kinesis:
+class KinesisSource:
     """Streams of Kinesis. Each stream becomes a topic, and each of its shards a partition.
 
     A sequence number has about 56 digits and does not fit an offset. So messages are numbered in the order of their
@@ -147,7 +147,7 @@ class Kinesis:
     def __init__(self, settings: KinesisSettings) -> None:
         self._settings = settings
 
-    def require(self) -> None:
+    def require_reachable(self) -> None:
         """Checks that the Kinesis connector is available.
 
         Raises:
@@ -160,7 +160,7 @@ class Kinesis:
                 fix="Run bronze on Databricks, or set `bronze.source` to kafka or archive",
             )
 
-    def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
+    def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
         """Returns a stream of records in the connector's columns. A new checkpoint starts at Kinesis's oldest one."""
         del checkpoint
         kinesis = self._settings
@@ -173,12 +173,12 @@ class Kinesis:
             .load()
         )
 
-    def has_more(self, checkpoint: Path) -> bool:
+    def has_more_messages(self, checkpoint: Path) -> bool:
         """Returns False: one query of the connector reads everything that Kinesis holds."""
         del checkpoint
         return False
 
-    def messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
+    def select_messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the records as messages, numbered after the last offset of each topic-partition."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F

@@ -27,7 +27,7 @@ from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import store_on_disk
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_tables
@@ -48,20 +48,20 @@ class StreamSource(Protocol):
 
     name: str
 
-    def require(self) -> None:
+    def require_reachable(self) -> None:
         """Checks that the source can be read, as far as that is possible without Spark.
 
         Raises:
             ConfigError: The source cannot be read.
         """
 
-    def stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
+    def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
         """Returns the stream of messages for a query with this checkpoint, in the source's own columns."""
 
-    def has_more(self, checkpoint: Path) -> bool:
+    def has_more_messages(self, checkpoint: Path) -> bool:
         """Returns True if the source has messages after those in the checkpoint, so the query must run once more."""
 
-    def messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
+    def select_messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
         """Converts a batch's rows to the columns of `bronze.messages` without `ingested_at`, and five more.
 
         The further columns are `file`, `member`, `start`, `damage` and `detail`. `damage` is null unless the row
@@ -99,14 +99,16 @@ def start(
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     lake.ensure(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
-    return _Query(spark, settings, source, _Batch(lake, settings, source, on_batch), once=once).start_query()
+    return _StreamedQuery(
+        spark, settings, source, _StreamedBatchWriter(lake, settings, source, on_batch), once=once
+    ).start_query()
 
 
-class _Query(LayerQuery):
+class _StreamedQuery(LayerQuery):
     """The streaming query. Under `--once` Spark runs one batch per start, so it restarts until nothing is left."""
 
     def __init__(
-        self, spark: SparkSession, settings: Settings, source: StreamSource, batch: _Batch, *, once: bool
+        self, spark: SparkSession, settings: Settings, source: StreamSource, batch: _StreamedBatchWriter, *, once: bool
     ) -> None:
         super().__init__(LAYER, settings.checkpoint(LAYER))
         self._spark, self._source, self._commit = spark, source, batch
@@ -115,7 +117,7 @@ class _Query(LayerQuery):
 
     def start_query(self) -> LayerQuery:
         """Starts the query and returns it."""
-        frame = self._source.stream(self._spark, Path(self.checkpoint))
+        frame = self._source.read_stream(self._spark, Path(self.checkpoint))
         return self.start(frame, self._commit, trigger=self._trigger, once=self._once)
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -128,15 +130,17 @@ class _Query(LayerQuery):
         """
         while True:
             ended = super().wait(seconds)
-            if not ended or not self._once or self._stopped or not self._has_more():
+            if not ended or not self._once or self._stopped or not self._has_more_messages():
                 return ended
             self.start_query()
             if seconds is not None:
                 return False
 
-    def _has_more(self) -> bool:
+    def _has_more_messages(self) -> bool:
         checkpoint = Path(self.checkpoint)
-        return last_planned(checkpoint) != last_committed(checkpoint) or self._source.has_more(checkpoint)
+        return read_last_planned_batch(checkpoint) != read_last_committed_batch(
+            checkpoint
+        ) or self._source.has_more_messages(checkpoint)
 
     def stop(self) -> None:
         """Stops the query. It is not restarted."""
@@ -166,7 +170,7 @@ def refuse_other_source(spark: SparkSession, lake: Lake, name: str) -> None:
         )
 
 
-class _Batch:
+class _StreamedBatchWriter:
     """Commits micro-batches: first damaged members, then the messages, then the ledger row."""
 
     def __init__(
@@ -189,15 +193,15 @@ class _Batch:
                 read_receipts(lake.reader(spark)),
             )
         log = self._log
-        with store_on_disk(self._source.messages(rows, log.last_offsets)) as read:
+        with store_on_disk(self._source.select_messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
-            extents = _extents(sound)
+            extents = _list_extents(sound)
             _refuse_repeated(sound, extents, log.last_offsets)
-            ranges = _ranges(extents)
+            ranges = _to_offset_ranges(extents)
             log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
-                append(spark, lake, DAMAGED, _damaged_rows(damaged), txn)
+                append(spark, lake, DAMAGED, _select_damaged_rows(damaged), txn)
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
             messages = erase_forgotten_messages(stored, self._forgotten)
             before = lake.latest_version(spark, MESSAGES)
@@ -223,14 +227,14 @@ class _Batch:
             self._on_batch(entry)
 
 
-def _damaged_rows(rows: DataFrame) -> DataFrame:
+def _select_damaged_rows(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     columns = [F.col(name) for name in ("file", "member", "start", "topic", "partition", "damage", "detail")]
     return rows.select(*columns, F.current_timestamp().alias("found_at")).coalesce(1)
 
 
-class _Extent(NamedTuple):
+class _OffsetExtent(NamedTuple):
     """The first and last offset, and the number of messages, of a topic-partition in one member of an archive file.
 
     If the source has no files, they are those of a topic-partition in the batch, and `file` and `member` are None.
@@ -245,7 +249,7 @@ class _Extent(NamedTuple):
     member: str | None
 
 
-def _extents(sound: DataFrame) -> list[_Extent]:
+def _list_extents(sound: DataFrame) -> list[_OffsetExtent]:
     """Returns an extent for each topic-partition and archive member in a batch of undamaged rows.
 
     They are sorted by topic, partition, file name and first offset.
@@ -255,11 +259,13 @@ def _extents(sound: DataFrame) -> list[_Extent]:
     found = sound.groupBy("topic", "partition", "file", "member").agg(
         F.min("offset").alias("first"), F.max("offset").alias("last"), F.count("*").alias("messages")
     )
-    rows = found.select(*_Extent._fields).collect()
-    return sorted((_Extent(*row) for row in rows), key=lambda extent: (*extent[:2], extent.file or "", extent.first))
+    rows = found.select(*_OffsetExtent._fields).collect()
+    return sorted(
+        (_OffsetExtent(*row) for row in rows), key=lambda extent: (*extent[:2], extent.file or "", extent.first)
+    )
 
 
-def _ranges(extents: Iterable[_Extent]) -> tuple[OffsetRange, ...]:
+def _to_offset_ranges(extents: Iterable[_OffsetExtent]) -> tuple[OffsetRange, ...]:
     found: dict[TopicPartition, OffsetRange] = {}
     for extent in extents:
         known = found.get(extent[:2], OffsetRange(*extent[:4], 0))
@@ -268,7 +274,7 @@ def _ranges(extents: Iterable[_Extent]) -> tuple[OffsetRange, ...]:
     return tuple(found.values())
 
 
-def _refuse_repeated(sound: DataFrame, extents: Iterable[_Extent], ends: Mapping[TopicPartition, int]) -> None:
+def _refuse_repeated(sound: DataFrame, extents: Iterable[_OffsetExtent], ends: Mapping[TopicPartition, int]) -> None:
     """Checks that the offsets of each topic-partition rise from file to file, and that bronze has none of them yet.
 
     Args:
@@ -297,7 +303,7 @@ def _refuse_repeated(sound: DataFrame, extents: Iterable[_Extent], ends: Mapping
             )
 
 
-def _repeats_offsets(sound: DataFrame, extent: _Extent) -> bool:
+def _repeats_offsets(sound: DataFrame, extent: _OffsetExtent) -> bool:
     """Returns True if an offset of the extent occurs twice in the batch, the second time in the extent's file.
 
     Extents can overlap although no offset is repeated: two members of a topic-partition can have alternating offsets.

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from sessionlake.bronze.offsets import INITIAL, Offsets, read_offsets
+from sessionlake.bronze.offsets import INITIAL_OFFSETS_FILE, Offsets, read_offsets
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.streaming.checkpoint import last_committed, last_planned
+from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
 
 
-def pattern(topics: str, excluded: Iterable[str]) -> str:
+def build_topic_pattern(topics: str, excluded: Iterable[str]) -> str:
     """Returns a Java regular expression that matches the topics to subscribe to.
 
     Args:
@@ -28,7 +28,7 @@ def pattern(topics: str, excluded: Iterable[str]) -> str:
     return f"^(?!(?:{names})$)(?:{topics})$" if names else f"^(?:{topics})$"
 
 
-def starting_offsets(positions: Mapping[TopicPartition, int]) -> str:
+def encode_starting_offsets(positions: Mapping[TopicPartition, int]) -> str:
     """Returns the option `startingOffsets` of Spark's source as JSON.
 
     Args:
@@ -53,45 +53,53 @@ class QueryOffsets:
     @property
     def has_started(self) -> bool:
         """True if the query has ever asked Kafka for offsets: its starting offsets are fixed from then on."""
-        return (self._folder / INITIAL).is_file()
+        return (self._folder / INITIAL_OFFSETS_FILE).is_file()
 
     @property
-    def pending(self) -> int | None:
+    def pending_batch(self) -> int | None:
         """Spark's number of the batch that is planned but not finished; None if there is none."""
-        planned = last_planned(self._folder)
-        return planned if planned is not None and planned != last_committed(self._folder) else None
+        planned = read_last_planned_batch(self._folder)
+        return planned if planned is not None and planned != read_last_committed_batch(self._folder) else None
 
-    def start(self) -> Offsets:
+    def read_start(self) -> Offsets:
         """Returns the offsets at which the next batch starts, whether it is planned already or not."""
-        done = last_committed(self._folder)
-        return read_offsets(self._folder / (INITIAL if done is None else Path("offsets", str(done))))
+        done = read_last_committed_batch(self._folder)
+        return read_offsets(self._folder / (INITIAL_OFFSETS_FILE if done is None else Path("offsets", str(done))))
 
-    def end(self) -> Offsets:
+    def read_end(self) -> Offsets:
         """Returns the offsets at which the pending batch ends, each one past its last. A batch must be pending."""
-        return read_offsets(self._folder / "offsets" / str(self.pending))
+        return read_offsets(self._folder / "offsets" / str(self.pending_batch))
 
-    def resumes_at(
-        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, settled: bool
+    def can_resume_at(
+        self,
+        positions: Mapping[TopicPartition, int],
+        kafka_ends: Mapping[TopicPartition, int],
+        *,
+        is_last_batch_stored: bool,
     ) -> bool:
         """Returns True if a restarted query would resume at exactly these positions.
 
         Args:
             positions: Kafka offsets that are to be read next, by topic-partition.
-            ends: One past the last Kafka offset that can be read, by topic-partition. Used only if a batch is pending:
-                planned but not finished.
-            settled: True if the messages of the last planned batch are in the tables.
+            kafka_ends: One past the last Kafka offset that can be read, by topic-partition. Used only if a batch is
+                pending: planned but not finished.
+            is_last_batch_stored: True if the messages of the last planned batch are in the tables.
         """
         # Spark first repeats a pending batch, even if the tables have it and Kafka has removed its messages. It fails
         # if partitions of that batch are gone, and under `availableNow` also if there are new ones. It waits forever
         # for offsets that a topic which was created again has not reached.
-        if self.pending is not None:
-            end = self.end()
-            if settled or end.keys() != positions.keys() or any(end[place] > ends[place] for place in end):
+        if self.pending_batch is not None:
+            end = self.read_end()
+            if (
+                is_last_batch_stored
+                or end.keys() != positions.keys()
+                or any(end[place] > kafka_ends[place] for place in end)
+            ):
                 return False
         # Spark reads topic-partitions that the checkpoint does not know from offset 0, or fails.
-        start = self.start()
+        start = self.read_start()
         return start.keys() <= positions.keys() and all(start.get(place, 0) == at for place, at in positions.items())
 
-    def ended_at(self, positions: Mapping[TopicPartition, int]) -> bool:
+    def has_ended_at(self, positions: Mapping[TopicPartition, int]) -> bool:
         """Returns True if there is a pending batch and it ends at exactly these positions."""
-        return self.pending is not None and self.end() == positions
+        return self.pending_batch is not None and self.read_end() == positions

@@ -14,7 +14,14 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.topic_rules import MAY_BE_ABSENT, SUBSCRIBED, Absences, Seen, TopicUpdate, decide
+from sessionlake.bronze.topic_rules import (
+    MAY_BE_ABSENT,
+    SUBSCRIBED,
+    SeenTopic,
+    TopicAbsences,
+    TopicUpdate,
+    decide_update,
+)
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, TOPICS, TOPICS_APP
 from sessionlake.delta.storage.txn import Txn
@@ -46,7 +53,7 @@ _RECHECK_SECONDS = 1.0
 _MAX_LOOKS = 5
 
 
-class TopicBook:
+class TopicRegister:
     """The topics of `ops.topics` in memory: their state, ids and offsets. Several threads may use it."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings) -> None:
@@ -64,36 +71,36 @@ class TopicBook:
         self._is_version_recorded = False
         self._excluded: frozenset[str] = frozenset()
         self._refresh = settings.bronze.topic_refresh.total_seconds()
-        self._absences = Absences()
+        self._absences = TopicAbsences()
 
     @property
     def topics(self) -> dict[str, Topic]:
         """The last generation of every topic in `ops.topics`, by name."""
         return select_latest_generations(self._rows.values())
 
-    def topics_to_exclude(self) -> frozenset[str]:
+    def list_topics_to_exclude(self) -> frozenset[str]:
         """Returns the names of topics to which a query that starts now must not subscribe, and remembers them."""
         self._excluded = frozenset(name for name, row in self.topics.items() if row.state not in SUBSCRIBED)
         return self._excluded
 
     @property
-    def shifts(self) -> dict[str, int]:
+    def offset_shifts(self) -> dict[str, int]:
         """Bronze's offset minus Kafka's for the topics where it is not 0, by topic name."""
         return {name: row.offset_shift for name, row in self.topics.items() if row.offset_shift}
 
-    def positions(self) -> dict[TopicPartition, int]:
+    def list_next_offsets(self) -> dict[TopicPartition, int]:
         """Returns the next Kafka offset to read, for each topic-partition of subscribed topics."""
-        return {place: part.next_offset - shift for place, part, shift in self._subscribed()}
+        return {place: part.next_offset - shift for place, part, shift in self._list_subscribed_partitions()}
 
-    def kafka_ends(self) -> dict[TopicPartition, int]:
+    def read_kafka_ends(self) -> dict[TopicPartition, int]:
         """Returns one past the last readable Kafka offset, for each topic-partition of subscribed topics.
 
         Raises:
             BrokerError: Kafka does not answer, or one of the topics is gone.
         """
-        return self._admin.committed_ends(place for place, _, _ in self._subscribed())
+        return self._admin.read_last_stable_offsets(place for place, _, _ in self._list_subscribed_partitions())
 
-    def ends(self) -> dict[TopicPartition, int]:
+    def list_ends(self) -> dict[TopicPartition, int]:
         """Returns one past bronze's last offset, for each topic-partition with messages in bronze.
 
         The messages may be of an earlier topic of the same name.
@@ -106,11 +113,11 @@ class TopicBook:
                     ends[place] = max(part.next_offset, ends.get(place, 0))
         return ends
 
-    def has_older(self, moment: datetime) -> bool:
+    def has_topic_seen_before(self, moment: datetime) -> bool:
         """Returns True if a topic was first seen before the moment."""
         return any(row.first_seen < moment for row in self._rows.values())
 
-    def fully_read(self, places: Collection[TopicPartition]) -> set[TopicPartition]:
+    def select_fully_read(self, places: Collection[TopicPartition]) -> set[TopicPartition]:
         """Returns the topic-partitions among `places` of which bronze has read every message that Kafka has.
 
         Raises:
@@ -120,12 +127,12 @@ class TopicBook:
         lasting = [row for name, row in known.items() if row.state not in MAY_BE_ABSENT and self._matches(name)]
         read = {(row.topic, part.partition): part.next_offset for row in lasting for part in row.partitions}
         asked = [place for place in places if place in read]  # without topic-partitions of deleted topics
-        held = self._admin.offsets(asked) if asked else {}
+        held = self._admin.read_offsets(asked) if asked else {}
         waiting = {place for place, (_, end) in held.items() if end + known[place[0]].offset_shift != read[place]}
         return {*places} - waiting
 
     @property
-    def away(self) -> bool:
+    def is_kafka_unreachable(self) -> bool:
         """True if Kafka did not answer the last request."""
         return self._admin.away
 
@@ -137,9 +144,9 @@ class TopicBook:
             AccessError: It refuses this client.
         """
         with self._lock:
-            self._ids()
+            self._read_topic_ids()
 
-    def look(self) -> None:
+    def check_topics(self) -> None:
         """Compares all topics with Kafka, applies `kafka.on_topic_change`, and writes `ops.topics`.
 
         This takes several seconds if a topic is missing, because only a steady absence counts as a deletion.
@@ -150,10 +157,10 @@ class TopicBook:
             TopicChangedError: A topic was deleted, created again or cut, and the rule is `fail`.
         """
         with self._lock:
-            self._apply_ledger()
-            decision = self._decision()
-            self._apply(decision)
-            self.save()
+            self._apply_ledger_offsets()
+            decision = self._decide_update()
+            self._apply_update(decision)
+            self.save_topics()
         if decision.refusals:
             raise TopicChangedError(
                 f"bronze: {'; '.join(decision.refusals)}",
@@ -163,16 +170,16 @@ class TopicBook:
                 "beginning. Messages that were not read are lost either way",
             )
 
-    def _decision(self) -> TopicUpdate:
+    def _decide_update(self) -> TopicUpdate:
         """Asks Kafka about all topics and decides about changes. Asks again if a topic vanishes meanwhile."""
         left = _MAX_LOOKS
         while True:
-            ids = self._ids()
-            while self._absences.unconfirmed:
+            ids = self._read_topic_ids()
+            while self._absences.unconfirmed_topics:
                 time.sleep(_RECHECK_SECONDS)
-                ids = self._ids()
+                ids = self._read_topic_ids()
             try:
-                return self._decide({name for name in (*self.topics, *ids) if self._matches(name)}, ids)
+                return self._decide_for_topics({name for name in (*self.topics, *ids) if self._matches(name)}, ids)
             except UnknownTopicError:
                 left -= 1
                 if not left:
@@ -190,28 +197,30 @@ class TopicBook:
         """
         now = time.monotonic()
         if now - self._looked_at < (
-            min(_RECHECK_SECONDS, self._refresh) if self._absences.unconfirmed else self._refresh
+            min(_RECHECK_SECONDS, self._refresh) if self._absences.unconfirmed_topics else self._refresh
         ):
             return False
         self._looked_at = now
         with self._lock:
-            ids, known = self._ids(), self.topics
+            ids, known = self._read_topic_ids(), self.topics
             mine = {name for name in ids if self._matches(name)}
-            if self._absences.deleted or any(_differs(known[name], ids[name]) for name in mine & known.keys()):
-                seen_topics(self._admin, mine, ids)  # a restart needs this answer: without it the query keeps running
+            is_any_recreated = any(_has_other_id(known[name], ids[name]) for name in mine & known.keys())
+            if self._absences.deleted_topics or is_any_recreated:
+                # A restart needs this answer. Without it, the query keeps running.
+                read_seen_topics(self._admin, mine, ids)
                 return True
-            self._apply(self._decide(mine - known.keys(), ids))
+            self._apply_update(self._decide_for_topics(mine - known.keys(), ids))
             if now - self._saved_at < _IDLE_CHECK_SECONDS:
                 return False
-            decision = self._decide(mine & self._activity_candidates(), ids)
+            decision = self._decide_for_topics(mine & self._find_activity_candidates(), ids)
             if any(self._requires_restart(row) for row in decision.rows):
-                seen_topics(self._admin, mine, ids)
+                read_seen_topics(self._admin, mine, ids)
                 return True
-            self._apply(decision)
-            self.save()
+            self._apply_update(decision)
+            self.save_topics()
         return False
 
-    def admit(self, topics: Iterable[str]) -> None:
+    def admit_topics(self, topics: Iterable[str]) -> None:
         """Checks that a batch's topics are still the topics that bronze knows, and records new ones.
 
         A topic's id must be stored before its first messages: only the id tells it from a later topic of that name.
@@ -221,20 +230,20 @@ class TopicBook:
             TopicChangedError: A topic was deleted and created again.
         """
         with self._lock:
-            ids, known, asked = self._ids(), self.topics, set(topics)
+            ids, known, asked = self._read_topic_ids(), self.topics, set(topics)
             for name in asked:
                 if name not in ids:
                     raise BrokerError(
                         f"bronze: Kafka does not list topic {name}: it was deleted during the read, or is not known yet"
                     )
                 if name not in known:
-                    self._apply(self._decide([name], ids))
-                elif _differs(known[name], ids[name]):
+                    self._apply_update(self._decide_for_topics([name], ids))
+                elif _has_other_id(known[name], ids[name]):
                     raise TopicChangedError(f"bronze: topic {name} was deleted and created again during the read")
             if asked - {name for name, _ in self._written}:
-                self._write()
+                self._write_topics()
 
-    def unrecorded_version(self) -> tuple[TableOutput, ...]:
+    def take_unrecorded_version(self) -> tuple[TableOutput, ...]:
         """Returns the version of `ops.topics`, for the next ledger entry; empty if the ledger has this version already.
 
         By these versions bronze notices that the table was replaced by an older copy. With such a copy, messages of a
@@ -246,7 +255,7 @@ class TopicBook:
             self._is_version_recorded = True
             return (TableOutput(TOPICS, self._lake.latest_version(self._spark, TOPICS), 0),)
 
-    def advance(self, ranges: Iterable[OffsetRange]) -> None:
+    def note_read_offsets(self, ranges: Iterable[OffsetRange]) -> None:
         """Moves the next offsets past a batch that is committed.
 
         Args:
@@ -255,49 +264,49 @@ class TopicBook:
         with self._lock:
             known, now = self.topics, datetime.now(UTC)
             for item in ranges:
-                row = _advanced(known[item.topic], item.partition, item.first, item.last + 1, now)
+                row = _advance_topic(known[item.topic], item.partition, item.first, item.last + 1, now)
                 known[item.topic] = self._rows[row.topic, row.generation] = row
 
-    def save(self) -> None:
+    def save_topics(self) -> None:
         """Writes `ops.topics` if it has changed. A new `last_seen` alone is written once an hour."""
         with self._lock:
             self._saved_at = time.monotonic()
-            if _with_last_seen_to_the_hour(self._rows) != _with_last_seen_to_the_hour(self._written):
-                self._write()
+            if _round_last_seen_to_hour(self._rows) != _round_last_seen_to_hour(self._written):
+                self._write_topics()
 
     def close(self) -> None:
         """Writes pending changes and disconnects from Kafka. A second call does nothing."""
         if self._open:
             self._open = False
             try:
-                self.save()
+                self.save_topics()
             finally:
                 self._admin.close()
 
-    def _write(self) -> None:
+    def _write_topics(self) -> None:
         txn = Txn(TOPICS_APP, next(self._writes)).fenced_by(self._token) if self._token else None
         write_topics(self._spark, self._lake, self._rows.values(), txn)
         self._written, self._is_version_recorded = dict(self._rows), False
 
-    def _subscribed(self) -> Iterator[tuple[TopicPartition, PartitionOffsets, int]]:
+    def _list_subscribed_partitions(self) -> Iterator[tuple[TopicPartition, PartitionOffsets, int]]:
         """Yields each topic-partition of subscribed topics with its offsets and its offset shift."""
         for row in self.topics.values():
             if row.state in SUBSCRIBED and self._matches(row.topic):
                 for part in row.partitions:
                     yield (row.topic, part.partition), part, row.offset_shift
 
-    def _ids(self) -> dict[str, str | None]:
+    def _read_topic_ids(self) -> dict[str, str | None]:
         """Returns the ids of Kafka's topics by name, and records which of bronze's topics Kafka does not list."""
         try:
-            ids = self._admin.topic_ids()
+            ids = self._admin.read_topic_ids()
         except BrokerError:
-            self._absences = Absences()  # the broker that answers next may have just started
+            self._absences = TopicAbsences()  # the broker that answers next may have just started
             raise
         known = {name for name, row in self.topics.items() if row.state not in MAY_BE_ABSENT and self._matches(name)}
-        self._absences = self._absences.after(known - ids.keys(), time.monotonic())
+        self._absences = self._absences.count_look(known - ids.keys(), time.monotonic())
         return ids
 
-    def _activity_candidates(self) -> set[str]:
+    def _find_activity_candidates(self) -> set[str]:
         """Returns the names of topics without messages for `kafka.inactive_after`, whether inactive already or not."""
         since = datetime.now(UTC) - self._kafka.inactive_after
         rows = self.topics.values()
@@ -308,20 +317,20 @@ class TopicBook:
         """Returns True if the running query lacks a topic that it must read, or reads one that it must not."""
         return row.topic in self._excluded if row.state in SUBSCRIBED else row.state is not TopicState.INACTIVE
 
-    def _decide(self, names: Iterable[str], ids: dict[str, str | None]) -> TopicUpdate:
+    def _decide_for_topics(self, names: Iterable[str], ids: dict[str, str | None]) -> TopicUpdate:
         looked, kafka = set(names), self._kafka
-        return decide(
+        return decide_update(
             {name: row for name, row in self.topics.items() if name in looked},
-            seen_topics(self._admin, looked & ids.keys(), ids),
+            read_seen_topics(self._admin, looked & ids.keys(), ids),
             rule=kafka.on_topic_change,
             now=datetime.now(UTC),
             inactive_after=kafka.inactive_after,
         )
 
-    def _apply(self, decision: TopicUpdate) -> None:
+    def _apply_update(self, decision: TopicUpdate) -> None:
         self._rows |= {(row.topic, row.generation): row for row in decision.rows}
 
-    def _apply_ledger(self) -> None:
+    def _apply_ledger_offsets(self) -> None:
         """Moves each `next_offset` past the offsets in the ledger, and past recorded offsets without a message."""
         known, now = self.topics, datetime.now(UTC)
         reader = self._lake.reader(self._spark)
@@ -330,18 +339,18 @@ class TopicBook:
         absent = read_absent_runs(reader, {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken})
         for span in taken:
             end = find_offset_after_runs(absent.get((span.topic, span.partition), ()), span.last + 1)
-            row = _advanced(known[span.topic], span.partition, span.first, end, now)
+            row = _advance_topic(known[span.topic], span.partition, span.first, end, now)
             known[span.topic] = self._rows[row.topic, row.generation] = row
 
 
-def _with_last_seen_to_the_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topic]:
+def _round_last_seen_to_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topic]:
     """Returns the rows with `last_seen` cut to the full hour."""
     return [replace(row, last_seen=row.last_seen.replace(minute=0, second=0, microsecond=0)) for row in rows.values()]
 
 
-def seen_topics(
+def read_seen_topics(
     admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str | None], *, committed: bool = False
-) -> dict[str, Seen]:
+) -> dict[str, SeenTopic]:
     """Asks Kafka for the partitions and offsets of topics.
 
     Args:
@@ -356,12 +365,12 @@ def seen_topics(
     asked = sorted(names)
     spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
     if asked:
-        for (topic, number), span in admin.offsets(admin.partitions(asked), committed=committed).items():
+        for (topic, number), span in admin.read_offsets(admin.list_partitions(asked), committed=committed).items():
             spans[topic][number] = span
-    return {name: Seen(ids[name], found) for name, found in spans.items()}
+    return {name: SeenTopic(ids[name], found) for name, found in spans.items()}
 
 
-def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
+def _advance_topic(row: Topic, partition: int, first: int, end: int, now: datetime) -> Topic:
     """Returns the topic's row after offsets `[first, end)` of a partition were read.
 
     Offsets of earlier generations are ignored.
@@ -383,7 +392,7 @@ def _advanced(row: Topic, partition: int, first: int, end: int, now: datetime) -
     return replace(row, state=state, partitions=held, last_message_at=at, last_seen=max(now, row.last_seen))
 
 
-def _differs(row: Topic, present_id: str | None) -> bool:
+def _has_other_id(row: Topic, present_id: str | None) -> bool:
     """Returns True if Kafka's topic with this id is not the row's topic, or if the row's topic had been deleted."""
     if row.state is TopicState.DELETED:
         return True

@@ -32,7 +32,7 @@ _DELETED_AFTER_LOOKS = 5
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenTopic:
     """A topic as it is in Kafka now.
 
     Attributes:
@@ -45,7 +45,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Absences:
+class TopicAbsences:
     """Topics that Kafka did not list in a series of checks that were all answered.
 
     A broker that has just started may not know every topic yet. So a topic counts as deleted only after several checks
@@ -59,7 +59,7 @@ class Absences:
     looked_at: float = 0.0
     missing: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
-    def after(self, missing: Iterable[str], now: float) -> Absences:
+    def count_look(self, missing: Iterable[str], now: float) -> TopicAbsences:
         """Returns the absences after one more check.
 
         Args:
@@ -67,10 +67,10 @@ class Absences:
             now: When the check was answered, in seconds of the monotonic clock.
         """
         before = {name: self.missing.get(name, (now, 0)) for name in missing}
-        return Absences(now, {name: (since, looks + 1) for name, (since, looks) in before.items()})
+        return TopicAbsences(now, {name: (since, looks + 1) for name, (since, looks) in before.items()})
 
     @property
-    def deleted(self) -> frozenset[str]:
+    def deleted_topics(self) -> frozenset[str]:
         """Topics that have been missing long enough to count as deleted."""
         return frozenset(
             name
@@ -79,13 +79,13 @@ class Absences:
         )
 
     @property
-    def unconfirmed(self) -> frozenset[str]:
+    def unconfirmed_topics(self) -> frozenset[str]:
         """Topics that are missing, but may be listed again at the next check."""
-        return frozenset(self.missing) - self.deleted
+        return frozenset(self.missing) - self.deleted_topics
 
 
 @dataclass(frozen=True)
-class Change:
+class TopicChange:
     """A change of a topic in Kafka, about which `kafka.on_topic_change` decides.
 
     Attributes:
@@ -110,9 +110,9 @@ class TopicUpdate:
     refusals: tuple[str, ...] = ()
 
 
-def decide(
+def decide_update(
     known: Mapping[str, Topic],
-    seen: Mapping[str, Seen],
+    seen: Mapping[str, SeenTopic],
     *,
     rule: OnTopicChange,
     now: datetime,
@@ -133,20 +133,20 @@ def decide(
         topic, found = known.get(name), seen.get(name)
         if topic is None:
             if found is not None:
-                rows.append(_new_topic(name, found, now))
+                rows.append(_build_new_topic(name, found, now))
             continue
-        change = change_of(topic, found)
+        change = find_topic_change(topic, found)
         if change is None:
-            rows.append(topic if found is None else _unchanged_topic(topic, found, now, inactive_after))
+            rows.append(topic if found is None else _update_unchanged_topic(topic, found, now, inactive_after))
         elif rule is OnTopicChange.FAIL:
             rows.append(replace(topic, state=change.state))
-            refusals.append(f"topic {name} {change.what}; {_read_so_far(topic)}")
+            refusals.append(f"topic {name} {change.what}; {_describe_read_offsets(topic)}")
         else:
-            rows.extend(_changed_topic(topic, found, change, rule, now))
+            rows.extend(_update_changed_topic(topic, found, change, rule, now))
     return TopicUpdate(tuple(rows), tuple(refusals))
 
 
-def change_of(topic: Topic, found: Seen | None) -> Change | None:
+def find_topic_change(topic: Topic, found: SeenTopic | None) -> TopicChange | None:
     """Returns how a topic has changed in Kafka; None if it has not, or if the change was decided before.
 
     Args:
@@ -154,39 +154,42 @@ def change_of(topic: Topic, found: Seen | None) -> Change | None:
         found: The topic as Kafka has it now; None if Kafka does not have it.
     """
     if found is None:
-        gone = Change(TopicState.DELETED, "was deleted, or this client may no longer see it")
+        gone = TopicChange(TopicState.DELETED, "was deleted, or this client may no longer see it")
         return None if topic.state is TopicState.FORGOTTEN else gone
     if None not in {topic.topic_id, found.topic_id} and topic.topic_id != found.topic_id:
-        return Change(TopicState.RECREATED, "was deleted and created again")
+        return TopicChange(TopicState.RECREATED, "was deleted and created again")
     if topic.state is TopicState.FORGOTTEN:
         return None
     if topic.state is TopicState.RECREATED:  # refused before; its offsets may look right again by now
-        return Change(TopicState.RECREATED, "was deleted and created again")
+        return TopicChange(TopicState.RECREATED, "was deleted and created again")
     if topic.state is TopicState.DELETED and None in {topic.topic_id, found.topic_id}:
         # Without ids it may be another topic. Reading it again costs duplicates; resuming could lose messages.
-        return Change(TopicState.RECREATED, "was gone and has come back")
-    return next((change for part in topic.partitions for change in _changes(part, topic.offset_shift, found)), None)
+        return TopicChange(TopicState.RECREATED, "was gone and has come back")
+    return next(
+        (change for part in topic.partitions for change in _find_partition_changes(part, topic.offset_shift, found)),
+        None,
+    )
 
 
-def _changes(part: PartitionOffsets, shift: int, found: Seen) -> Iterator[Change]:
+def _find_partition_changes(part: PartitionOffsets, shift: int, found: SeenTopic) -> Iterator[TopicChange]:
     number, at = part.partition, part.next_offset
     first, end = found.partitions.get(number, (0, -1))
     if end + shift < at:
-        yield Change(TopicState.RECREATED, f"ends below the offset up to which its partition {number} was read")
+        yield TopicChange(TopicState.RECREATED, f"ends below the offset up to which its partition {number} was read")
     elif first + shift > at:
         lost = f"offsets {at} to {first + shift - 1} of its partition {number}"
-        yield Change(TopicState.CUT, f"was cut by Kafka's retention: {lost} are gone")
+        yield TopicChange(TopicState.CUT, f"was cut by Kafka's retention: {lost} are gone")
 
 
-def _new_topic(name: str, found: Seen, now: datetime) -> Topic:
+def _build_new_topic(name: str, found: SeenTopic, now: datetime) -> Topic:
     parts = tuple(
         PartitionOffsets(number, first, first, end) for number, (first, end) in sorted(found.partitions.items())
     )
     return Topic(name, 0, TopicState.ACTIVE, found.topic_id, now, now, partitions=parts)
 
 
-def _unchanged_topic(topic: Topic, found: Seen, now: datetime, inactive_after: timedelta) -> Topic:
-    parts = tuple(_partitions(topic, found))
+def _update_unchanged_topic(topic: Topic, found: SeenTopic, now: datetime, inactive_after: timedelta) -> Topic:
+    parts = tuple(_list_partitions(topic, found))
     waiting = any(part.end_offset > part.next_offset for part in parts)
     quiet = now - (topic.last_message_at or topic.first_seen) >= inactive_after
     state = TopicState.INACTIVE if quiet and not waiting else TopicState.ACTIVE
@@ -195,7 +198,7 @@ def _unchanged_topic(topic: Topic, found: Seen, now: datetime, inactive_after: t
     return replace(topic, state=state, topic_id=topic.topic_id or found.topic_id, last_seen=now, partitions=parts)
 
 
-def _partitions(topic: Topic, found: Seen) -> Iterator[PartitionOffsets]:
+def _list_partitions(topic: Topic, found: SeenTopic) -> Iterator[PartitionOffsets]:
     known, shift = {part.partition: part for part in topic.partitions}, topic.offset_shift
     for number, (first, end) in sorted(found.partitions.items()):
         if number in known:
@@ -204,47 +207,47 @@ def _partitions(topic: Topic, found: Seen) -> Iterator[PartitionOffsets]:
             yield PartitionOffsets(number, first + shift, first + shift, end + shift)
 
 
-def _changed_topic(
-    topic: Topic, found: Seen | None, change: Change, rule: OnTopicChange, now: datetime
+def _update_changed_topic(
+    topic: Topic, found: SeenTopic | None, change: TopicChange, rule: OnTopicChange, now: datetime
 ) -> Iterator[Topic]:
     """Yields the rows of a changed topic under `forget` or `restart`: its ended generation, and the next one if any."""
     forgets = rule is OnTopicChange.FORGET
     if found is None or (forgets and change.state is TopicState.CUT):
         ends = {} if found is None else {n: end + topic.offset_shift for n, (_, end) in found.partitions.items()}
-        yield _closed_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
+        yield _close_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
         return
     cut = change.state is TopicState.CUT
     shift = topic.offset_shift if cut else topic.free_offset
     parts = tuple(
         PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
         for number, (first, end) in sorted(found.partitions.items())
-        for after in [_next_offset(topic, number) if cut else 0]
+        for after in [_find_next_offset(topic, number) if cut else 0]
     )
     starts = {part.partition: part.first_offset for part in parts} if cut else {}
     if topic.state is not TopicState.FORGOTTEN:
-        yield _closed_generation(topic, change.state, starts)
+        yield _close_generation(topic, change.state, starts)
     state = TopicState.FORGOTTEN if forgets else TopicState.ACTIVE
     fresh = Topic(topic.topic, topic.generation + 1, state, found.topic_id, now, now, None, shift, parts)
-    yield replace(fresh, lost=_unread(parts)) if forgets else fresh
+    yield replace(fresh, lost=_count_unread(parts)) if forgets else fresh
 
 
-def _closed_generation(topic: Topic, state: TopicState, ends: Mapping[int, int]) -> Topic:
+def _close_generation(topic: Topic, state: TopicState, ends: Mapping[int, int]) -> Topic:
     parts = tuple(
         replace(part, end_offset=max(part.next_offset, ends.get(part.partition, part.end_offset)))
         for part in topic.partitions
     )
-    return replace(topic, state=state, partitions=parts, lost=_unread(parts))
+    return replace(topic, state=state, partitions=parts, lost=_count_unread(parts))
 
 
-def _unread(parts: tuple[PartitionOffsets, ...]) -> int:
+def _count_unread(parts: tuple[PartitionOffsets, ...]) -> int:
     return sum(part.end_offset - part.next_offset for part in parts)
 
 
-def _next_offset(topic: Topic, partition: int) -> int:
+def _find_next_offset(topic: Topic, partition: int) -> int:
     return next((part.next_offset for part in topic.partitions if part.partition == partition), 0)
 
 
-def _read_so_far(topic: Topic) -> str:
+def _describe_read_offsets(topic: Topic) -> str:
     read = [
         f"partition {part.partition} up to offset {part.next_offset - 1}"
         + (f" (Kafka last had {part.end_offset - 1})" if part.end_offset > part.next_offset else "")

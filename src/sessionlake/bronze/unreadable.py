@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sessionlake.bronze.offsets import planned_ranges
+from sessionlake.bronze.offsets import read_planned_ranges
 from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.delta.schemas.names import BRONZE
 from sessionlake.errors import LakeError, UnreadableMessageError
@@ -47,7 +47,7 @@ _NO_CONSUMER = KnownFailure(
 """Errors that are also a `KafkaException`, but mean a wrong address or keystore, not an unreadable message."""
 
 
-class Unreadable(msgspec.Struct, frozen=True):
+class UnreadableMessage(msgspec.Struct, frozen=True):
     """A message that Spark cannot deliver, so that bronze stopped before it. Saved beside the checkpoint.
 
     Attributes:
@@ -72,7 +72,11 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 def explain_unreadable(
-    spark: SparkSession, settings: Settings, error: BaseException, generation: Generation, shifts: Mapping[str, int]
+    spark: SparkSession,
+    settings: Settings,
+    error: BaseException,
+    generation: Generation,
+    offset_shifts: Mapping[str, int],
 ) -> UnreadableMessageError | None:
     """Returns an error that names the message which Spark could not read; None if the query failed for another reason.
 
@@ -81,7 +85,7 @@ def explain_unreadable(
         settings: The configuration.
         error: The error that ended the query.
         generation: The checkpoint's generation that the query used.
-        shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
+        offset_shifts: Bronze's offset minus Kafka's, by topic. Topics with a shift of 0 may be absent.
     """
     batch = generation.last_planned_batch
     if batch is None or not is_unreadable(error):
@@ -96,12 +100,12 @@ def explain_unreadable(
             raise
         return False
 
-    found = find_first_unreadable(fails, planned_ranges(generation.folder, generation.batch_id(batch)))
+    found = find_first_unreadable(fails, read_planned_ranges(generation.folder, generation.to_spark_batch_id(batch)))
     if found is None:
         return None
     (topic, partition), offset = found
-    unreadable = Unreadable(topic, partition, offset + shifts.get(topic, 0), str(parse_failure(error)))
-    manifest.note_stop(settings, unreadable, BRONZE)
+    unreadable = UnreadableMessage(topic, partition, offset + offset_shifts.get(topic, 0), str(parse_failure(error)))
+    manifest.record_stop(settings, unreadable, BRONZE)
     return UnreadableMessageError(str(unreadable))
 
 
@@ -132,6 +136,6 @@ def find_first_unreadable(fails: Callable[[Ranges], bool], ranges: Ranges) -> tu
     return place, first
 
 
-def stopped_at(settings: Settings) -> Unreadable | None:
+def read_stop(settings: Settings) -> UnreadableMessage | None:
     """Returns the saved message before which bronze stopped; None if there is none, or bronze has continued since."""
-    return manifest.stopped_at(settings, BRONZE, Unreadable)
+    return manifest.read_stop(settings, BRONZE, UnreadableMessage)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.bronze.compare import FIELDS, OFFSET, Comparison, compare
+from sessionlake.bronze.compare import FIELDS, OFFSET_COLUMNS, MessageComparison, compare_messages
 from sessionlake.bronze.job import convert_to_bronze_columns
-from sessionlake.bronze.overlap import Overlap, overlap
+from sessionlake.bronze.overlap import KafkaOverlap, find_overlap
 from sessionlake.bronze.reading import read_kafka_messages
-from sessionlake.bronze.topic_book import seen_topics
+from sessionlake.bronze.topic_book import read_seen_topics
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES
 from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges, subtract_runs
@@ -31,7 +31,7 @@ from sessionlake.ledger.absent import NO_END, AbsenceReason, count_offsets_in_ru
 from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
 from sessionlake.ledger.retained import PartitionStart, read_partition_starts, read_removed_rows_without_limits
 from sessionlake.ledger.topics import read_topics, select_latest_generations
-from sessionlake.protocol.erased import KEY as ERASED_KEY
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import parse_failure
@@ -55,13 +55,13 @@ class VerifiedBronze:
         gone: Number of messages that bronze's own retention has removed from `bronze.messages`.
     """
 
-    comparison: Comparison
-    overlap: Overlap
+    comparison: MessageComparison
+    overlap: KafkaOverlap
     removed: int
     gone: int = 0
 
 
-def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
+def compare_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronze:
     """Compares bronze with Kafka: bronze must have each message of Kafka once and unchanged.
 
     A message that Kafka no longer holds, because of its retention, is counted but is not a difference.
@@ -80,16 +80,16 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
             fix="Run `sessionlake run bronze --once` to read what Kafka holds",
         )
     cut = read_removed_rows_without_limits(lake.reader(spark)).get(MESSAGES)
-    taken = _left(taken, read_partition_starts(lake.reader(spark)))
+    taken = _subtract_removed(taken, read_partition_starts(lake.reader(spark)))
     known = select_latest_generations(read_topics(spark, lake))
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     with closing(KafkaAdmin(spark, settings)) as admin:
-        ids = admin.topic_ids()
+        ids = admin.read_topic_ids()
         names = {span.topic for span in taken} | {name for name in ids if matches(name)}
-        both = overlap(taken, known, seen_topics(admin, names & ids.keys(), ids, committed=True))
+        both = find_overlap(taken, known, read_seen_topics(admin, names & ids.keys(), ids, committed=True))
         shifts = {name: row.offset_shift for name, row in known.items() if row.offset_shift}
-        absent = _absent_behind(lake.reader(spark), taken)
-        sides = _Sides(spark, lake, admin, ids, shifts)
+        absent = _count_absent_after(lake.reader(spark), taken)
+        sides = _KafkaAndBronze(spark, lake, admin, ids, shifts)
         offsets = sum(last + 1 - first for first, last in both.ranges.values())
         skipped = read_absent_runs(
             lake.reader(spark), {p: (a, b + 1) for p, (a, b) in both.ranges.items()}, AbsenceReason.SKIPPED
@@ -97,25 +97,25 @@ def verify(spark: SparkSession, settings: Settings) -> VerifiedBronze:
         parts = chain.from_iterable(
             subtract_runs(part, skipped) for part in slice_ranges(both.ranges, -(-offsets // SLICE_OFFSETS))
         )
-        comparison = sum((sides.compare(part) for part in parts if part), Comparison())
+        comparison = sum((sides.compare_range(part) for part in parts if part), MessageComparison())
     gone = 0 if cut is None else cut.max_missing_rows
     removed = max(0, sum(span.messages for span in taken) - gone - comparison.messages - comparison.erased)
     return VerifiedBronze(comparison, replace(both, unread=both.unread - absent), removed, gone)
 
 
-def _absent_behind(reader: TableReader, taken: Iterable[ReadOffsets]) -> int:
+def _count_absent_after(reader: TableReader, taken: Iterable[ReadOffsets]) -> int:
     """Returns the number of offsets after bronze's last messages that bronze has recorded as having no message."""
     behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
     return sum(count_offsets_in_runs(runs, *behind[place]) for place, runs in read_absent_runs(reader, behind).items())
 
 
-def _left(taken: Iterable[ReadOffsets], gone: Mapping[TopicPartition, PartitionStart]) -> list[ReadOffsets]:
+def _subtract_removed(taken: Iterable[ReadOffsets], gone: Mapping[TopicPartition, PartitionStart]) -> list[ReadOffsets]:
     """Returns bronze's offset ranges without the messages that retention has removed from bronze."""
     firsts = {place: at.last_removed + 1 for place, at in gone.items()}
     return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in taken]
 
 
-def hashed(messages: DataFrame) -> DataFrame:
+def hash_messages(messages: DataFrame) -> DataFrame:
     """Returns a row per message: the columns `OFFSET` (topic, partition, offset), and a hash of each of `FIELDS`.
 
     Headers are hashed as JSON with nulls, because hashing a struct skips its nulls.
@@ -124,11 +124,11 @@ def hashed(messages: DataFrame) -> DataFrame:
 
     headers = F.to_json("headers", {"ignoreNullFields": "false"})
     fields = (F.xxhash64(headers if name == "headers" else name).alias(name) for name in FIELDS)
-    return messages.select(*OFFSET, *fields)
+    return messages.select(*OFFSET_COLUMNS, *fields)
 
 
 @dataclass(frozen=True)
-class _Sides:
+class _KafkaAndBronze:
     """Reads the same slice of offsets from Kafka and from bronze, and compares the messages.
 
     Attributes:
@@ -142,36 +142,39 @@ class _Sides:
     ids: Mapping[str, str | None]
     shifts: Mapping[str, int]
 
-    def compare(self, part: OffsetRanges) -> Comparison:
+    def compare_range(self, part: OffsetRanges) -> MessageComparison:
         """Compares one slice: offset ranges by topic-partition, numbered as in `bronze.messages`."""
         from pyspark.sql import functions as F
 
-        kafka = self._kafka(part)
-        complete_from = self._complete_from(part)  # after Kafka was read: retention may have moved it
+        kafka = self._read_kafka(part)
+        complete_from = self._find_complete_from(part)  # after Kafka was read: retention may have moved it
         held = self.lake.read(self.spark, MESSAGES).where(offsets_condition(part))
         erased = held.where((F.col("key") == F.lit(bytearray(ERASED_KEY))) & F.col("value").isNull())
-        return compare(kafka, hashed(held).toArrow(), complete_from, erased.select(*OFFSET).toArrow())
+        return compare_messages(
+            kafka, hash_messages(held).toArrow(), complete_from, erased.select(*OFFSET_COLUMNS).toArrow()
+        )
 
-    def _kafka(self, part: OffsetRanges) -> pa.Table:
+    def _read_kafka(self, part: OffsetRanges) -> pa.Table:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         read = {
-            place: (first - self._shift(place), last + 1 - self._shift(place)) for place, (first, last) in part.items()
+            place: (first - self._find_offset_shift(place), last + 1 - self._find_offset_shift(place))
+            for place, (first, last) in part.items()
         }
         # Kafka's retention may remove messages during the read.
         frame = read_kafka_messages(self.spark, self.lake.settings, read, fail_on_loss=False)
         try:
-            return hashed(convert_to_bronze_columns(frame, self.shifts)).toArrow()
+            return hash_messages(convert_to_bronze_columns(frame, self.shifts)).toArrow()
         except (PySparkException, Py4JError) as error:
             raise BrokerError(
                 f"Kafka's messages could not be read: {parse_failure(error)}",
                 fix="Check that the brokers of kafka.bootstrap_servers are reachable, and run the command again",
             ) from error
 
-    def _complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
+    def _find_complete_from(self, part: OffsetRanges) -> dict[TopicPartition, int]:
         """Returns the offset from which Kafka still has every message, by topic-partition."""
-        ids = self.admin.topic_ids()
+        ids = self.admin.read_topic_ids()
         changed = sorted({topic for topic, _ in part if ids.get(topic, "") != self.ids[topic]})
         if changed:
             raise BrokerError(
@@ -180,7 +183,9 @@ class _Sides:
             )
         if self.lake.settings.kafka.allow_offset_gaps:  # compaction may remove any
             return dict.fromkeys(part, _NEVER)
-        return {place: first + self._shift(place) for place, (first, _) in self.admin.offsets(part).items()}
+        return {
+            place: first + self._find_offset_shift(place) for place, (first, _) in self.admin.read_offsets(part).items()
+        }
 
-    def _shift(self, place: TopicPartition) -> int:
+    def _find_offset_shift(self, place: TopicPartition) -> int:
         return self.shifts.get(place[0], 0)

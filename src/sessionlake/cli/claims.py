@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sessionlake.errors import ClaimedError
 from sessionlake.ledger.retained import CLAIM as RETENTION
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
-from sessionlake.operations.pipeline import Layer, claimed
+from sessionlake.operations.pipeline import Layer, claim_layers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +21,9 @@ _AGAIN_SECONDS = 1.0
 
 
 @contextmanager
-def claim_all(spark: SparkSession, settings: Settings, seconds: float, doing: str, *others: str) -> Iterator[None]:
+def claim_all_layers(
+    spark: SparkSession, settings: Settings, seconds: float, doing: str, *others: str
+) -> Iterator[None]:
     """Holds the claims of all layers, of retention and of maintenance for a block, so that no other process works.
 
     A claim is an exclusive lock or lease. Running layers must have been asked to pause before.
@@ -39,7 +41,7 @@ def claim_all(spark: SparkSession, settings: Settings, seconds: float, doing: st
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(claimed(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *others))
+                stack.enter_context(claim_layers(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *others))
                 break
             except ClaimedError:
                 if time.monotonic() > deadline:

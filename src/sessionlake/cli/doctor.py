@@ -30,20 +30,20 @@ from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.positions import verify_copied_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
-from sessionlake.operations.preflight import Subject, layers_of, require_newest, require_subject
+from sessionlake.operations.preflight import Subject, list_layers, require_newest_tables, require_subject
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
 from sessionlake.spark.session import on_databricks
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.errors import explained
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.errors import find_explanation
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.losses import (
+    describe_removed_rows,
     has_committed,
     refuse_lost_files,
     refuse_lost_rows,
     refuse_lost_topics,
-    removed_note,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _APPENDED = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
 _SHOWN_NAMES = 10
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
@@ -67,7 +67,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -75,12 +75,12 @@ class Finding:
         detail: What was found, with the remedy if there is something to do.
     """
 
-    level: Level
-    what: str
+    level: Severity
+    check: str
     detail: str
 
 
-def examine(file: Path | None = None) -> list[Finding]:
+def run_checks(file: Path | None = None) -> list[CheckResult]:
     """Runs every check whose requirements the earlier checks have confirmed.
 
     Args:
@@ -89,21 +89,29 @@ def examine(file: Path | None = None) -> list[Finding]:
     try:
         settings = load_settings(file)
     except ConfigError as error:
-        return [Finding(Level.FAIL, "config", str(error))]
+        return [CheckResult(Severity.FAIL, "config", str(error))]
     capture = settings.capture
     summary = (
         f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
     )
-    machine = [] if on_databricks() else [_finding("java", _java), _finding("jars", _jars), _home_of(settings)]
-    findings = [Finding(Level.OK, "config", summary), *machine, _finding("broker", lambda: _broker(settings))]
-    findings.append(_finding("operations", lambda: _check_operations(settings)))
-    findings.append(_finding("checkpoints", lambda: _check_checkpoints(settings)))
-    if any(item.level is Level.FAIL for item in machine):
+    machine = (
+        []
+        if on_databricks()
+        else [_run_check("java", _check_java), _run_check("jars", _check_jars), _check_home(settings)]
+    )
+    findings = [
+        CheckResult(Severity.OK, "config", summary),
+        *machine,
+        _run_check("broker", lambda: _check_broker(settings)),
+    ]
+    findings.append(_run_check("operations", lambda: _check_operations(settings)))
+    findings.append(_run_check("checkpoints", lambda: _check_checkpoints(settings)))
+    if any(item.level is Severity.FAIL for item in machine):
         return findings
     return [*findings, *_check_tables(settings)]
 
 
-def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
+def run_bundle_checks(commands: Any, folder: Path = Path()) -> list[CheckResult]:
     """Checks the Databricks bundle in a folder, and its settings file, for every target.
 
     The name of each finding is the file and line of the fault.
@@ -111,60 +119,60 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
     Args:
         commands: The command line, by which the words in the jobs' definitions are checked.
     """
-    from sessionlake.cli.job import refusal
-    from sessionlake.databricks.bundle.rules import bundle_faults, models_are_installed
+    from sessionlake.cli.job import explain_refusal
+    from sessionlake.databricks.bundle.rules import find_bundle_faults, models_are_installed
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
-    faults = bundle_faults(folder, given, partial(refusal, commands))
-    findings = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
+    faults = find_bundle_faults(folder, given, partial(explain_refusal, commands))
+    findings = [CheckResult(Severity.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_installed():
         text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
-        findings.append(Finding(Level.WARN, "models", text))
-    return findings or [Finding(Level.OK, "bundle", "no fault found. A workspace may find more")]
+        findings.append(CheckResult(Severity.WARN, "models", text))
+    return findings or [CheckResult(Severity.OK, "bundle", "no fault found. A workspace may find more")]
 
 
-def _finding(what: str, check: Callable[[], str]) -> Finding:
+def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
     try:
-        return Finding(Level.OK, what, check())
+        return CheckResult(Severity.OK, name, check())
     except BrokerError as error:  # a warning only, because only bronze needs the broker
-        return Finding(Level.WARN, what, str(error))
+        return CheckResult(Severity.WARN, name, str(error))
     except SessionlakeError as error:
-        return Finding(Level.FAIL, what, str(error))
+        return CheckResult(Severity.FAIL, name, str(error))
     except Exception as error:
-        if (readable_error := explained(error)) is None:
+        if (readable_error := find_explanation(error)) is None:
             raise
-        return Finding(Level.FAIL, what, str(readable_error))
+        return CheckResult(Severity.FAIL, name, str(readable_error))
 
 
-def _java() -> str:
+def _check_java() -> str:
     from sessionlake.local.java import require_java
 
     return str(require_java())
 
 
-def _jars() -> str:
-    from sessionlake.local.jars import broker_jars, spark_jars
+def _check_jars() -> str:
+    from sessionlake.local.jars import fetch_broker_jars, fetch_spark_jars
 
-    return f"{len(spark_jars())} for Spark and {len(broker_jars())} for the broker, cached"
+    return f"{len(fetch_spark_jars())} for Spark and {len(fetch_broker_jars())} for the broker, cached"
 
 
-def _home_of(settings: Settings) -> Finding:
-    from sessionlake.local.home import require_home, rights_for_others
+def _check_home(settings: Settings) -> CheckResult:
+    from sessionlake.local.home import create_home, read_rights_for_others
 
-    finding = _finding("home", lambda: str(require_home(settings)))
-    rights = None if finding.level is Level.FAIL else rights_for_others(settings)
+    finding = _run_check("home", lambda: str(create_home(settings)))
+    rights = None if finding.level is Severity.FAIL else read_rights_for_others(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
     text = f"{settings.home} has mode {rights}, so other users of this machine can read it. Run {remedy}"
-    return Finding(Level.WARN, "home", text)
+    return CheckResult(Severity.WARN, "home", text)
 
 
-def _broker(settings: Settings) -> str:
-    from sessionlake.bronze.sources import require
+def _check_broker(settings: Settings) -> str:
+    from sessionlake.bronze.sources import require_source
 
-    require(settings)
+    require_source(settings)
     source = settings.bronze.source
     return (
         f"answers at {settings.kafka.bootstrap_servers}" if source == "kafka" else f"not asked: bronze reads {source}"
@@ -172,55 +180,57 @@ def _broker(settings: Settings) -> str:
 
 
 def _check_operations(settings: Settings) -> str:
-    require_subject(None, settings, Subject.OPERATIONS, layers_of(settings))
+    require_subject(None, settings, Subject.OPERATIONS, list_layers(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints(settings: Settings) -> str:
-    require_subject(None, settings, Subject.CHECKPOINTS, layers_of(settings))
-    return ", ".join(layer for layer in layers_of(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
+    require_subject(None, settings, Subject.CHECKPOINTS, list_layers(settings))
+    return (
+        ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
+    )
 
 
-def _check_tables(settings: Settings) -> list[Finding]:
+def _check_tables(settings: Settings) -> list[CheckResult]:
     from sessionlake.history.status import may_have_ledger
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
-    ran = [layer for layer in layers_of(settings) if has_committed(settings, layer)]
+    ran = [layer for layer in list_layers(settings) if has_committed(settings, layer)]
     if not ran and not may_have_ledger(settings):
-        return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
+        return [CheckResult(Severity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
     stored = [
-        _finding("states", lambda: _check_states(settings)),
-        _finding("files", lambda: _check_files(spark, lake)),
+        _run_check("states", lambda: _check_states(settings)),
+        _run_check("files", lambda: _check_files(spark, lake)),
     ]
-    ledger = _finding("ledger", lambda: _check_ledger_exists(spark, settings, ran))
-    if ledger.level is Level.FAIL:
+    ledger = _run_check("ledger", lambda: _check_ledger_exists(spark, settings, ran))
+    if ledger.level is Severity.FAIL:
         return [*stored, ledger]
     return [
         *stored,
-        _finding("ledger", lambda: _check_balance(lake.reader(spark), settings)),
-        _finding("sums", lambda: _check_sums(lake.reader(spark))),
-        _finding("offsets", lambda: _check_offsets(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
-        _finding("tables", lambda: _check_row_counts(spark, lake)),
-        _finding("versions", lambda: _check_versions(spark, lake)),
-        _finding("layers", lambda: _check_layers(lake.reader(spark), settings)),
-        _finding("messages", lambda: _check_messages(settings)),
-        _topics(spark, lake),
-        _session_ids(lake.reader(spark)),
+        _run_check("ledger", lambda: _check_balance(lake.reader(spark), settings)),
+        _run_check("sums", lambda: _check_sums(lake.reader(spark))),
+        _run_check("offsets", lambda: _check_offsets(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
+        _run_check("tables", lambda: _check_row_counts(spark, lake)),
+        _run_check("versions", lambda: _check_versions(spark, lake)),
+        _run_check("layers", lambda: _check_layers(lake.reader(spark), settings)),
+        _run_check("messages", lambda: _check_messages(settings)),
+        _check_topics(spark, lake),
+        _check_session_ids(lake.reader(spark)),
     ]
 
 
 def _check_messages(settings: Settings) -> str:
-    from sessionlake.bronze.unreadable import stopped_at
+    from sessionlake.bronze.unreadable import read_stop
 
-    if stopped := stopped_at(settings):
+    if stopped := read_stop(settings):
         raise LakeError(str(stopped))
     return "bronze has not stopped at a message that it cannot read"
 
 
 def _check_states(settings: Settings) -> str:
-    require_subject(None, settings, Subject.STATES, layers_of(settings))
+    require_subject(None, settings, Subject.STATES, list_layers(settings))
     return "every layer has the states of its last batch"
 
 
@@ -263,22 +273,22 @@ def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
             raise LakeError(
                 f"{span.layer}: topic {span.topic}, partition {span.partition}, offsets {span.first} to "
                 f"{span.last}: {what}",
-                fix=_remedy(span.layer),
+                fix=_describe_remedy(span.layer),
             )
     return f"contiguous in {len({(span.topic, span.partition) for span in missing_by_span})} topic-partitions"
 
 
 def _check_row_counts(spark: SparkSession | None, lake: Lake) -> str:
     gone = refuse_lost_rows(spark, lake, _APPENDED)
-    return f"hold what the ledger says was written{removed_note(sum(gone[table] for table in _APPENDED))}"
+    return f"hold what the ledger says was written{describe_removed_rows(sum(gone[table] for table in _APPENDED))}"
 
 
 def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
-    require_newest(spark, lake.settings, layers_of(lake.settings))
+    require_newest_tables(spark, lake.settings, list_layers(lake.settings))
     return "are the newest: no table was restored to an older version"
 
 
-def _remedy(layer: str) -> str:
+def _describe_remedy(layer: str) -> str:
     """Returns what the operator should do about a layer with missing or repeated offsets."""
     if layer == SILVER:
         return (
@@ -288,8 +298,8 @@ def _remedy(layer: str) -> str:
     return f"Restore its tables and its checkpoint from the same backup. {LAST_RESORT}"
 
 
-def _query_id(settings: Settings, layer: str) -> str | None:
-    return Generations(settings.checkpoint(layer), layer).current.app_id
+def _read_query_id(settings: Settings, layer: str) -> str | None:
+    return CheckpointGenerations(settings.checkpoint(layer), layer).current_generation.app_id
 
 
 def _check_layers(reader: TableReader, settings: Settings) -> str:
@@ -298,51 +308,51 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
         for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild())
         if not row["app_id"].startswith(REBUILD)
     }
-    lost = [layer for layer in layers_of(settings) if layer in ran and _query_id(settings, layer) is None]
+    lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
     if lost:
-        remedies = " ".join(f"{layer}: {recovery_hint(layer)}." for layer in lost)
+        remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))
         raise LakeError(f"{places}: the tables hold data and the checkpoint is gone", fix=remedies)
     return "every layer that has run has its checkpoint"
 
 
-def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
+def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     settings = lake.settings
     if settings.bronze.source is SourceKind.KAFKA and has_committed(settings, BRONZE):
         try:
             refuse_lost_topics(spark, lake)
         except LossError as loss:
-            return Finding(Level.FAIL, "topics", str(loss))
+            return CheckResult(Severity.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
     now = select_latest_generations(rows).values()
     known = ", ".join(
-        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_first_names(names)})")
+        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_join_first_names(names)})")
         for state in TopicState
         if (names := sorted(row.topic for row in now if row.state is state))
     )
     lost = sorted({row.topic for row in rows if row.lost})
     if not lost and all(row.state in READ_STATES for row in now):
-        return Finding(Level.OK, "topics", known or "none yet")
-    gone = f"; messages of {_first_names(lost)} were lost before bronze read them" if lost else ""
-    return Finding(Level.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
+        return CheckResult(Severity.OK, "topics", known or "none yet")
+    gone = f"; messages of {_join_first_names(lost)} were lost before bronze read them" if lost else ""
+    return CheckResult(Severity.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
 
 
-def _session_ids(reader: TableReader) -> Finding:
+def _check_session_ids(reader: TableReader) -> CheckResult:
     """Warns of session ids that occur in several partitions of a topic."""
     recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
     split = {(row["topic"], row["session_id"]) for row in reader.rows(EVENTS, recorded, columns=[*ID, "event"])}
     if not split:
-        return Finding(Level.OK, "session ids", "each in one partition of its topic")
+        return CheckResult(Severity.OK, "session ids", "each in one partition of its topic")
     topics = sorted({topic for topic, _ in split})
-    return Finding(
-        Level.WARN,
+    return CheckResult(
+        Severity.WARN,
         "session ids",
-        f"{len(split)} of {_first_names(topics)} occur in several partitions. Each partition's messages are judged as "
-        "a separate session. Were partitions added, or do producers choose them differently? "
+        f"{len(split)} of {_join_first_names(topics)} occur in several partitions. Each partition's messages are "
+        "judged as a separate session. Were partitions added, or do producers choose them differently? "
         f"{EVENTS} lists the ids as event {EventKind.SPLIT_SESSION}",
     )
 
 
-def _first_names(names: list[str]) -> str:
+def _join_first_names(names: list[str]) -> str:
     """Returns the first few of the names as one line of text."""
     return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")

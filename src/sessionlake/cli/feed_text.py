@@ -7,7 +7,7 @@ from typing import Any
 
 from sessionlake.cli.options import FeedFormat, ShownMessages
 from sessionlake.cli.show import json_value, write_text
-from sessionlake.delta.storage.far_times import time_of, time_text
+from sessionlake.delta.storage.far_times import format_time, ms_to_time
 from sessionlake.feeds.cases import Difference
 from sessionlake.feeds.events import Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Kind
@@ -110,7 +110,7 @@ def _event_text(event: Event) -> str:
         parts.append(f"chain {event.chain}")
     if event.restart:
         parts.append("the order starts again")
-    parts.append("no time" if event.ts == -1 else time_text(time_of(event.ts)))
+    parts.append("no time" if event.ts == -1 else format_time(ms_to_time(event.ts)))
     if event.scope:
         parts.append("replaces only " + ", ".join(f"{name} = {_cell(value)}" for name, value in event.scope.items()))
     return ", ".join(parts)

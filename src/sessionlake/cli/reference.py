@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of, with_reader, with_spark
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ reference_app = typer.Typer(no_args_is_help=True, help="Load and list the refere
 
 
 @reference_app.command("load")
-def load(
+def load_reference_table(
     name: Annotated[str, typer.Argument(help="The table's name under gold.references in the configuration.")],
     file: Annotated[
         Path,
@@ -37,18 +37,18 @@ def load(
     Each row replaces the former one of its key, from its valid_from on, or from now on without one.
     """
     settings = settings_of(config)
-    from sessionlake.gold.declared.references import references_of
+    from sessionlake.gold.declared.references import declared_references
     from sessionlake.gold.references.writing import find_reference, read_rows_file
 
-    reference = find_reference(references_of(settings), name)
+    reference = find_reference(declared_references(settings), name)
     rows = read_rows_file(reference, file)
 
     def work(spark: SparkSession) -> None:
         from sessionlake.delta.lake import Lake
-        from sessionlake.gold.declared.tables import schemas_of
+        from sessionlake.gold.declared.tables import declared_gold_schemas
         from sessionlake.gold.references.writing import write_reference
 
-        lake = Lake(settings, schemas_of(settings))
+        lake = Lake(settings, declared_gold_schemas(settings))
         if not lake.exists(spark, reference.table):
             lake.ensure(spark, [reference.table])
         done = write_reference(spark, lake, reference, rows, datetime.now(UTC))
@@ -58,34 +58,34 @@ def load(
 
 
 @reference_app.command("list")
-def show_all(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
+def list_reference_tables(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """List the reference tables, and how far gold has applied them.
 
     Also shows which keys are suspended, and the fault that is the reason.
     """
     settings = settings_of(config)
-    with_reader(settings, lambda reader: show(_COLUMNS, _rows(settings, reader), form))
+    with_reader(settings, lambda reader: show_rows(_COLUMNS, _describe_reference_tables(settings, reader), form))
 
 
-def _rows(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
+def _describe_reference_tables(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
     from sessionlake.delta.lake import Lake
     from sessionlake.errors import LakeError
-    from sessionlake.gold.declared.references import references_of
-    from sessionlake.gold.references.applied import pending_rows
+    from sessionlake.gold.declared.references import declared_references
+    from sessionlake.gold.references.applied import find_unapplied_rows
 
     rows_shown: list[tuple[object, ...]] = []
-    for reference in references_of(settings):
+    for reference in declared_references(settings):
         if not reader.exists(reference.table) or not reader.exists(reference.applied_table):
             rows_shown.append((reference.name, None, "not there yet", None, None, "`sessionlake run gold` creates it"))
             continue
-        rows = reader.size(reference.table).rows
+        rows = reader.read_size(reference.table).rows
         try:
-            rest, faults = pending_rows(Lake(settings), reader, reference)
+            rest, faults = find_unapplied_rows(Lake(settings), reader, reference)
         except LakeError as error:
             rows_shown.append((reference.name, rows, "rests", None, None, str(error)))
             continue
         why = "; ".join(map(str, faults[:_SHOWN])) or None
         rows_shown.append(
-            (reference.name, rows, "waits for gold" if rest.rows else "taken", rest.rows, len(faults), why)
+            (reference.name, rows, "waits for gold" if rest.row_count else "taken", rest.row_count, len(faults), why)
         )
     return rows_shown

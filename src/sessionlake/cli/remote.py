@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of
-from sessionlake.cli.options import DecisionOptions, SqlCommand, with_decision_options
+from sessionlake.cli.options import DecisionOptions, SqlCommand, add_decision_options
 from sessionlake.cli.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
@@ -57,21 +57,23 @@ def remote_status(
     With --warehouse it also shows each layer's batches of the last hour.
     """
     settings = settings_of(config)
-    from sessionlake.cli.remote_tables import last_hour_of
-    from sessionlake.cli.show import show
-    from sessionlake.databricks.remote.deployment import deployed_jobs
-    from sessionlake.databricks.remote.runs import latest_run, trigger_of
-    from sessionlake.databricks.remote.workspace import workspace
+    from sessionlake.cli.remote_tables import read_last_hour
+    from sessionlake.cli.show import show_rows
+    from sessionlake.databricks.remote.deployment import find_deployed_jobs
+    from sessionlake.databricks.remote.runs import describe_trigger, find_latest_run
+    from sessionlake.databricks.remote.workspace import open_workspace
 
-    with workspace(profile) as client:
-        jobs = deployed_jobs(client, target)
-        names, hour = last_hour_of(client, settings, jobs, warehouse)
+    with open_workspace(profile) as client:
+        jobs = find_deployed_jobs(client, target)
+        names, hour = read_last_hour(client, settings, jobs, warehouse)
         rows = []
         for word, job in jobs.items():
-            run = latest_run(client, job)
-            last = (run.run, run.state, run.started, run.ended, run.says) if run else (None, "never run", *[None] * 3)
-            rows.append((word, job.target, trigger_of(job), *last, *hour.get(word, [None] * len(names))))
-    show(("job", "target", "starts", "run", "state", "started", "ended", "says", *names), rows, form)
+            run = find_latest_run(client, job)
+            last = (
+                (run.run, run.state, run.started, run.ended, run.message) if run else (None, "never run", *[None] * 3)
+            )
+            rows.append((word, job.target, describe_trigger(job), *last, *hour.get(word, [None] * len(names))))
+    show_rows(("job", "target", "starts", "run", "state", "started", "ended", "says", *names), rows, form)
 
 
 @remote_app.command("logs")
@@ -84,19 +86,19 @@ def remote_logs(
     profile: Profile = None,
 ) -> None:
     """Show the output and the error of a run."""
-    from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
-    from sessionlake.databricks.remote.runs import latest_run, run_status
-    from sessionlake.databricks.remote.workspace import workspace
+    from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
+    from sessionlake.databricks.remote.runs import find_latest_run, make_run_status
+    from sessionlake.databricks.remote.workspace import open_workspace
     from sessionlake.errors import RemoteError
 
-    with workspace(profile) as client:
+    with open_workspace(profile) as client:
         if run is None:
-            status = latest_run(client, job_called(deployed_jobs(client, target), job), ended=True)
+            status = find_latest_run(client, choose_job(find_deployed_jobs(client, target), job), ended=True)
         else:
-            status = run_status(client.jobs.get_run(run))
+            status = make_run_status(client.jobs.get_run(run))
         if status is None:
             raise RemoteError(f"no run of {job} has ended yet", fix="Run `sessionlake remote status` to see its state")
-        say(f"run {status.run}, started {status.started}: {status.state} {status.says}; {status.page}")
+        say(f"run {status.run}, started {status.started}: {status.state} {status.message}; {status.page}")
         _write_outputs(client, status.run)
 
 
@@ -116,9 +118,9 @@ def remote_run(
     A job that is running is restarted, so that it uses a new deployment. Example: sessionlake remote run operate --
     doctor
     """
-    from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
-    from sessionlake.databricks.remote.runs import set_paused, start
-    from sessionlake.databricks.remote.workspace import workspace
+    from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
+    from sessionlake.databricks.remote.runs import set_paused, start_run
+    from sessionlake.databricks.remote.workspace import open_workspace
     from sessionlake.errors import UsageError
 
     if (job == OPERATE) != bool(words):
@@ -126,14 +128,14 @@ def remote_run(
             f"remote run: the job {OPERATE} needs a command after --, and no other job takes one",
             fix=f"Give one, for example: sessionlake remote run {OPERATE} -- doctor",
         )
-    with workspace(profile) as client:
-        deployed_job = job_called(deployed_jobs(client, target), job)
+    with open_workspace(profile) as client:
+        deployed_job = choose_job(find_deployed_jobs(client, target), job)
         if words:
-            _operate(client, deployed_job, words)
+            _run_command_in_job(client, deployed_job, words)
         elif not once and set_paused(client, deployed_job, paused=False) == "continuous":
             say(f"{deployed_job.name} is resumed: Databricks starts its run")
         else:
-            say(f"{deployed_job.name}: run {start(client, deployed_job)} is started")
+            say(f"{deployed_job.name}: run {start_run(client, deployed_job)} is started")
 
 
 @remote_app.command("pause")
@@ -142,20 +144,20 @@ def remote_pause(jobs: Jobs, target: Target = None, profile: Profile = None) -> 
 
     A new deployment starts or pauses them as its target says.
     """
-    from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
+    from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
     from sessionlake.databricks.remote.runs import set_paused, stop_runs
-    from sessionlake.databricks.remote.workspace import workspace
+    from sessionlake.databricks.remote.workspace import open_workspace
 
-    with workspace(profile) as client:
-        deployed = deployed_jobs(client, target)
-        for job in [job_called(deployed, word) for word in jobs]:
+    with open_workspace(profile) as client:
+        deployed = find_deployed_jobs(client, target)
+        for job in [choose_job(deployed, word) for word in jobs]:
             changed = set_paused(client, job, paused=True)
             stop_runs(client, job)
             say(f"{job.name} {'is paused' if changed else 'has no trigger to pause'}; its runs are ended")
 
 
 @remote_app.command("resolve")
-@with_decision_options
+@add_decision_options
 def remote_resolve(
     options: DecisionOptions,
     target: Target = None,
@@ -166,19 +168,19 @@ def remote_resolve(
     Does the same as `sessionlake resolve`, in a run of the job `operate`, and shows its output.
     """
     from sessionlake.cli.resolve import chosen_decision
-    from sessionlake.databricks.remote.deployment import deployed_jobs, job_called
-    from sessionlake.databricks.remote.workspace import workspace
+    from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
+    from sessionlake.databricks.remote.workspace import open_workspace
 
     chosen_decision(options)
     flags = {"--accept-gap": options.accept_gap, "--isolate": options.isolate, "--withdraw": options.withdraw}
     values = {"--session": options.session, "--topic": options.topic, "--partition": options.partition}
     values |= {"--offset": options.offset, "--skip-message": options.skip_message}
-    with workspace(profile) as client:
-        job = job_called(deployed_jobs(client, target), OPERATE)
+    with open_workspace(profile) as client:
+        job = choose_job(find_deployed_jobs(client, target), OPERATE)
         # The job's principal is stored as the one who decided, so the reason names the user.
         values["--why"] = f"{options.why or 'decided'} (asked for by {client.current_user.me().user_name})"
         words = [f"{option}={value}" for option, value in values.items() if value is not None]
-        _operate(client, job, ["resolve", *words, *(flag for flag, given in flags.items() if given)])
+        _run_command_in_job(client, job, ["resolve", *words, *(flag for flag, given in flags.items() if given)])
 
 
 @remote_app.command("query", cls=SqlCommand)
@@ -195,52 +197,52 @@ def remote_query(
     The tables have the same names as on a laptop.
     """
     settings = settings_of(config)
-    from sessionlake.cli.remote_tables import require_reading, run_query
-    from sessionlake.cli.show import show
-    from sessionlake.databricks.remote.deployment import deployed_jobs
-    from sessionlake.databricks.remote.workspace import workspace
+    from sessionlake.cli.remote_tables import require_reading_statement, run_query
+    from sessionlake.cli.show import show_rows
+    from sessionlake.databricks.remote.deployment import find_deployed_jobs
+    from sessionlake.databricks.remote.workspace import open_workspace
 
-    require_reading(settings, sql)
-    with workspace(profile) as client:
-        answer = run_query(client, settings, deployed_jobs(client, target), warehouse, sql)
-    show(answer.names, answer.rows, form)
+    require_reading_statement(settings, sql)
+    with open_workspace(profile) as client:
+        answer = run_query(client, settings, find_deployed_jobs(client, target), warehouse, sql)
+    show_rows(answer.names, answer.rows, form)
 
 
-def _operate(client: WorkspaceClient, job: DeployedJob, words: list[str]) -> None:
+def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[str]) -> None:
     """Runs a command line by the job, waits for its end, and shows its output.
 
     Raises:
         RemoteError: The run failed.
     """
-    from sessionlake.databricks.remote.runs import start, wait_for_run
+    from sessionlake.databricks.remote.runs import start_run, wait_for_run
     from sessionlake.errors import RemoteError
 
-    run = start(client, job, words)
+    run = start_run(client, job, words)
     say(
         f"{job.name}: run {run} is started; it continues even if you interrupt this command (see `sessionlake remote "
-        f"logs {job.word} --run {run}`)"
+        f"logs {job.short_name} --run {run}`)"
     )
     status = wait_for_run(client, run, say)
     _write_outputs(client, run)
-    if not status.done:
+    if not status.has_succeeded:
         raise RemoteError(
-            f"run {run} of {job.name} ended as {status.state}: {status.says}",
+            f"run {run} of {job.name} ended as {status.state}: {status.message}",
             fix=f"Look at its output above, or at {status.page}",
         )
 
 
 def _write_outputs(client: WorkspaceClient, run: int) -> None:
-    from sessionlake.databricks.remote.runs import outputs
+    from sessionlake.databricks.remote.runs import read_outputs
 
-    tasks = list(outputs(client, run))
+    tasks = list(read_outputs(client, run))
     for task in tasks:
         if len(tasks) > 1:
             say(f"task {task.task}:")
-        if task.cut:
+        if task.is_truncated:
             say("Databricks has removed the output before this:")
-        if task.written:
-            write_text(task.written.rstrip("\n"))
+        if task.text:
+            write_text(task.text.rstrip("\n"))
         if task.error:
             say(task.error)
-        if not (task.written or task.error):
+        if not (task.text or task.error):
             say("no output yet: Databricks shows a task's output when the task has ended")

@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import UsageError
 from sessionlake.integrity.rules import Decision
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import RecordedDecision, decide, withdraw
+from sessionlake.silver.decisions import RecordedDecision, record_decision, withdraw_decision
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,8 +60,10 @@ def resolve(
     with storage_of(settings).claim(spark, SILVER, "resolves a violation of silver"):
         who = current_user(spark)
         if decision is None:
-            return withdraw(settings, spark, session, offset=offset, topic=topic, partition=partition, who=who, why=why)
-        return decide(
+            return withdraw_decision(
+                settings, spark, session, offset=offset, topic=topic, partition=partition, who=who, why=why
+            )
+        return record_decision(
             settings, spark, session, decision, offset=offset, topic=topic, partition=partition, who=who, why=why
         )
 

@@ -14,24 +14,24 @@ import pyarrow as pa
 from yaml import YAMLError
 
 from sessionlake.cli.options import Say
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_STATUS, RULE_TIMES, RULES
-from sessionlake.delta.storage.far_times import nearest_time
+from sessionlake.delta.storage.far_times import nearest_datetime
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
-from sessionlake.gold.alerts.book import enabled_rules, recorded_rules
+from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
 from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_stream_times
-from sessionlake.gold.changes import declared_in
+from sessionlake.gold.changes import declared_columns
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.rules.batch import Batch, log_changes
-from sessionlake.gold.rules.document import StoredRule, read_file
+from sessionlake.gold.rules.batch import RuleBatch, log_changes
+from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, events_to_find
-from sessionlake.gold.tables.expiry import slices_begin
+from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.settings.file import read_text
 from sessionlake.settings.model import Settings
 
@@ -53,13 +53,13 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
         text = read_text(file)
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise UsageError(f"{file} cannot be read: {error}", fix="Name a YAML file of rules") from None
-    rules, problems = read_file(text, declared_in(settings))
+    rules, problems = parse_rules_file(text, declared_columns(settings))
     if problems:
         raise ConfigError("\n".join(f"{file}:{problem}" for problem in problems))
     return rules
 
 
-def apply(spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool) -> None:
+def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool) -> None:
     """Writes rules into `gold.rules`. A rule replaces the one of the same name.
 
     Args:
@@ -89,28 +89,30 @@ def _text_and_state(row: dict[str, object] | None) -> tuple[object, object] | No
 
 def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
     """Shows the rules in `gold.rules`, and whether gold evaluates them."""
-    declared = declared_in(settings)
-    evaluated = {rule.name: rule for rule in recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
+    declared = declared_columns(settings)
+    evaluated = (
+        {rule.name: rule for rule in read_recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
+    )
     rows = []
     stored = list(reader.rows(RULES))
-    for rule in enabled_rules(stored, declared, -1, settings.gold.retention.shortest_retention):
+    for rule in load_enabled_rules(stored, declared, -1, settings.gold.retention.shortest_retention):
         now = evaluated.get(rule.name)
         is_current = now is not None and (now.rule, now.error) == (rule.rule, rule.error)
         state = "waits for gold" if not is_current else "stopped" if rule.error else "evaluated"
         version = None if rule.rule is None else rule.rule.version
         rows.append((rule.name, state, version, None if now is None or not is_current else now.batch, rule.error))
     rows += [(row["name"], "disabled", None, None, None) for row in stored if not row["enabled"]]
-    show(("rule", "state", "version", "since_batch", "error"), rows, form)
+    show_rows(("rule", "state", "version", "since_batch", "error"), rows, form)
 
 
 @dataclass(frozen=True)
-class _WithEvents(StoredInLake):
+class _LakeWithMoreEvents(StoredInLake):
     """The lake, with the additional events that the tested rules need and that gold has not recorded yet."""
 
     events: pa.Table
 
-    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
-        del events, since_ms
+    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
+        del event_ids, since_ms
         return self.events
 
 
@@ -118,7 +120,7 @@ def try_rules(
     reader: TableReader, settings: Settings, rules: Sequence[StoredRule], form: OutputFormat, say: Say
 ) -> None:
     """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
-    declared = declared_in(settings)
+    declared = declared_columns(settings)
     if not reader.exists(RULES):
         raise UsageError("rules test: gold has no data to test rules on yet", fix="Run `sessionlake run gold` first")
     times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or read_stream_times(reader, declared)
@@ -127,14 +129,14 @@ def try_rules(
     since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
     matches = find_events(reader, list(events), declared, once, since) if events else MATCH.empty_table()
-    batch = Batch(times, times, pa.table({}), matches, slices_begin(reader))
-    rows = log_changes([], tried, batch, _WithEvents(reader, matches))
-    show(
+    batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
+    rows = log_changes([], tried, batch, _LakeWithMoreEvents(reader, matches))
+    show_rows(
         _TESTED,
         [
             (
                 row.rule.name, "lost" if one.retracted else "gained", *one.alert.key, one.alert.event,
-                nearest_time(one.alert.at_ms), dict(one.evidence.values) if one.evidence else None,
+                nearest_datetime(one.alert.at_ms), dict(one.evidence.values) if one.evidence else None,
             )
             for row in rows
             for one in [row.change]

@@ -10,10 +10,10 @@ from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import UsageError
-from sessionlake.history.asof import find_session, table_as_of, to_ms
+from sessionlake.history.asof import datetime_to_ms, find_session, table_as_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
-from sessionlake.silver.tables.as_of import AsOf
+from sessionlake.silver.tables.as_of import SessionMoment
 
 _MS = re.compile(r"-?\d{1,18}")
 
@@ -42,7 +42,7 @@ def show_session_as_of(
     settings: Settings,
     session: str,
     topic: str | None,
-    moment: AsOf,
+    moment: SessionMoment,
     form: OutputFormat,
     partition: int | None = None,
 ) -> None:
@@ -56,7 +56,7 @@ def show_session_as_of(
     show_table(table_as_of(reader, settings, session_key, moment), form)
 
 
-def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> AsOf:
+def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> SessionMoment:
     """Returns the moment that the options give.
 
     Args:
@@ -71,14 +71,14 @@ def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> AsOf:
             f"session as-of: exactly one moment is needed; given: {', '.join(given) or 'none'}",
             fix="Give one of --ts, --seq and --offset",
         )
-    return AsOf(ts=None if ts is None else _milliseconds(ts), seq=seq, offset=offset)
+    return SessionMoment(ts=None if ts is None else _parse_milliseconds(ts), seq=seq, offset=offset)
 
 
-def _milliseconds(ts: str) -> int:
+def _parse_milliseconds(ts: str) -> int:
     if _MS.fullmatch(ts):
         return int(ts)
     try:
-        return to_ms(datetime.fromisoformat(ts))
+        return datetime_to_ms(datetime.fromisoformat(ts))
     except ValueError:
         raise UsageError(
             f"--ts {ts!r} is not a time",

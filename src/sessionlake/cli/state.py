@@ -6,16 +6,16 @@ import operator
 from dataclasses import astuple
 from typing import TYPE_CHECKING
 
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import PROGRESS
 from sessionlake.delta.storage.reading import Condition
 from sessionlake.errors import UsageError
-from sessionlake.history.asof import choose_place
-from sessionlake.history.state import STATS, session_state, stats_of, with_iso_times
+from sessionlake.history.asof import choose_topic_partition
+from sessionlake.history.state import STATS, convert_times_to_iso, find_session_state, stats_of
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.silver.states import shard_of, shard_states
+from sessionlake.silver.states import compute_shard, read_shard_states
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,37 +34,37 @@ def show_session_state(
     Raises:
         UsageError: Silver keeps no state of the session, or several topics or partitions have its id.
     """
-    topic, partition = _place(spark, settings, session, topic, partition)
-    shard = shard_of(spark, settings, topic, session)
-    stored = next((state for _, state in shard_states(spark, settings, shard)), None)
+    topic, partition = _find_topic_partition(spark, settings, session, topic, partition)
+    shard = compute_shard(spark, settings, topic, session)
+    stored = next((state for _, state in read_shard_states(spark, settings, shard)), None)
     if stored is None:
         raise UsageError(
             f"shard {shard}, which holds session {session!r} of topic {topic}, has no state yet",
             fix="Run `sessionlake run silver --once` first",
         )
-    state = {"shard": shard, **session_state(stored, topic, partition, session)}
+    state = {"shard": shard, **find_session_state(stored, topic, partition, session)}
     if form is OutputFormat.TABLE:
-        fields = [(name, value) for name, value in with_iso_times(state).items() if value not in (None, [])]
-        show(("field", "value"), fields, form)
+        fields = [(name, value) for name, value in convert_times_to_iso(state).items() if value not in (None, [])]
+        show_rows(("field", "value"), fields, form)
     else:
-        show(list(state), [list(state.values())], form)
+        show_rows(list(state), [list(state.values())], form)
 
 
 def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
     """Writes one row per shard, ordered by number. A table ends with a row of sums."""
-    rows = sorted(astuple(stats_of(shard, state)) for shard, state in shard_states(spark, settings))
+    rows = sorted(astuple(stats_of(shard, state)) for shard, state in read_shard_states(spark, settings))
     if form is OutputFormat.TABLE and rows:
         rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
-    show(STATS, rows, form)
+    show_rows(STATS, rows, form)
 
 
-def _place(
+def _find_topic_partition(
     spark: SparkSession, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> TopicPartition:
     conditions: list[Condition] = [("session_id", operator.eq, session)]
     conditions += [] if topic is None else [("topic", operator.eq, topic)]
     rows = Lake(settings).reader(spark).rows(PROGRESS, *conditions, columns=["topic", "partition"])
-    place = choose_place(session, {(row["topic"], row["partition"]) for row in rows}, partition)
+    place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in rows}, partition)
     if place is None:
         raise UsageError(
             f"session {session!r} is unknown", fix="Look for its id with `sessionlake query` in silver.sessions"

@@ -131,7 +131,7 @@ def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelectio
     Sets `delta.appendOnly` to false. If a replay finds no selected rows, it removes nothing.
     """
     fault_point(f"before:remove:{table}")
-    _opened(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, chosen))
+    _retry_write(spark, lake, table, lambda: lake.storage.remove_rows(spark, table, chosen))
     fault_point(f"after:remove:{table}")
 
 
@@ -140,7 +140,7 @@ def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: Sessio
 
     Each message keeps its offset and Kafka timestamp. Sets `delta.appendOnly` to false if the table has it.
     """
-    _opened(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
+    _retry_write(spark, lake, table, lambda: lake.storage.erase_messages(spark, table, rows))
 
 
 def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
@@ -148,7 +148,7 @@ def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
         lake.set_property(spark, table, APPEND_ONLY, "false")
 
 
-def _opened(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
+def _retry_write(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
     _disable_append_only(spark, lake, table)
 
     def surely() -> None:

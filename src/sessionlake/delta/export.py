@@ -77,33 +77,33 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
     Raises:
         UsageError: the folder holds other files, or a single row is larger than `max_bytes`.
     """
-    folder = _Folder(frame.sparkSession, path)
+    folder = _ExportFolder(frame.sparkSession, path)
     folder.require_free(overwrite=overwrite)
-    beside = _Folder(frame.sparkSession, f"{folder.path.rstrip('/')}.partial-{uuid.uuid4()}")
-    rows, flat = frame.count(), _flat(frame) if form is FileFormat.CSV else frame
+    beside = _ExportFolder(frame.sparkSession, f"{folder.path.rstrip('/')}.partial-{uuid.uuid4()}")
+    rows, flat = frame.count(), _flatten_columns(frame) if form is FileFormat.CSV else frame
     try:
         at_most = max(1, rows)
         if rows > _SAMPLE:
-            _write(flat.limit(_SAMPLE), beside, form, 1, _SAMPLE)
-            at_most = _fitting(_SAMPLE, beside, max_bytes)
+            _write_files(flat.limit(_SAMPLE), beside, form, 1, _SAMPLE)
+            at_most = _count_fitting_rows(_SAMPLE, beside, max_bytes)
         while True:
-            _write(flat, beside, form, max(1, math.ceil(rows / at_most)), at_most)
+            _write_files(flat, beside, form, max(1, math.ceil(rows / at_most)), at_most)
             sizes = beside.sizes()
             if max(sizes, default=0) <= max_bytes:
                 break
             if at_most == 1:
                 raise UsageError(
-                    f"export: a file of one row has {max(sizes)} bytes, and may have {max_bytes}",
-                    fix="Allow larger files",
+                    f"export: a file with a single row has {max(sizes)} bytes, but --max-file-size allows {max_bytes}",
+                    fix="Raise --max-file-size",
                 )
-            at_most = min(at_most - 1, _fitting(at_most, beside, max_bytes))
+            at_most = min(at_most - 1, _count_fitting_rows(at_most, beside, max_bytes))
         beside.move_to(folder)
     finally:
         beside.remove()
     return Exported(rows, len(sizes), sum(sizes))
 
 
-def _fitting(rows: int, written: _Folder, max_bytes: int) -> int:
+def _count_fitting_rows(rows: int, written: _ExportFolder, max_bytes: int) -> int:
     """Returns how many rows a file may have to stay below `max_bytes`, estimated from files that were just written.
 
     Args:
@@ -113,18 +113,18 @@ def _fitting(rows: int, written: _Folder, max_bytes: int) -> int:
     return max(1, int(rows * max_bytes * _MARGIN / max(*written.sizes(), 1)))
 
 
-def _write(rows: DataFrame, into: _Folder, form: FileFormat, files: int, at_most: int) -> None:
-    name, options = _OPTIONS[form]
+def _write_files(rows: DataFrame, folder: _ExportFolder, format_: FileFormat, files: int, max_rows: int) -> None:
+    name, options = _OPTIONS[format_]
     writer = rows.coalesce(files).write.mode("overwrite").options(**options)
-    writer.option("maxRecordsPerFile", at_most).format(name).save(into.path)
+    writer.option("maxRecordsPerFile", max_rows).format(name).save(folder.path)
 
 
-def _flat(frame: DataFrame) -> DataFrame:
+def _flatten_columns(frame: DataFrame) -> DataFrame:
     """Returns the frame with its columns converted to types that CSV can store."""
-    return frame.select(*(_cell(field.name, field.dataType) for field in frame.schema.fields))
+    return frame.select(*(_to_text_column(field.name, field.dataType) for field in frame.schema.fields))
 
 
-def _cell(name: str, kind: DataType) -> Column:
+def _to_text_column(name: str, kind: DataType) -> Column:
     from pyspark.sql import functions as F
 
     column = F.col(quote(name))
@@ -135,7 +135,7 @@ def _cell(name: str, kind: DataType) -> Column:
     return column.alias(name)
 
 
-class _Folder:
+class _ExportFolder:
     """A folder in any file system that Spark can use. It is chosen by the path; a local path may be relative.
 
     Attributes:
@@ -160,18 +160,22 @@ class _Folder:
             UsageError: the path is not a folder, or the folder has files that may not be overwritten.
         """
         if self._here.getParent() is None:
-            raise UsageError(f"export: {self.path} is no folder that can be created", fix="Name another folder")
+            raise UsageError(f"export: {self.path} is the root of a file system", fix="Name a folder below it")
         if not self._files.exists(self._here):
             return
         if self._files.getFileStatus(self._here).isFile():
             raise UsageError(f"export: {self.path} is a file", fix="Name a folder")
         names = [name for name, _ in self._list()]
-        if not names or (overwrite and _MARKER in names and all(map(_is_ours, names))):
+        if not names or (overwrite and _MARKER in names and all(map(_is_exported_file, names))):
             return
         if overwrite:
-            raise UsageError(f"export: {self.path} holds files that no export wrote", fix="Name another folder")
+            raise UsageError(
+                f"export: {self.path} has files that no export wrote",
+                why="--overwrite would delete them",
+                fix="Name another folder",
+            )
         raise UsageError(
-            f"export: {self.path} is not empty",
+            f"export: the folder {self.path} is not empty",
             fix="Name another folder, or replace an earlier export with --overwrite",
         )
 
@@ -179,20 +183,26 @@ class _Folder:
         """Returns the size in bytes of each data file in the folder."""
         return [size for name, size in self._list() if name.startswith(_ROWS)]
 
-    def move_to(self, other: _Folder) -> None:
+    def move_to(self, other: _ExportFolder) -> None:
         """Renames this folder to the path of `other`, whose content is deleted. If that fails, it is restored."""
         former = self._new(f"{other.path.rstrip('/')}.replaced-{uuid.uuid4()}")
         replaces = self._files.exists(other._here)
         self._files.mkdirs(other._here.getParent())
         if replaces and not self._files.rename(other._here, former):
-            raise UsageError(f"export: {other.path} cannot be replaced", fix="Remove the folder")
+            raise UsageError(
+                f"export: the folder {other.path} cannot be moved away to replace it",
+                fix="Delete the folder, or name another one",
+            )
         for name in [name for name, _ in self._list() if not name.startswith(_ROWS)]:
             self._remove(self._new(self._here, name))  # files of Spark's commit protocol; Databricks has more
         self._files.create(self._new(self._here, _MARKER)).close()
         if not self._files.rename(self._here, other._here):
             if replaces:
                 self._files.rename(former, other._here)
-            raise UsageError(f"export: {other.path} cannot be created", fix="Name another folder")
+            raise UsageError(
+                f"export: the folder {other.path} cannot be created",
+                fix="Check that you may write there, or name another folder",
+            )
         self._files.create(self._new(other._here, _SUCCESS)).close()
         self._remove(former)
 
@@ -208,5 +218,5 @@ class _Folder:
             yield str(status.getPath().getName()), int(status.getLen()) if status.isFile() else 0
 
 
-def _is_ours(name: str) -> bool:
+def _is_exported_file(name: str) -> bool:
     return name in {_SUCCESS, _MARKER} or name.startswith(_ROWS)

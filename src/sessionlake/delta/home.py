@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.delta.folders import compaction, history, removal, upkeep
-from sessionlake.delta.folders.commits import sync_created
+from sessionlake.delta.folders.commits import sync_created_folder
 from sessionlake.delta.folders.log import set_property
 from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.parquet import column_types
 from sessionlake.delta.folders.reader import FolderReader, is_table
-from sessionlake.delta.folders.rows_by_key import KeyIndexes, Lookup
+from sessionlake.delta.folders.rows_by_key import KeyIndexes, RowLookup
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, stage_files
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.folders.writable import open_writable, spark_only_reason
@@ -47,7 +47,7 @@ from sessionlake.delta.storage.spark_writes import (
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.delta.storage.upsert import Combine, Upsert
-from sessionlake.local.home import claim, hold_lock, require_home
+from sessionlake.local.home import claim_lock, create_home, hold_lock
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows
@@ -113,11 +113,11 @@ class FolderStorage(Storage):
         return f"{quote(schema)}.{quote(view)}"
 
     def require_writable(self) -> None:
-        require_home(self._settings)
+        create_home(self._settings)
 
     def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
         """Holds a file lock until the block ends. It excludes other processes of this machine."""
-        return claim(self._settings, name, doing)
+        return claim_lock(self._settings, name, doing)
 
     def require_claims(self) -> None:
         """Checks nothing: a process keeps its locks until it ends."""
@@ -159,7 +159,7 @@ class FolderStorage(Storage):
         wanted.pop(DELETION_VECTORS, None)
         with self.commit_lock(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
-            sync_created(self.path(table))
+            sync_created_folder(self.path(table))
 
     def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """Does nothing: delta-rs does not write to clustered tables."""
@@ -225,23 +225,23 @@ class FolderStorage(Storage):
 
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
         """Writes rows to files until the block ends. Uses Spark if only Spark may write to the table."""
-        return self._staged(spark, table, rows, open_table(self.path(table)))
+        return self._stage_rows(spark, table, rows, open_table(self.path(table)))
 
-    def _staged(
+    def _stage_rows(
         self, spark: SparkSession | None, table: str, rows: Rows, delta: LocalTable
     ) -> AbstractContextManager[StagedRows]:
         if spark is not None and spark_only_reason(delta):
             return stage_with_spark(self, spark, table, rows)
-        return stage_files(self._place(table), rows, delta)
+        return stage_files(self._table_location(table), rows, delta)
 
-    def _place(self, table: str) -> TableLocation:
+    def _table_location(self, table: str) -> TableLocation:
         return TableLocation(self.path(table), table, self.commit_lock)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows. If the transaction is already committed, the rows are not even computed."""
         delta = open_table(self.path(table))
         if not has_commit(delta, table, txn):
-            with self._staged(spark, table, rows, delta) as staged:
+            with self._stage_rows(spark, table, rows, delta) as staged:
                 staged.commit(txn)
 
     def has_commit(self, table: str, txn: Txn) -> bool:
@@ -254,7 +254,7 @@ class FolderStorage(Storage):
         if spark is not None and spark_only_reason(delta):
             super().replace(spark, table, rows, txn)
             return
-        with stage_files(self._place(table), rows, delta) as files:
+        with stage_files(self._table_location(table), rows, delta) as files:
             files.replace(None, txn)
 
     def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
@@ -266,7 +266,7 @@ class FolderStorage(Storage):
             super().overwrite(table, rows, txn, metadata, columns=columns)
             return
         former = open_writable(delta).files
-        with stage_files(self._place(table), rows, delta) as files:
+        with stage_files(self._table_location(table), rows, delta) as files:
             files.replace(former, txn, metadata)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
@@ -276,26 +276,28 @@ class FolderStorage(Storage):
         if spark_only_reason(delta):
             super().delete_all_rows(spark, table, txn)
         else:
-            StagedFiles(self._place(table), [], delta).replace(open_writable(delta).files, txn)
+            StagedFiles(self._table_location(table), [], delta).replace(open_writable(delta).files, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
-        delta, how = self._engine(spark, table, source)
+        delta, how = self._choose_merge(spark, table, source)
         if how is None or not isinstance(source, pa.Table):
             return merge_with_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
-        merge = partial(how, delta, source, upsert, lookup=Lookup(self._indexes))
-        return self._merged(spark, table, delta, source.num_rows, txn, merge)
+        merge = partial(how, delta, source, upsert, lookup=RowLookup(self._indexes))
+        return self._merge_locally(spark, table, delta, source.num_rows, txn, merge)
 
     def accumulate(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
     ) -> Commit:
         """Combines and MERGEs rows. The table's rows are found, read and marked in the same version of the table."""
-        delta, how = self._engine(spark, table, rows)
+        delta, how = self._choose_merge(spark, table, rows)
         if how is None:
             return super().accumulate(spark, table, rows, combine, upsert, txn)
-        lookup = Lookup(self._indexes, combine, self.limits.driver_bytes)
-        return self._merged(spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup))
+        lookup = RowLookup(self._indexes, combine, self.limits.driver_bytes)
+        return self._merge_locally(
+            spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup)
+        )
 
-    def _engine(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
+    def _choose_merge(self, spark: SparkSession, table: str, source: Rows) -> tuple[LocalTable, _Merge | None]:
         """Opens the table, and chooses how to MERGE into it.
 
         Returns:
@@ -314,7 +316,9 @@ class FolderStorage(Storage):
         few = self.limits.rewritten_rows
         return delta.count() <= (max(few, _REWRITE_FACTOR * rows) if few > 0 else few)  # according to the log
 
-    def _merged(self, spark: SparkSession, table: str, delta: LocalTable, rows: int, txn: Txn, merge: _Merge) -> Commit:
+    def _merge_locally(
+        self, spark: SparkSession, table: str, delta: LocalTable, rows: int, txn: Txn, merge: _Merge
+    ) -> Commit:
         self.require_lease(table)
         with self.commit_lock(table):
             done = not rows
@@ -340,21 +344,21 @@ class FolderStorage(Storage):
     def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
         if spark_only_reason(open_table(self.path(table))):
             return count_with_spark(self, spark, table, chosen)
-        return removal.count(self.path(table), chosen)
+        return removal.count_rows(self.path(table), chosen)
 
     def remove_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> None:
         if spark_only_reason(open_table(self.path(table))):
             remove_with_spark(self, spark, table, chosen)
             return
         with self.commit_lock(table):
-            removal.remove(self.path(table), chosen)
+            removal.remove_rows(self.path(table), chosen)
 
     def erase_messages(self, spark: SparkSession, table: str, rows: SessionRows) -> None:
         if spark_only_reason(open_table(self.path(table))):
             erase_with_spark(self, spark, table, rows)
             return
         with self.commit_lock(table):
-            removal.rewrite(self.path(table), rows, rows.with_erased)
+            removal.rewrite_rows(self.path(table), rows, rows.erase_rows)
 
     def purge_vectors(self, table: str) -> int:
         """Rewrites files that have deletion vectors. A later MERGE into a large table may add new vectors."""
@@ -364,7 +368,7 @@ class FolderStorage(Storage):
     def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
         self.set_property(spark, table, PURGED, why)
         with self.commit_lock(table):
-            return upkeep.purge(spark, self.path(table), since)
+            return upkeep.purge_history(spark, self.path(table), since)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         return upkeep.has_expired(self.path(table), kept)

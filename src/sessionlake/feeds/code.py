@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+from sessionlake.feeds.feed import Feed, KeyFormat
 from sessionlake.feeds.paths import MISSING, Access, Constant, Each, Field, Index, Path, Slice, Start
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -25,14 +26,14 @@ class CodeWriter:
     """Generates code line by line. Methods append lines and return the names of variables.
 
     Args:
-        unavailable: Values that stand for "not sent".
+        feed: The feed for which code is generated.
 
     Attributes:
         names: Objects that the generated code uses, by their names in the code.
     """
 
-    def __init__(self, unavailable: tuple[Any, ...]) -> None:
-        self._unavailable = unavailable
+    def __init__(self, feed: Feed) -> None:
+        self._unavailable, self._key_format = feed.unavailable, feed.key_format
         self.names: dict[str, Any] = {"Decimal": Decimal, "M": MISSING, "Unusual": UnusualError}
         self._lines: list[str] = []
         self._depth = 0
@@ -54,8 +55,14 @@ class CodeWriter:
         """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result."""
         if self._unavailable:
             wanted = self._constant(tuple(self._unavailable))
-            self._line(f"if {raw} is None or type({raw}) in (str, int, float, Decimal, bool) and {raw} in {wanted}:")
-            self._line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
+            if all(type(one) is str for one in self._unavailable):
+                self._line(f"if type({raw}) is str and {raw} in {wanted}: {raw} = M")
+            else:
+                self._line(
+                    f"if {raw} is None or type({raw}) in (str, int, float, Decimal, bool) and {raw} in {wanted}:"
+                )
+                self._line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
+            self._line(f"if type({raw}) is list and len({raw}) == 1: raise Unusual")
         name, base = self._name(), column.sql
         if base == "string":
             self._line(f"if type({raw}) is not str and {raw} is not M and {raw} is not None: raise Unusual")
@@ -117,7 +124,9 @@ class CodeWriter:
                 return element
             case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
                 return f"record.{one.start.value}"
-            case Start.KEY if not one.steps:
+            case Start.KEY if self._key_format is KeyFormat.JSON:
+                return "key_value"
+            case Start.KEY:
                 name = self._name()
                 self._line(f"{name} = M if record.key is None else record.key.decode(errors='replace')")
                 return name

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
-from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
+from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
@@ -89,7 +89,7 @@ class _Writer(CodeWriter):
         )
         exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
         decoder = msgspec.json.Decoder(float_hook=Decimal) if exact else msgspec.json.Decoder()
-        super().__init__(feed.unavailable)
+        super().__init__(feed)
         self.names |= {
             "is_too_deep": is_too_deep, "loads": decoder.decode, "milliseconds_of": milliseconds_of,
             "row_id_of": row_id_of, "session_of": session_of,
@@ -116,6 +116,9 @@ class _Writer(CodeWriter):
         self._line("if raw is None or len(raw) > max_bytes: raise Unusual")
         self._line(f'if raw.count(b"[") + raw.count(b"{{") > {MAX_DEPTH} and is_too_deep(raw.decode()): raise Unusual')
         self._line("d = loads(raw)")
+        if feed.key_format is KeyFormat.JSON:
+            self._line(f"if len(record.key or b'') > {MAX_DEPTH} and is_too_deep(record.key.decode()): raise Unusual")
+            self._line("key_value = M if record.key is None else loads(record.key)")
         self._rules()
         self._depth -= 1
         self._line("except Exception:")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sessionlake.feeds.decoder import Delete, Event, Message, Put
+from sessionlake.feeds.decoder import Delete, Event, Message, PayloadError, Put
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.events import Delete as DeleteRow
 from sessionlake.feeds.events import Event as FeedEvent
@@ -15,7 +15,6 @@ from sessionlake.feeds.interpret import RefusedError, read_session, refuse_repea
 from sessionlake.feeds.paths import MISSING, Place
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.values import json_text
-from sessionlake.protocol.jsontext import InvalidJsonError
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
 from sessionlake.protocol.reasons import Reason
 
@@ -46,7 +45,7 @@ def decode(feed: Feed, use: DecoderUse, message: Message) -> Decoded | Refusal:
         return Decoded((), tuple(_events(feed, use, message, decoder.decode(message))))
     except RefusedError as refused:
         return refused.refusal
-    except InvalidJsonError as error:
+    except PayloadError as error:
         return Refusal(error.reason, "", "the value is missing or is not of the feed's format")
     except Exception as error:  # noqa: BLE001 - whatever a user's code raises concerns this message alone
         return Refusal(Reason.BAD_VALUE, "", f"the decoder raised {type(error).__name__}: {_text_of(error)}")

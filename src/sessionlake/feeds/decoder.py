@@ -34,6 +34,18 @@ Key = tuple[Any, ...] | Mapping[str, Any]
 """A row's values in the feed's key columns: in the order of the feed's `key`, or by column, among others."""
 
 
+class PayloadError(Exception):
+    """The value of a message is missing, or is not of the format that a decoder expects.
+
+    Attributes:
+        reason: Why the message goes to quarantine, such as NOT_JSON or NOT_PROTOBUF.
+    """
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Message(msgspec.Struct, frozen=True):
     """A Kafka message as a decoder receives it.
 
@@ -65,19 +77,25 @@ class Message(msgspec.Struct, frozen=True):
         """Parses the value as JSON. Numbers with a point or an exponent become exact decimals.
 
         Raises:
-            InvalidJsonError: The value is missing or is not JSON; the message then goes to quarantine with the reason
-                that fits.
+            PayloadError: The value is missing or is not JSON. The message then goes to quarantine with the reason that
+                fits.
         """
-        return self._parse_json(self._present())
+        try:
+            return self._parse_json(self._present())
+        except InvalidJsonError as error:
+            raise PayloadError(error.reason) from None
 
     def payload(self) -> Any:
         """Parses the value in the feed's `format`, as the paths of other feeds would read it.
 
         Raises:
-            InvalidJsonError: The value is missing or is not of this format; the message then goes to quarantine with
-                the reason that fits.
+            PayloadError: The value is missing or is not of this format. The message then goes to quarantine with the
+                reason that fits.
         """
-        return self._parse_payload(self._present())
+        try:
+            return self._parse_payload(self._present())
+        except InvalidJsonError as error:
+            raise PayloadError(error.reason) from None
 
     def key_text(self) -> str:
         """Returns the key as text, "" if the message has none. Bytes that are not UTF-8 become U+FFFD."""
@@ -85,7 +103,7 @@ class Message(msgspec.Struct, frozen=True):
 
     def _present(self) -> bytes:
         if self.value is None:
-            raise InvalidJsonError(Reason.TOMBSTONE)
+            raise PayloadError(Reason.TOMBSTONE)
         return self.value
 
 

@@ -26,6 +26,13 @@ class Kind(StrEnum):
     IGNORE = "ignore"
 
 
+class KeyFormat(StrEnum):
+    """How Kafka keys are encoded."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class Body(StrEnum):
     """The outermost type of a Kafka value, as `when: {body: …}` in a rule names it. A tombstone has no value."""
 
@@ -123,8 +130,8 @@ class Rows:
     Attributes:
         source: Path of the element or elements; None if the message itself is the element.
         each: True if the path gives several elements, each of which is a row. False if it gives one.
-        values: Each column with the path of its value; empty with `by_name`.
-        by_name: Columns whose value is the element's field of the same name.
+        values: Each column with the path of its value.
+        by_name: Columns whose value is the element's field of the same name. Not those in `values`.
         rescue: True if the element's undeclared fields are stored as JSON text in `_rescued`.
         delete: True if every row is deleted, False if none is. Pairs of column and value: a row is deleted if all
             these columns have these values.
@@ -240,6 +247,7 @@ class Feed:
         order: How the seq is read.
         rules: The rules in order; the first whose conditions are met reads a message. Empty with a decoder.
         unavailable: Values by which the producer says that it did not send a column.
+        key_format: How Kafka keys are encoded.
         refuse_repeats: True if a message with the same row key twice goes to quarantine.
         keep: Limit for the rows of a session's table; None if it has no limit.
         check: Checksum with which tables are compared; None if there is none.
@@ -255,6 +263,7 @@ class Feed:
     order: Order
     rules: tuple[Rule, ...]
     unavailable: tuple[Any, ...] = ()
+    key_format: KeyFormat = KeyFormat.TEXT
     refuse_repeats: bool = False
     keep: Keep | None = None
     check: Check | None = None

@@ -172,7 +172,7 @@ def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
             raw += [(column, f".{column.name}", element.value.get(column.name, MISSING)) for column in part.by_name]
         values: dict[str, Any] = {}
         for column, where, value in raw:
-            if value is MISSING or any(_equal(value, one) for one in feed.unavailable):
+            if value is MISSING or _is_unavailable(feed, value):
                 if part.absent_is_null:
                     values[column.name] = None
             else:
@@ -186,6 +186,12 @@ def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
             yield Delete(key, row_id, part.expect)
         else:
             yield Put(key, row_id, values, _rescued(feed, part, element.value), part.expect)
+
+
+def _is_unavailable(feed: Feed, value: Any) -> bool:
+    """Returns True for a value that means "not sent", and for an array that has only such a value."""
+    only = value[0] if isinstance(value, list) and len(value) == 1 else value
+    return any(_equal(only, one) for one in feed.unavailable)
 
 
 def _sources(part: Rows, place: Place) -> list[Element]:

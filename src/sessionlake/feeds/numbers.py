@@ -115,3 +115,14 @@ def bytes_of(value: Any) -> bytes:
 
 def _no_bytes() -> bytes:
     raise BadValueError("it is no text of bytes")
+
+
+def make_finite(value: Any) -> Any:
+    """Returns a tree in which NaN and infinities are texts."""
+    if isinstance(value, dict):
+        return {name: make_finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [make_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

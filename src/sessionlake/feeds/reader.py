@@ -12,7 +12,7 @@ import msgspec
 from sessionlake.feeds.decode import decode
 from sessionlake.feeds.decoder import Message
 from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.feed import Feed
+from sessionlake.feeds.feed import Feed, KeyFormat
 from sessionlake.feeds.interpret import interpret
 from sessionlake.feeds.numbers import Digits
 from sessionlake.feeds.paths import MISSING, Place
@@ -72,10 +72,24 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
         value = MISSING if record.value is None else load_json(record.value, digits=feed.needs_digits)
     except InvalidJsonError as error:
         return Refusal(error.reason, "", "the value is no JSON that can be used")
-    key = None if record.key is None else record.key.decode(errors="replace")
+    try:
+        key = None if record.key is None else read_key(feed, record.key)
+    except InvalidJsonError:
+        return Refusal(Reason.BAD_KEY, "kafka.key", "the key is no JSON that can be used")
     headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers.items()}
     place = Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
     return interpret(feed, place)
+
+
+def read_key(feed: Feed, key: bytes) -> Any:
+    """Returns a Kafka key as paths read it: as text, or parsed if the feed has a `key_format`.
+
+    Raises:
+        InvalidJsonError: The key is not JSON although the feed says so.
+    """
+    return (
+        load_json(key, digits=feed.needs_digits) if feed.key_format is KeyFormat.JSON else key.decode(errors="replace")
+    )
 
 
 def _message(feed: Feed, record: KafkaRecord) -> Message:

@@ -69,12 +69,24 @@ class SessionTable:
         last, after = self.last_seq, event.after
         if event.seq is None or event.chain is not None:
             return True
+        if last is not None and not event.restart and self.feed.order.modulo is not None:
+            return self._is_next_of_circle(event, last, event.seq, self.feed.order.modulo)
         if last is not None and not event.restart:
             if event.seq <= last:
                 self.duplicates += event.kind is not Kind.HEARTBEAT
                 return False
             self.gaps += after is not None and (after != last if event.is_link else after > last)
         self.last_seq = event.seq
+        return True
+
+    def _is_next_of_circle(self, event: Event, last: int, seq: int, modulo: int) -> bool:
+        """Does the same for a counter that starts again at 0. Up to half of the circle ahead of `last` is new."""
+        steps = (seq - last) % modulo
+        if not 0 < steps <= modulo // 2:
+            self.duplicates += event.kind is not Kind.HEARTBEAT
+            return False
+        self.gaps += steps > 1
+        self.last_seq = seq
         return True
 
     def _put(self, row: Put | Delete) -> None:

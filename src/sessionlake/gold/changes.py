@@ -10,9 +10,9 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.late import APPLIED
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopics, session_mark_sql
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopics, session_hash_sql
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import DeclaredColumns, text_field, value_field
 from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.protocol.names import quote
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-def declared_in(settings: Settings) -> Declared:
+def declared_columns(settings: Settings) -> DeclaredColumns:
     """Returns the names of the declared columns that gold computes with: those of numbers, and those of texts."""
     columns = settings.capture.declared
     numbers = tuple(column.name for column in columns if column.is_numeric)
-    return Declared(numbers, tuple(column.name for column in columns if column.sql == "string"))
+    return DeclaredColumns(numbers, tuple(column.name for column in columns if column.sql == "string"))
 
 
-def change_columns(declared: Declared, once: OnceTopics) -> list[Column]:
+def change_columns(declared: DeclaredColumns, once: OnceTopics) -> list[Column]:
     """Returns the columns to select from `silver.session_changes`, under the names that `gold.fold.pack` reads.
 
     If a topic may be judged under `once`, they include silver's life and seq, which order the changes.
@@ -51,27 +51,27 @@ def change_columns(declared: Declared, once: OnceTopics) -> list[Column]:
         F.col("_position").alias("position"),
         F.col("_batch").alias("batch"),
         F.col("_offset").alias("offset"),
-        *(seqs if once.may_be_any else []),
+        *(seqs if once.is_once_configured else []),
         # As a double, an integer beyond 2^53 loses its last digits.
         *(_value_if_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
         *(_value_if_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
     ]
 
 
-def select_changes(rows: DataFrame, settings: Settings, *more: Column) -> DataFrame:
+def select_changes(rows: DataFrame, settings: Settings, *more_columns: Column) -> DataFrame:
     """Selects from silver's changes the columns that `gold.aggregate.sources` reads.
 
     Args:
         rows: Rows of `silver.session_changes`.
-        more: Further columns to keep.
+        more_columns: Further columns to keep.
     """
     from pyspark.sql import functions as F
 
-    declared, once = declared_in(settings), OnceTopics(settings.capture)
-    changes, position = rows.select(*change_columns(declared, once), *more), F.col("position")
-    if not once.may_be_any:
+    declared, once = declared_columns(settings), OnceTopics(settings.capture)
+    changes, position = rows.select(*change_columns(declared, once), *more_columns), F.col("position")
+    if not once.is_once_configured:
         return changes.withColumns({LIFE: F.lit(NO_LIFE).cast("bigint"), TURN: position})
-    is_once = F.col("topic").isin(once.of([row[0] for row in rows.select("topic").distinct().collect()]))
+    is_once = F.col("topic").isin(once.filter_topics([row[0] for row in rows.select("topic").distinct().collect()]))
     life = F.when(is_once, F.coalesce(quote(LIFE), F.lit(0))).otherwise(NO_LIFE)
     turn = F.when(is_once, F.coalesce(quote(SEQ), position)).otherwise(position)
     return changes.withColumns({LIFE: life, TURN: turn}).drop(SEQ)
@@ -82,11 +82,13 @@ def with_seq_order(events: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     is_once = F.col(quote(LIFE)) != NO_LIFE
-    of_once = (F.expr(session_mark_sql("session_id")), F.col(quote(LIFE)), F.col(quote(TURN)))
+    of_once = (F.expr(session_hash_sql("session_id")), F.col(quote(LIFE)), F.col(quote(TURN)))
     return events.withColumns({name: F.when(is_once, part) for name, part in zip(SEQ_ORDER, of_once, strict=True)})
 
 
-def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, numbers: bool) -> DataFrame:
+def select_events(
+    changes: DataFrame, declared: DeclaredColumns, copied_columns: Sequence[str], *, numbers: bool
+) -> DataFrame:
     """Returns one row for each number, or each text, that a change set. The value is in `value`.
 
     The name of the declared column is in `metric` for numbers, and in `column` for texts.
@@ -94,17 +96,17 @@ def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, nu
     Args:
         changes: Changes from `select_changes`.
         declared: The declared columns.
-        kept: Names of the columns of changes to keep.
+        copied_columns: Names of the columns of changes to keep.
         numbers: True for numbers, False for texts.
     """
     from pyspark.sql import functions as F
 
     names, field = (declared.numbers, value_field) if numbers else (declared.texts, text_field)
     called, kind = ("metric", "double") if numbers else ("column", "string")
-    kept = [*map(quote, kept)]
-    nothing = changes.limit(0).select(*kept, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
+    copied_columns = [*map(quote, copied_columns)]
+    nothing = changes.limit(0).select(*copied_columns, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
     parts = (
-        changes.select(*kept, F.lit(name).alias(called), F.col(quote(field(i))).alias("value"))
+        changes.select(*copied_columns, F.lit(name).alias(called), F.col(quote(field(i))).alias("value"))
         for i, name in enumerate(names)
     )
     events = reduce(lambda one, other: one.unionByName(other), parts, nothing).where("value IS NOT NULL")
@@ -112,7 +114,7 @@ def events_of(changes: DataFrame, declared: Declared, kept: Sequence[str], *, nu
     return events.where("NOT isnan(value)").withColumn("value", F.expr("value + 0.0D")) if numbers else events
 
 
-def is_late(product: Product) -> Column:
+def is_late_column(product: Product) -> Column:
     """Returns the Spark condition that a change is too late for the product, on the columns of `select_changes`."""
     from pyspark.sql import functions as F
 
@@ -148,7 +150,7 @@ def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     Raises:
         LakeError: Gold stopped before it had read a whole version of `silver.session_changes`.
     """
-    version = version_read(settings)
+    version = last_version_read(settings)
     if version is None:
         return None
     return read_into_one_task(select_changes(lake.read(spark, CHANGES, version), settings))
@@ -165,7 +167,7 @@ def require_all_changes(lake: Lake, spark: SparkSession) -> None:
         raise LakeError(f"{found.summary}", why="What gold computed from them cannot be computed again")
 
 
-def refuse_shorter(lake: Lake, spark: SparkSession) -> None:
+def refuse_shorter_table(lake: Lake, spark: SparkSession) -> None:
     """Checks that a rebuilt table would have rows for the same range of time as now.
 
     Raises:
@@ -180,10 +182,10 @@ def refuse_shorter(lake: Lake, spark: SparkSession) -> None:
         ) from error
 
 
-def version_read(settings: Settings) -> int | None:
+def last_version_read(settings: Settings) -> int | None:
     """Returns the version of `silver.session_changes` up to which gold has read; None before gold's first batch.
 
     Raises:
         LakeError: Gold stopped before it had read a whole version, or during a batch.
     """
-    return handover.last_version_read(settings, GOLD)
+    return handover.read_last_version(settings, GOLD)

@@ -18,40 +18,40 @@ from sessionlake.gold.alerts.book import reset_rules
 from sessionlake.gold.alerts.step import RuleStep
 from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import FinalRowAppender
-from sessionlake.gold.batch.products import ProductMerger, write_late
+from sessionlake.gold.batch.products import ProductMerger, append_late_points
 from sessionlake.gold.batch.rows import BatchRows, FoldResult
-from sessionlake.gold.changes import change_columns, declared_in
+from sessionlake.gold.changes import change_columns, declared_columns
 from sessionlake.gold.declared.tables import (
     GoldTable,
-    averages_of,
-    products_of,
-    schemas_of,
-    tables_of,
-    with_finals,
+    add_final_tables,
+    declared_averages,
+    declared_gold_schemas,
+    declared_gold_tables,
+    declared_products,
 )
 from sessionlake.gold.enrich.table import EnrichedTable
-from sessionlake.gold.fold.pack import ChangePacker, owners_of, shard_field
+from sessionlake.gold.fold.pack import ChangePacker, find_owner_columns, shard_field
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
-from sessionlake.gold.making.states import shard_of, tracked_averages
+from sessionlake.gold.making.states import shard_column, tracked_averages
 from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import QueryWithBackground, ReferenceRuntime, prepare_tables
 from sessionlake.gold.sql.definitions import create_definitions
 from sessionlake.gold.tables.expiry import Expiry, start_expiry
 from sessionlake.gold.tables.notes import (
-    complete_tables,
+    find_complete_tables,
+    find_skipped_tables,
+    find_tables_to_rebuild,
     mark_incomplete,
     require_same_shards,
     set_table_properties,
-    skipped_tables,
     store_maintained,
-    tables_to_rebuild,
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.checkpoint import last_planned, starting_options
+from sessionlake.streaming.checkpoint import choose_starting_options, read_last_planned_batch
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.handover import Handover, ResumedFold, active_folder, read_active
 from sessionlake.streaming.journal import require_uninterrupted
@@ -78,11 +78,11 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
         LakeError: The checkpoint is new but the tables have rows. Or the tables were built with another number of
             shards. Or a table was built by another declaration. Or a rebuild of silver was interrupted.
     """
-    lake, tables = Lake(settings, schemas_of(settings)), tables_of(settings)
+    lake, tables = Lake(settings, declared_gold_schemas(settings)), declared_gold_tables(settings)
     with lake.storage.caching():
         _prepare(spark, lake)
-        new = tables_to_rebuild(spark, lake, tables)
-        lake.ensure(spark, [table.table for table in with_finals(table for table in tables if table not in new)])
+        new = find_tables_to_rebuild(spark, lake, tables)
+        lake.ensure(spark, [table.table for table in add_final_tables(table for table in tables if table not in new)])
         if new:
             _rebuild(spark, lake, new)
         set_table_properties(spark, lake, tables)
@@ -98,7 +98,7 @@ def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[Gol
     Raises:
         LakeError: Gold cannot start, for one of the reasons that `start` names.
     """
-    lake = Lake(settings, schemas_of(settings))
+    lake = Lake(settings, declared_gold_schemas(settings))
     with lake.storage.caching():
         _prepare(spark, lake)
         return _rebuild(spark, lake, tables)
@@ -127,13 +127,13 @@ def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> di
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         reset_rules(spark, lake)
-    others = complete_tables(spark, lake, tables_of(settings))
-    missed = skipped_tables(spark, lake, others)  # the next start rebuilds these
+    others = find_complete_tables(spark, lake, declared_gold_tables(settings))
+    missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
-    if last_planned(settings.checkpoint(LAYER)) is not None:
+    if read_last_planned_batch(settings.checkpoint(LAYER)) is not None:
         _start_stream(spark, lake, others, once=True, asks=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables):
-        ReferenceRuntime(spark, lake, settings, others, asks=False).apply_all()
+        ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all()
     rebuilt = {table.table: rebuild_table(spark, lake, settings, table) for table in tables}
     store_maintained(spark, lake, [*others, *tables])
     return rebuilt
@@ -152,10 +152,14 @@ def _start_stream(
     settings, begin = lake.settings, read_active(lake.settings, LAYER)
     store_maintained(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
-    references = ReferenceRuntime(spark, lake, settings, tables, asks=asks)
-    expiry = start_expiry(spark, lake, tables, is_new=begin is None and last_planned(query.checkpoint) is None)
+    references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=asks)
+    expiry = start_expiry(
+        spark, lake, tables, is_new=begin is None and read_last_planned_batch(query.checkpoint) is None
+    )
     batch = _GoldBatch(spark, lake, tables, references, expiry)
-    averages = [tracked_averages(spark, lake, settings, series) for series in averages_of(settings) if series in tables]
+    averages = [
+        tracked_averages(spark, lake, settings, series) for series in declared_averages(settings) if series in tables
+    ]
     first_batch = 0 if begin is None else begin.first_batch
     query.start(
         folded_stream(spark, lake, settings, averages, begin),
@@ -178,26 +182,26 @@ def folded_stream(
         averages: The tables of averages to fold.
         begin: The state that a rebuild of gold left for the stream. None if the stream starts from its checkpoint.
     """
-    declared, owners = declared_in(settings), owners_of(one.series for one in averages)
-    shards = [shard_of(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
+    declared, owners = declared_columns(settings), find_owner_columns(one.series for one in averages)
+    shards = [shard_column(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
     options: dict[str, Any] = {**SKIP_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
-    elif last_planned(settings.checkpoint(LAYER)) is None:
+    elif read_last_planned_batch(settings.checkpoint(LAYER)) is None:
         with suppress(LakeError):  # gold's results do not depend on the order of reading
             options |= lake.storage.first_read_options(spark, CHANGES)
     else:
-        options |= starting_options(settings.checkpoint(LAYER))
+        options |= choose_starting_options(settings.checkpoint(LAYER))
     read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
-    packer = ChangePacker(declared, owners, once if once.may_be_any else None)
+    packer = ChangePacker(declared, owners, once if once.is_once_configured else None)
     packed = read.select(*shards, *change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
-    fold: ShardFold = GoldFold(declared, tuple(averages), products_of(settings), idle_ms, row_idle_ms)
+    fold: ShardFold = GoldFold(declared, tuple(averages), declared_products(settings), idle_ms, row_idle_ms)
     if begin is not None:
         fold = ResumedFold(fold, str(active_folder(settings, LAYER)))
-    return fold_shards(packed, fold, PayloadFiles.for_query(lake.storage.scratch, LAYER))
+    return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
 
 
 class _GoldBatch:
@@ -207,12 +211,12 @@ class _GoldBatch:
         self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry
     ) -> None:
         self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
-        self._files = PayloadFiles.for_query(lake.storage.scratch, LAYER)
-        self._files.clear()
+        self._files = PayloadFiles.create_for_query(lake.storage.scratch, LAYER)
+        self._files.remove_files()
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
         self._finals = FinalRowAppender(spark, lake, self._products, expiry)
-        self._all, self._declared = products_of(lake.settings), declared_in(lake.settings)
+        self._all, self._declared = declared_products(lake.settings), declared_columns(lake.settings)
         self._enrich = references.step
         # Rules read all of these tables. Without one of them they are not evaluated, and later start as new rules.
         self._rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
@@ -222,21 +226,21 @@ class _GoldBatch:
         inline, few = self._lake.limits.inline_bytes, self._lake.limits.few_changes
         frame.persist()
         try:
-            part = FoldResult.collect(frame, inline)
+            part = FoldResult.collect_payloads(frame, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
             with without_code_generation(spark, enabled=part.report.read.changes <= few):
                 averages = writer.write(self._averages)
                 rows = BatchRows(spark, part, self._declared, self._all)
                 merger = ProductMerger(spark, self._lake, rows, txn, self._expiry, self._finals)
-                outputs = [*averages, *merger.merge(self._products)]
-                outputs += self._finals.write(spark, part.report.places, txn)
-                outputs += write_late(spark, self._lake, part, self._products, txn)
+                outputs = [*averages, *merger.merge_batch(self._products)]
+                outputs += self._finals.append_final_rows(spark, part.report.stream_times, txn)
+                outputs += append_late_points(spark, self._lake, part, self._products, txn)
                 outputs += self._enrich(spark, part.report.read, txn)
                 if self._rules is not None:
                     outputs += self._rules(spark, rows, txn)
         finally:
             frame.unpersist()
-            self._files.clear()
+            self._files.remove_files()
         report = part.report
         entry = LedgerEntry(
             layer=LAYER,
@@ -251,4 +255,4 @@ class _GoldBatch:
             config_hash=hash_settings_of_layers(self._settings),
         )
         self._ledger.write_entry(spark, entry)
-        self._expiry.remove(spark, report.times)
+        self._expiry.remove_expired(spark, report.times_by_topic)

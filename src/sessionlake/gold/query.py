@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.far_times import micros_of, nearest_time
+from sessionlake.delta.storage.far_times import nearest_datetime, time_to_micros
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, Span, answer_product, spans
-from sessionlake.gold.tables.expiry import describe_floors, read_floors
-from sessionlake.gold.tables.notes import complete_tables
+from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, MetricsRange, answer_product, split_range
+from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
+from sessionlake.gold.tables.notes import find_complete_tables
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 
@@ -73,23 +73,23 @@ def metrics(
         UsageError: The range, the keys or the step are not valid.
         LakeError: Gold has no metrics yet. Or the range includes buckets that have expired.
     """
-    begin, end = _minute_ms("since", since), _minute_ms("until", until)
+    begin, end = _to_minute_ms("since", since), _to_minute_ms("until", until)
     length = None if step is None else milliseconds(step)
     _check_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
-    tiers = complete_tables(spark, lake, TIERS)
+    tiers = find_complete_tables(spark, lake, TIERS)
     if METRICS_1M not in tiers:
         raise LakeError(
             f"{METRICS_1M.table} does not exist yet, or is incomplete", fix="Run `sessionlake run gold`, which fills it"
         )
     conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
-    reader, wanted = lake.reader(spark), [*spans(begin, end, length, tiers)]
+    reader, wanted = lake.reader(spark), [*split_range(begin, end, length, tiers)]
     _refuse_expired(reader, wanted, (of or {}).get("topic"))
     return read_answer(reader, answer_product(by, length), wanted, conditions)
 
 
 def read_answer(
-    reader: TableReader, answer: Product, wanted: Sequence[Span], conditions: Sequence[Condition]
+    reader: TableReader, answer: Product, wanted: Sequence[MetricsRange], conditions: Sequence[Condition]
 ) -> Figures:
     """Reads parts of the tables of metrics, and merges their rows to the answer of a query.
 
@@ -99,63 +99,71 @@ def read_answer(
         wanted: Which buckets to read from which table.
         conditions: Conditions on the key columns of the tables of metrics.
     """
-    read, buffered, parts = dict.fromkeys((span.tier.table for span in wanted), 0), 0, [answer.schema().empty_table()]
+    read, buffered, parts = (
+        dict.fromkeys((span.table.table for span in wanted), 0),
+        0,
+        [answer.arrow_schema().empty_table()],
+    )
     for span in wanted:
         for rows in _read_rows(reader, span, conditions):
-            read[span.tier.table] += rows.num_rows
+            read[span.table.table] += rows.num_rows
             buffered += rows.num_rows
-            parts.append(answer.of_finer(rows))
+            parts.append(answer.aggregate_finer_rows(rows))
             if buffered > max(_AT_ONCE, parts[0].num_rows):
-                parts, buffered = [answer.merged(pa.concat_tables(parts))], 0
-    merged = answer.merged(pa.concat_tables(parts))
+                parts, buffered = [answer.merge_rows(pa.concat_tables(parts))], 0
+    merged = answer.merge_rows(pa.concat_tables(parts))
     rows = merged.select([*answer.row_keys, *answer.results])
     in_order = rows.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else rows
-    return Figures(in_order, read, _file_counts(reader, wanted, conditions))
+    return Figures(in_order, read, _count_files_read(reader, wanted, conditions))
 
 
-def _refuse_expired(reader: TableReader, wanted: Sequence[Span], topics: Collection[str] | None) -> None:
-    known = read_floors(reader, {span.tier.table for span in wanted})
+def _refuse_expired(reader: TableReader, wanted: Sequence[MetricsRange], topics: Collection[str] | None) -> None:
+    known = read_expiry_times(reader, {span.table.table for span in wanted})
     for span in wanted:
         floors = {
             topic: floor
-            for topic, floor in known.get(span.tier.table, {}).items()
+            for topic, floor in known.get(span.table.table, {}).items()
             if floor > span.begin and (topics is None or topic in topics)
         }
         if floors:
             raise LakeError(
-                f"{describe_floors(span.tier.table, floors)}",
-                fix="Choose a later start, only topics that go back further, or, where hours or days are kept longer, "
-                "a range of whole hours or days",
+                f"{describe_expiry(span.table.table, floors)}",
+                fix="Choose a later start, or only topics that still have these buckets. If metrics per hour or day "
+                "are kept longer, choose a range of whole hours or days",
             )
 
 
-def _read_rows(reader: TableReader, span: Span, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
-    schema = span.tier.schema()
-    for batch in reader.batches(span.tier.table, *conditions, *_in_span(span), columns=schema.names):
+def _read_rows(reader: TableReader, span: MetricsRange, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
+    schema = span.table.arrow_schema()
+    for batch in reader.batches(span.table.table, *conditions, *_range_conditions(span), columns=schema.names):
         yield pa.Table.from_batches([batch]).cast(schema)
 
 
-def _in_span(span: Span) -> list[Condition]:
-    begin, end = map(nearest_time, (span.begin, span.end))
+def _range_conditions(span: MetricsRange) -> list[Condition]:
+    begin, end = map(nearest_datetime, (span.begin, span.end))
     return [(START, operator.ge, begin), (START, operator.lt, end)]
 
 
-def _file_counts(
-    reader: TableReader, wanted: Sequence[Span], conditions: Sequence[Condition]
+def _count_files_read(
+    reader: TableReader, wanted: Sequence[MetricsRange], conditions: Sequence[Condition]
 ) -> dict[str, tuple[int, int] | None]:
     found: dict[str, tuple[int, int] | None] = {}
-    for table in dict.fromkeys(span.tier.table for span in wanted):
-        parts = [reader.files(table, *conditions, *_in_span(span)) for span in wanted if span.tier.table == table]
+    for table in dict.fromkeys(span.table.table for span in wanted):
+        parts = [
+            reader.find_files_to_read(table, *conditions, *_range_conditions(span))
+            for span in wanted
+            if span.table.table == table
+        ]
         known = [part for part in parts if part is not None]
         read = {path for part in known for path in part.read}
         found[table] = (len(read), known[0].total) if known else None
     return found
 
 
-def _minute_ms(name: str, moment: datetime) -> int:
+def _to_minute_ms(name: str, moment: datetime) -> int:
     if moment.tzinfo is None:
         raise UsageError(f"{name} {moment} has no time zone", fix="Add one, for example +00:00")
-    passed = micros_of(moment)
+    passed = time_to_micros(moment)
     if passed % (MINUTE * 1000):
         raise UsageError(
             f"{name} {moment} is not a whole minute",
@@ -169,7 +177,11 @@ def _check_arguments(
     begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None
 ) -> None:
     if begin >= end:
-        raise UsageError("the range is empty", why="It does not begin before it ends", fix="Correct its bounds")
+        raise UsageError(
+            "the range of time is empty",
+            why="Its start is not before its end",
+            fix="Choose an earlier start or a later end",
+        )
     if strange := [name for name in (*by, *of) if name not in KEYS]:
         raise UsageError(f"metrics have no key {', '.join(strange)}", fix=f"Choose from {', '.join(KEYS)}")
     if len({*by}) < len(by):

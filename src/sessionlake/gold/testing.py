@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import PARTITION, Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, text_field, value_field
 from sessionlake.protocol.types import Row
 
 _NEAR = 1e-9
@@ -60,35 +60,35 @@ def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: 
     Raises:
         AssertionError: A row differs for one way of splitting. The text names the row and the batches.
     """
-    declared, chance = _declared(changes), random.Random(seed)  # noqa: S311 - not for secrets
-    rows = [_row(declared, change, place) for place, change in enumerate(changes)]
-    expected = _by_key(product, product.of_changes(_table(declared, rows), declared))
+    declared, chance = _declared_columns(changes), random.Random(seed)  # noqa: S311 - not for secrets
+    rows = [_create_row(declared, change, place) for place, change in enumerate(changes)]
+    expected = _rows_by_key(product, product.aggregate_changes(_create_table(declared, rows), declared))
     for _ in range(ways):
         order = chance.sample(rows, len(rows)) if chance.random() < 1 / 2 else rows
-        batches = list(_batches(order, chance))
-        held = product.schema().empty_table()
+        batches = list(_split_batches(order, chance))
+        held = product.arrow_schema().empty_table()
         for batch in batches:
-            held = _merge_batch(product, held, product.of_changes(_table(declared, batch), declared))
-        _require_same(product, expected, _by_key(product, held), batches)
+            held = _merge_batch(product, held, product.aggregate_changes(_create_table(declared, batch), declared))
+        _require_same(product, expected, _rows_by_key(product, held), batches)
     return list(expected.values())
 
 
-def _declared(changes: Iterable[Change]) -> Declared:
+def _declared_columns(changes: Iterable[Change]) -> DeclaredColumns:
     numbers: dict[str, None] = {}
     texts: dict[str, None] = {}
     for change in changes:
         for name, value in change.values.items():
             (texts if isinstance(value, str) else numbers)[name] = None
-    return Declared(tuple(numbers), tuple(texts))
+    return DeclaredColumns(tuple(numbers), tuple(texts))
 
 
-def _row(declared: Declared, change: Change, place: int) -> Row:
+def _create_row(declared: DeclaredColumns, change: Change, position: int) -> Row:
     values = {value_field(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
     texts = {text_field(i): change.values.get(name) for i, name in enumerate(declared.texts)}
-    return change.place | {"position": place, "ordinal": 0} | values | texts
+    return change.place | {"position": position, "ordinal": 0} | values | texts
 
 
-def _table(declared: Declared, rows: Sequence[Row]) -> pa.Table:
+def _create_table(declared: DeclaredColumns, rows: Sequence[Row]) -> pa.Table:
     names = [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     names += [(PARTITION, pa.int32())]
     names += [("ts", pa.int64()), (APPLIED, pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
@@ -97,7 +97,7 @@ def _table(declared: Declared, rows: Sequence[Row]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), pa.schema(names))
 
 
-def _batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Sequence[Row]]:
+def _split_batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Sequence[Row]]:
     cuts = sorted(chance.sample(range(1, len(rows)), chance.randint(0, len(rows) - 1))) if rows else []
     for first, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
         yield rows[first:end]
@@ -105,18 +105,18 @@ def _batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Sequence[Ro
 
 def _merge_batch(product: Product, held: pa.Table, part: pa.Table) -> pa.Table:
     """Merges the product's rows for one batch into the table's rows, as MERGE does."""
-    merged = _by_key(product, product.merged(part, held))
-    return pa.Table.from_pylist([*(_by_key(product, held) | merged).values()], product.schema())
+    merged = _rows_by_key(product, product.merge_rows(part, held))
+    return pa.Table.from_pylist([*(_rows_by_key(product, held) | merged).values()], product.arrow_schema())
 
 
-def _by_key(product: Product, rows: pa.Table) -> dict[Any, Row]:
+def _rows_by_key(product: Product, rows: pa.Table) -> dict[Any, Row]:
     return {tuple(row[name] for name in product.row_keys): row for row in rows.to_pylist()}
 
 
 def _require_same(product: Product, expected: dict[Any, Row], found: dict[Any, Row], batches: Sequence[Any]) -> None:
     for key in expected.keys() | found.keys():
         wanted, is_ = expected.get(key), found.get(key)
-        if wanted is None or is_ is None or not all(_same(wanted[name], is_[name]) for name in product.results):
+        if wanted is None or is_ is None or not all(_are_close(wanted[name], is_[name]) for name in product.results):
             lengths = ", ".join(str(len(batch)) for batch in batches)
             raise AssertionError(
                 f"{product.table}: {dict(zip(product.row_keys, key, strict=True))} is {is_} after batches of {lengths} "
@@ -124,7 +124,7 @@ def _require_same(product: Product, expected: dict[Any, Row], found: dict[Any, R
             )
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return isclose(one, other, rel_tol=_NEAR) or (isnan(one) and isnan(other))
-    return bool(one == other)
+def _are_close(expected: Any, found: Any) -> bool:
+    if isinstance(expected, float) and isinstance(found, float):
+        return isclose(expected, found, rel_tol=_NEAR) or (isnan(expected) and isnan(found))
+    return bool(expected == found)

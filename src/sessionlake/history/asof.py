@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.bronze.kafka_times import TIME_COLUMNS, counted_times_of
+from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_counted_times
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.delta.storage.far_times import ms_of, time_of, time_text
+from sessionlake.delta.storage.far_times import format_time, ms_to_time, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.delta.storage.values import value_of
+from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.progress import read_last_merged_batch, read_last_offsets
@@ -36,10 +36,10 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
-from sessionlake.silver.merge.kept_cuts import kept_cuts
-from sessionlake.silver.stream_times import stored_times
-from sessionlake.silver.tables.as_of import AsOf, SessionHistory, follows_in_seq_order, milliseconds, table_after
-from sessionlake.silver.tables.snapshots import change_columns, rows_schema
+from sessionlake.silver.merge.kept_cuts import read_kept_cuts
+from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.silver.tables.as_of import SessionHistory, SessionMoment, compute_table, have_higher_seqs, to_epoch_ms
+from sessionlake.silver.tables.snapshots import build_rows_schema, list_change_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,27 +85,23 @@ def session_as_of(
             f"as-of needs exactly one moment; given: {', '.join(given) or 'none'}",
             fix="Give one of ts, seq and offset",
         )
-    moment = AsOf(ts=_moment_ms(ts), seq=seq, offset=offset)
+    moment = SessionMoment(ts=datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
     return table_as_of(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
 
-def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> pa.Table:
+def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> pa.Table:
     """Returns the table of a known session at one moment, sorted by row id, with the columns of `session_rows`.
 
     Raises:
         LakeError: The table at this moment is not known. The text says which moments are known.
     """
-    return _AsOfQuery(reader, settings, session, moment).table()
+    return _AsOfQuery(reader, settings, session, moment).compute_table()
 
 
-def _moment_ms(ts: datetime | int | None) -> int | None:
-    return to_ms(ts) if isinstance(ts, datetime) else ts
-
-
-def to_ms(time: datetime) -> int:
+def datetime_to_ms(time: datetime) -> int:
     """Returns milliseconds since the Unix epoch. A time without a zone is taken as UTC."""
-    return ms_of(time)
+    return time_to_ms(time)
 
 
 @dataclass(frozen=True)
@@ -145,16 +141,18 @@ def find_session(
     columns = ["topic", "session_id", "partition", "first_offset", "next_seq", "beneath", "_batch"]
     of_topic: list[Condition] = [] if topic is None else [("topic", operator.eq, topic)]
     noted = list(reader.rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
-    place = choose_place(session, {(row["topic"], row["partition"]) for row in noted}, partition)
+    place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in noted}, partition)
     if place is None:
-        raise _unknown_session(reader, settings, session, topic, partition)
+        raise _make_unknown_session_error(reader, settings, session, topic, partition)
     noted = [row for row in noted if (row["topic"], row["partition"]) == place]
     last = max(noted, key=lambda row: row["_batch"])
     late_fills = any(row["beneath"] for row in noted)
     return SessionSummary(last["topic"], session, last["partition"], last["first_offset"], last["next_seq"], late_fills)
 
 
-def choose_place(session: str, places: Collection[TopicPartition], partition: int | None) -> TopicPartition | None:
+def choose_topic_partition(
+    session: str, places: Collection[TopicPartition], partition: int | None
+) -> TopicPartition | None:
     """Returns the topic and partition of the only session that matches; None if no session matches.
 
     Args:
@@ -179,7 +177,7 @@ def choose_place(session: str, places: Collection[TopicPartition], partition: in
     return matches[0] if matches else None
 
 
-def _unknown_session(
+def _make_unknown_session_error(
     reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> LakeError | UsageError:
     rows = reader.sample(PROGRESS, _MAX_SEARCHED, columns=["session_id", "topic"])
@@ -194,7 +192,7 @@ def _unknown_session(
 class _AsOfQuery:
     """Computes one session's table at one moment, from a cut (a stored earlier table) and the changes since then."""
 
-    def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: AsOf) -> None:
+    def __init__(self, reader: TableReader, settings: Settings, session: SessionSummary, moment: SessionMoment) -> None:
         self._reader, self._settings, self._session, self._moment = reader, settings, session, moment
         self._columns = settings.capture.declared
         self._session_conditions: list[Condition] = [
@@ -205,69 +203,71 @@ class _AsOfQuery:
         has_seqs = RuleLookup(settings.capture).find_rules(session.topic).integrity is not Integrity.NONE
         self._history = SessionHistory(session.life, session.in_seq_order, has_seqs, self._has_reached)
 
-    def table(self) -> pa.Table:
+    def compute_table(self) -> pa.Table:
         """Returns the session's rows at the moment, sorted by row id.
 
         Raises:
             LakeError: The table at this moment is not known.
         """
-        base, rows = self._answer()
-        self._refuse_cut(base)  # after the read: retention records what it removes before it removes it
-        return self._sorted(rows)
+        base, rows = self._compute_cut_and_table()
+        self._require_kept_changes(base)  # after the read: retention records what it removes before it removes it
+        return self._sort_by_row_id(rows)
 
-    def _answer(self) -> tuple[pa.Table | None, pa.Table]:
+    def _compute_cut_and_table(self) -> tuple[pa.Table | None, pa.Table]:
         """Returns the cut that the table is computed from, and the table. Without a cut (None) all changes are used."""
-        self._refuse_later()
-        cuts = self._moment.cuts_before(self._merged_cuts(), replace(self._history, reached=self._has_surely_reached))
+        self._refuse_moment_not_known_yet()
+        cuts = self._moment.select_cuts(
+            self._read_merged_cuts(), replace(self._history, reached=self._has_surely_reached)
+        )
         seen = None
         for place in range(cuts.num_rows):
             base = cuts.slice(place, 1)
-            if seen is not None and not follows_in_seq_order(base, seen):
+            if seen is not None and not have_higher_seqs(base, seen):
                 continue
-            seen = self._read_changes(base)
-            if not self._session.in_seq_order or follows_in_seq_order(base, seen):
-                return base, table_after(self._snapshot(base), seen, self._columns, self._history)
-        seen = self._read_changes(None)
+            seen = self._read_changes_after(base)
+            if not self._session.in_seq_order or have_higher_seqs(base, seen):
+                return base, compute_table(self._read_stored_table(base), seen, self._columns, self._history)
+        seen = self._read_changes_after(None)
         if not seen.num_rows:
-            self._refuse_cut(None)
-            self._refuse_earlier()
-        nothing = rows_schema(self._columns).empty_table()
-        return None, table_after(nothing, seen, self._columns, self._history)
+            self._require_kept_changes(None)
+            self._refuse_moment_before_first_change()
+        nothing = build_rows_schema(self._columns).empty_table()
+        return None, compute_table(nothing, seen, self._columns, self._history)
 
-    def _merged_cuts(self) -> pa.Table:
+    def _read_merged_cuts(self) -> pa.Table:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
         conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
             return self._reader.table(CUTS, *conditions)
-        return kept_cuts(self._reader.table, *conditions)
+        return read_kept_cuts(self._reader.table, *conditions)
 
-    def _sorted(self, rows: pa.Table) -> pa.Table:
+    def _sort_by_row_id(self, rows: pa.Table) -> pa.Table:
         return rows.drop_columns(list(SESSION)).sort_by("row_id")
 
-    def _snapshot(self, base: pa.Table) -> pa.Table:
+    def _read_stored_table(self, cut: pa.Table) -> pa.Table:
         same: list[Condition] = [
-            (name, operator.eq, value_of(base[name][0])) for name in ("snapshot_at", "reason", "position")
+            (name, operator.eq, to_value(cut[name][0])) for name in ("snapshot_at", "reason", "position")
         ]
-        schema = rows_schema(self._columns)
+        schema = build_rows_schema(self._columns)
         found = self._reader.table(SNAPSHOTS, *self._session_conditions, *same, columns=schema.names).cast(schema)
-        if "rows" in base.column_names and base["rows"][0].as_py() not in (None, found.num_rows):
+        if "rows" in cut.column_names and cut["rows"][0].as_py() not in (None, found.num_rows):
             raise LakeError(
                 f"{self._session}: retention is removing rows of {SNAPSHOTS} at the moment", fix="Run the command again"
             )
         return found
 
-    def _read_changes(self, base: pa.Table | None) -> pa.Table:
+    def _read_changes_after(self, cut: pa.Table | None) -> pa.Table:
         """Returns the session's changes after a cut up to the moment; with None, all changes up to the moment."""
         since: list[Condition] = []
-        if base is not None:
-            since = [("_position", operator.gt, base["position"][0].as_py())]
-            since.append(("_batch", operator.ge, base["_batch"][0].as_py()))
+        if cut is not None:
+            since = [("_position", operator.gt, cut["position"][0].as_py())]
+            since.append(("_batch", operator.ge, cut["_batch"][0].as_py()))
         if self._moment.offset is not None:
             since.append(("_offset", operator.le, self._moment.offset))
         if self._moment.ts is not None:
-            since.append(("_applied_at", operator.le, time_of(self._moment.ts)))
-        columns = [*change_columns(self._columns), *_SEEN_BY]
-        return self._moment.applied_changes(
+            since.append(("_applied_at", operator.le, ms_to_time(self._moment.ts)))
+        columns = [*list_change_columns(self._columns), *_SEEN_BY]
+        return self._moment.select_changes(
             self._reader.table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
         )
 
@@ -277,7 +277,7 @@ class _AsOfQuery:
         If bronze no longer has the messages that tell it, this is False. The table is then computed from an earlier cut
         and more changes, with the same result.
         """
-        return self._why_unknown(self._moment.offset) is None and self._has_reached(ts)
+        return self._explain_unknown_stream_time(self._moment.offset) is None and self._has_reached(ts)
 
     def _has_reached(self, ts: int, offset: int | None = None) -> bool:
         """Returns True if the topic-partition's stream time had reached `ts` (ms) at an offset.
@@ -290,10 +290,10 @@ class _AsOfQuery:
             LakeError: Bronze no longer has the messages that answer this.
         """
         until = self._moment.offset if offset is None else offset
-        if (why_unknown := self._why_unknown(until)) is not None:
+        if (why_unknown := self._explain_unknown_stream_time(until)) is not None:
             raise LakeError(why_unknown)
         place = self._session.topic, self._session.partition
-        gone = self._beginnings.get(place)
+        gone = self._partition_starts.get(place)
         if gone is not None and gone.highest_ms >= ts:
             return True
         silent = (one for one in self._silences if one.place == place and (until is None or one.behind < until))
@@ -304,23 +304,23 @@ class _AsOfQuery:
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
-            ("timestamp", operator.ge, time_of(ts)),
+            ("timestamp", operator.ge, ms_to_time(ts)),
             columns=TIME_COLUMNS,
         )
-        return any(bool((counted_times_of(batch, self._settings) >= ts).any()) for batch in later)
+        return any(bool((compute_counted_times(batch, self._settings) >= ts).any()) for batch in later)
 
-    def _why_unknown(self, offset: int | None) -> str | None:
+    def _explain_unknown_stream_time(self, offset: int | None) -> str | None:
         """Returns a text that says why stream time at an offset is not known; None if it is known."""
         place = self._session.topic, self._session.partition
-        gone = self._beginnings.get(place)
+        gone = self._partition_starts.get(place)
         if gone is None or offset is None or offset >= gone.last_removed:
             return None
         return f"{describe_partition_start(place, gone)}, so stream time at offset {offset} is not known"
 
-    def _noted_stream_time(self, judged: int) -> int:
-        """Returns the stream time in ms that silver stored after it judged offset `judged`. Silences are included."""
+    def _read_noted_stream_time(self, judged_offset: int) -> int:
+        """Returns the stream time in ms that silver stored after it judged `judged_offset`. Silences are included."""
         place = self._session.topic, self._session.partition
-        (time,), _ = stored_times(self._settings, SILVER).read_times_before([place], np.array([judged + 1]))
+        (time,), _ = open_stored_times(self._settings, SILVER).read_times_before([place], np.array([judged_offset + 1]))
         return NO_KAFKA_TIME if time == NOT_COUNTED else int(time)
 
     @cached_property
@@ -328,34 +328,34 @@ class _AsOfQuery:
         return read_silences(self._reader)
 
     @cached_property
-    def _beginnings(self) -> Mapping[TopicPartition, PartitionStart]:
+    def _partition_starts(self) -> Mapping[TopicPartition, PartitionStart]:
         return read_partition_starts(self._reader)
 
     # -- checks that the table at the moment is known
 
-    def _refuse_cut(self, base: pa.Table | None) -> None:
+    def _require_kept_changes(self, cut: pa.Table | None) -> None:
         """Checks that retention has not removed changes that are needed to compute the table.
 
         Args:
-            base: The cut that the table is computed from; None if it is computed from all changes.
+            cut: The cut that the table is computed from; None if it is computed from all changes.
 
         Raises:
             LakeError: Such changes are removed.
         """
         session = self._session
         floor = read_last_removed_position(self._reader, session.topic, session.partition, session.session_id)
-        if floor is None or (base is not None and base["position"][0].as_py() >= floor):
+        if floor is None or (cut is not None and cut["position"][0].as_py() >= floor):
             return
-        kept = self._merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
-        at = int(milliseconds(kept["snapshot_at"])[0])
+        kept = self._read_merged_cuts().filter(pc.field("position") >= floor).sort_by("position")
+        at = int(to_epoch_ms(kept["snapshot_at"])[0])
         raise LakeError(
-            f"{session}: nothing before its snapshot of {time_text(at)} ({at}; offset {kept['offset'][0].as_py()}, "
+            f"{session}: nothing before its snapshot of {format_time(at)} ({at}; offset {kept['offset'][0].as_py()}, "
             f"next seq {kept['next_seq'][0].as_py()}) is known any longer",
             why=f"maintain.retention has removed the older rows of {CHANGES}",
             fix="Ask for that moment or a later one",
         )
 
-    def _refuse_later(self) -> None:
+    def _refuse_moment_not_known_yet(self) -> None:
         session, moment = self._session, self._moment
         judged = read_last_offsets(self._reader, SILVER).get((session.topic, session.partition), -1)
         fix = f"Run `sessionlake session show {session.session_id}` for the table as it is now"
@@ -366,11 +366,12 @@ class _AsOfQuery:
                 fix=fix,
             )
         if moment.ts is not None and not (
-            self._noted_stream_time(judged) >= moment.ts or self._has_reached(moment.ts, judged)
+            self._read_noted_stream_time(judged) >= moment.ts or self._has_reached(moment.ts, judged)
         ):
             raise LakeError(
-                f"{session}: the table at {time_text(moment.ts)} ({moment.ts}) is not known yet",
-                why=f"Silver has judged offsets up to {judged}, and stream time has not reached {time_text(moment.ts)}",
+                f"{session}: the table at {format_time(moment.ts)} ({moment.ts}) is not known yet",
+                why=f"Silver has judged offsets up to {judged}, and stream time has not reached "
+                f"{format_time(moment.ts)}",
                 fix=fix,
             )
         # The highest possible seq has no successor, so next_seq stays at it.
@@ -378,17 +379,17 @@ class _AsOfQuery:
             come = "no seq has been applied" if session.next_seq is None else f"the next seq is {session.next_seq}"
             raise LakeError(f"{session}: {come}, so seq {moment.seq} is not known yet", fix=fix)
 
-    def _refuse_earlier(self) -> None:
+    def _refuse_moment_before_first_change(self) -> None:
         columns = ["_position", "_seq", "_offset", "_life", *_SEEN_BY]
         changes = self._reader.table(CHANGES, *self._session_conditions, columns=columns)
         if not changes.num_rows:
             return  # a session whose table was always empty
         first = changes.sort_by("_position").slice(0, 1)
-        at = int(milliseconds(first["_applied_at"])[0])
+        at = int(to_epoch_ms(first["_applied_at"])[0])
         lives = changes.filter(pa.array(changes["_life"].to_numpy() == self._session.life))["_seq"].to_pylist()
         seqs = [seq for seq in lives if seq is not None]
         known = {
-            "ts": f"at {time_text(at)} ({at})",
+            "ts": f"at {format_time(at)} ({at})",
             "offset": f"with offset {first['_applied_by'][0].as_py()}",
             "seq": f"with seq {min(seqs, default=None)} (its latest life)",
         }

@@ -59,19 +59,19 @@ class AsOfBatch:
     Attributes:
         lake: The lake.
         asked: The requested batch.
-        batch: The batch as of which tables are read: the last one, up to `asked`, with which a merge ended.
+        batch: The batch as of which tables are read: the last one, up to `requested_batch`, with which a merge ended.
         versions: The Delta version to read, by table. It has the tables whose rows have no batch number; if silver was
             rebuilt since, it has all tables.
         rebuilt: True if silver was rebuilt since. Rows then have the number of the rebuild instead of their batch.
     """
 
     lake: Lake
-    asked: int
+    requested_batch: int
     batch: int
     versions: Mapping[str, int]
     rebuilt: bool
 
-    def read(self, spark: SparkSession, table: str) -> DataFrame:
+    def read_table(self, spark: SparkSession, table: str) -> DataFrame:
         """Returns one of silver's tables as of the batch.
 
         Raises:
@@ -81,7 +81,7 @@ class AsOfBatch:
 
         if table not in SILVER_WRITES:
             raise LakeError(f"{table} is not a table of silver; its tables are {', '.join(SILVER_WRITES)}")
-        appended = _is_appended(table)
+        appended = _is_append_only(table)
         by_rows = appended and not self.rebuilt
         found = read_removed_rows_of_table(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
@@ -108,7 +108,7 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
         )
     reader = lake.reader(spark)
     books = LedgerReader(reader, "source_to", "outputs", "batches", VERSIONS)
-    known = _LedgerSummary().with_entries(to_dicts(books.read_entries(_LAYERS)), batch)
+    known = _LedgerSummary().add_entries(to_dicts(books.read_entries(_LAYERS)), batch)
     if not 0 <= batch <= known.committed:
         committed = "none yet" if known.committed < 0 else f"0 to {known.committed}"
         raise LakeError(
@@ -116,20 +116,20 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
             fix="Run `sessionlake status` for the last batch of each layer",
         )
     if known.summed <= known.merged >= 0:
-        end, versions = known.merged, _versions(books.read_entries(_LAYERS), known.merged)
+        end, versions = known.merged, _find_table_versions(books.read_entries(_LAYERS), known.merged)
     else:  # an entry that sums up batches beyond this one does not say what was true before
         end, versions = _search_ledger(reader, known, batch)
-    versioned_tables = known.versioned_tables(end)
+    versioned_tables = known.find_tables_to_read_at_version(end)
     return AsOfBatch(
         lake,
         batch,
         end,
         {table: one for table, one in versions.items() if table in versioned_tables},
-        known.is_rebuilt(end),
+        known.is_rebuilt_after(end),
     )
 
 
-def _is_appended(table: str) -> bool:
+def _is_append_only(table: str) -> bool:
     """Returns True if the table is append-only: each row has the number of the batch that wrote it."""
     return any(name == _BATCH for name, _ in TABLES[table].columns)
 
@@ -154,7 +154,7 @@ class _LedgerSummary:
     rebuilds: list[int] = field(default_factory=list)
     last_writes: dict[str, tuple[datetime, int | None]] = field(default_factory=dict)
 
-    def with_entries(self, rows: Iterable[Row], batch: int) -> Self:
+    def add_entries(self, rows: Iterable[Row], batch: int) -> Self:
         """Adds ledger entries to the summary and returns it.
 
         Args:
@@ -181,15 +181,15 @@ class _LedgerSummary:
                     self.last_writes[write["table"]] = write["committed_at"], write["version"]
         return self
 
-    def is_rebuilt(self, end: int) -> bool:
+    def is_rebuilt_after(self, end: int) -> bool:
         """Returns True if silver was rebuilt after the batch `end`."""
         return any(batch > end for batch in self.rebuilds)
 
-    def versioned_tables(self, end: int) -> set[str]:
+    def find_tables_to_read_at_version(self, end: int) -> set[str]:
         """Returns the tables that must be read at an old Delta version to see them as of the batch `end`."""
-        return {table for table in self.last_writes if self.is_rebuilt(end) or not _is_appended(table)}
+        return {table for table in self.last_writes if self.is_rebuilt_after(end) or not _is_append_only(table)}
 
-    def idle_since(self, moment: datetime) -> dict[str, int]:
+    def find_versions_of_idle_tables(self, moment: datetime) -> dict[str, int]:
         """Returns the current version of each merged table that was last written before `moment`.
 
         Append-only tables are left out, because silver's stream may already have written batches that are not merged.
@@ -197,11 +197,11 @@ class _LedgerSummary:
         return {
             table: version
             for table, (last, version) in self.last_writes.items()
-            if version is not None and last < moment and not _is_appended(table)
+            if version is not None and last < moment and not _is_append_only(table)
         }
 
 
-def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tuple[int, dict[str, int]]:
+def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> tuple[int, dict[str, int]]:
     """Returns the last batch, up to `batch`, with which a merge ended, and the tables' versions after that batch.
 
     It reads the ledger's entries from the latest backwards, until everything is found.
@@ -209,45 +209,45 @@ def _search_ledger(reader: TableReader, known: _LedgerSummary, batch: int) -> tu
     Raises:
         LakeError: No merge ended up to this batch, or retention has removed the entries that record it.
     """
-    for window in ledger_search_windows(known.latest):
-        ends = _merge_ends(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
+    for window in ledger_search_windows(summary.latest):
+        ends = _find_last_batch_of_merges(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
             continue
-        versions = known.idle_since(window[0][2]) if window else {}
-        versions |= _versions(reader.batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end)
-        if versions.keys() >= known.versioned_tables(end):
+        versions = summary.find_versions_of_idle_tables(window[0][2]) if window else {}
+        versions |= _find_table_versions(reader.batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end)
+        if versions.keys() >= summary.find_tables_to_read_at_version(end):
             break
     else:
         cut = read_removed_rows_without_limits(reader).get(LEDGER)
         if cut is not None:  # the removed entries may have had the versions
             raise LakeError(f"batch {batch}: {cut.summary}, so the tables' versions after this batch are not known")
     if end is None:
-        first = min(_merge_ends(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
+        first = min(_find_last_batch_of_merges(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
         merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
         raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {merged}")
     return end, versions
 
 
-def _ends(entries: pa.RecordBatch) -> pa.Array:
+def _find_last_batch_of_entries(entries: pa.RecordBatch) -> pa.Array:
     """Returns, for each ledger entry of silver or its merges, the last silver batch that it covers."""
     return pc.if_else(pc.equal(entries["layer"], SILVER), entries["batch_id"], entries["source_to"])
 
 
-def _merge_ends(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
+def _find_last_batch_of_merges(entries: Iterable[pa.RecordBatch]) -> Iterator[int]:
     """Yields the last silver batch of each merge."""
     for part in entries:
         yield from part["source_to"].filter(pc.equal(part["layer"], SILVER_TABLES)).to_pylist()
 
 
-def _versions(entries: Iterable[pa.RecordBatch], end: int) -> dict[str, int]:
+def _find_table_versions(entries: Iterable[pa.RecordBatch], end: int) -> dict[str, int]:
     """Returns each table's Delta version after silver batch `end`, by table name."""
     found: dict[str, tuple[int, str, int]] = {}
     for part in entries:
-        kept = part.filter(pc.less_equal(_ends(part), end))
+        kept = part.filter(pc.less_equal(_find_last_batch_of_entries(part), end))
         lists = kept["outputs"]
         outputs, of = lists.flatten(), pc.list_parent_indices(lists)
-        columns = {"end": _ends(kept).take(of), "layer": kept["layer"].take(of)}
+        columns = {"end": _find_last_batch_of_entries(kept).take(of), "layer": kept["layer"].take(of)}
         named = {name: pc.struct_field(outputs, name) for name in ("table", "version")}
         rows = pa.table(columns | named).sort_by([("end", "ascending"), ("layer", "ascending")])
         lasts = [(name, "last") for name in ("end", "layer", "version")]

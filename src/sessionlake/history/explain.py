@@ -18,16 +18,16 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER
 from sessionlake.delta.storage.reading import Condition, TableReader
-from sessionlake.delta.storage.values import rows_of
+from sessionlake.delta.storage.values import to_rows
 from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, names_sessions
-from sessionlake.gold.changes import declared_in, events_of, is_late, select_changes, with_seq_order
-from sessionlake.gold.declared.tables import GoldTable, tables_of
+from sessionlake.gold.aggregate.sources import PARTITION, are_session_keys
+from sessionlake.gold.changes import declared_columns, is_late_column, select_changes, select_events, with_seq_order
+from sessionlake.gold.declared.tables import GoldTable, declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import describe_floors, read_floors
+from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.progress import read_change_progress
@@ -36,9 +36,9 @@ from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.spark.reading_plan import require_plain_condition
-from sessionlake.streaming.checkpoint import last_committed, reads_initial_snapshot
+from sessionlake.streaming.checkpoint import read_last_committed_batch, reads_initial_snapshot
 from sessionlake.streaming.errors import explain_sql_error
-from sessionlake.streaming.handover import version_reached
+from sessionlake.streaming.handover import read_version_reached
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,7 +85,7 @@ class GoldBatch:
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedRow:
     """One row of a table of gold, and the events that it is computed from.
 
     Attributes:
@@ -114,7 +114,7 @@ class Explained:
 
 
 @dataclass(frozen=True)
-class _Changes:
+class _ChangesReadByGold:
     """The changes of silver that gold has read.
 
     Attributes:
@@ -137,7 +137,7 @@ def explain(
     *,
     message: tuple[int, int] | None = None,
     at_most: int = 3,
-) -> tuple[list[Explained], bool]:
+) -> tuple[list[ExplainedRow], bool]:
     """Explains the rows of a table of gold that meet a condition, in the order of their keys.
 
     Args:
@@ -151,9 +151,9 @@ def explain(
     Raises:
         UsageError: Gold has no such table, or its rows do not come from single messages.
         LakeError: The table does not exist yet.
-        NotThereError: No row meets the condition.
+        NotFoundError: No row meets the condition.
     """
-    known = {one.table: one for one in tables_of(settings)}
+    known = {one.table: one for one in declared_gold_tables(settings)}
     for own in settings.gold.products:
         if own.table == table and own.source is not None:
             raise UsageError(
@@ -170,17 +170,17 @@ def explain(
         raise LakeError(
             f"{table} does not exist yet in {settings.place}", fix="Run `sessionlake run all --once` to fill it"
         )
-    rows, reader = _rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
+    rows, reader = _read_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
-        begins = "".join(f"; {describe_floors(*found)}" for found in read_floors(reader, [table]).items())
+        begins = "".join(f"; {describe_expiry(*found)}" for found in read_expiry_times(reader, [table]).items())
         raise NotFoundError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
-    changes = _changes_read_by_gold(spark, lake, reader)
+    changes = _select_changes_read_by_gold(spark, lake, reader)
     logic = lake.storage.properties(spark, table).get(LOGIC)
     explained = [_explain_row(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
     return explained, len(rows) > at_most
 
 
-def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, at_most: int) -> list[Row]:
+def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, at_most: int) -> list[Row]:
     """Returns the first rows of a table, by key, that meet a condition.
 
     Raises:
@@ -193,12 +193,12 @@ def _rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: str, a
     rows = lake.read(spark, table.table)
     try:
         rows = rows.where(where) if where else rows
-        return _rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
+        return _collect_rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
     except PySparkException as error:
         raise explain_sql_error("explain", error) from error
 
 
-def _changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _Changes:
+def _select_changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _ChangesReadByGold:
     from pyspark.sql import functions as F
 
     taken = read_change_progress(reader)
@@ -206,7 +206,7 @@ def _changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) 
     if not _has_read_complete_batches(lake.settings):
         last -= 1  # gold may have read only a part of silver's last batch
     rows = lake.read(spark, CHANGES).where(F.col("_batch") <= last)
-    return _Changes(rows, lake.settings, None if taken is None else taken.renumbered)
+    return _ChangesReadByGold(rows, lake.settings, None if taken is None else taken.renumbered)
 
 
 def _has_read_complete_batches(settings: Settings) -> bool:
@@ -222,31 +222,31 @@ def _has_read_complete_batches(settings: Settings) -> bool:
             fix="Wait until `sessionlake status` shows that gold has read all of silver's batches, and run the command "
             "again",
         )
-    batch = last_committed(settings.checkpoint(GOLD))
-    return batch is None or version_reached(settings, GOLD, batch)[1]
+    batch = read_last_committed_batch(settings.checkpoint(GOLD))
+    return batch is None or read_version_reached(settings, GOLD, batch)[1]
 
 
 def _explain_row(
     reader: TableReader,
-    changes: _Changes,
+    changes: _ChangesReadByGold,
     table: GoldTable,
     row: Row,
     message: tuple[int, int] | None,
     logic: str | None,
-) -> Explained:
+) -> ExplainedRow:
     keys = table.row_keys
 
     def is_shown(name: str) -> bool:
         return name in table.results or not name.startswith("_")
 
-    events = _events_of_row(changes, table, row)
-    found = _rows(events.groupBy("topic", "partition").agg(*_spans()))
-    silver_numbers = [one["batch"] for one in _rows(events.select("batch").distinct())]
+    events = _select_events_of_row(changes, table, row)
+    found = _collect_rows(events.groupBy("topic", "partition").agg(*_offset_range_columns()))
+    silver_numbers = [one["batch"] for one in _collect_rows(events.select("batch").distinct())]
     key = {name: row[name] for name in keys}
     made_of = sum(one["events"] for one in found)
-    gone = None if _is_complete(table, row, made_of) else _gone_before(reader, key)
-    holds = None if message is None else _contains(events, message)
-    return Explained(
+    gone = None if _is_complete(table, row, made_of) else _find_time_of_removal(reader, key)
+    holds = None if message is None else _contains_message(events, message)
+    return ExplainedRow(
         table=table.table,
         key=key,
         figures={name: value for name, value in row.items() if name not in keys and is_shown(name)},
@@ -254,7 +254,7 @@ def _explain_row(
         offsets=tuple(
             Offsets(one["topic"], one["partition"], one["first"], one["last"], one["messages"]) for one in found
         ),
-        batches=tuple(_gold_batches(reader, sorted(silver_numbers), changes.renumbered)),
+        batches=tuple(_read_gold_batches(reader, sorted(silver_numbers), changes.renumbered)),
         logic=logic,
         holds=None if gone is not None and not holds else holds,
         gone_before=gone,
@@ -268,7 +268,7 @@ def _is_complete(table: GoldTable, row: Row, events: int) -> bool:
     return isinstance(table, RollingAverage) and bool(events == row["points"])
 
 
-def _gone_before(reader: TableReader, key: Row) -> datetime | None:
+def _find_time_of_removal(reader: TableReader, key: Row) -> datetime | None:
     """Returns a time before which retention has removed changes that may belong to a row.
 
     None means that no changes of the row are removed.
@@ -286,11 +286,11 @@ def _gone_before(reader: TableReader, key: Row) -> datetime | None:
     return cut.before
 
 
-def _rows(frame: DataFrame) -> list[Row]:
-    return rows_of(frame.toArrow())
+def _collect_rows(frame: DataFrame) -> list[Row]:
+    return to_rows(frame.toArrow())
 
 
-def _spans() -> list[Any]:
+def _offset_range_columns() -> list[Any]:
     from pyspark.sql import functions as F
 
     return [
@@ -301,7 +301,7 @@ def _spans() -> list[Any]:
     ]
 
 
-def _events_of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
+def _select_events_of_row(changes: _ChangesReadByGold, table: GoldTable, row: Row) -> DataFrame:
     """Returns the events that a row of a gold table is computed from."""
     from pyspark.sql import functions as F
 
@@ -310,9 +310,9 @@ def _events_of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
         found = changes.rows.select(*own, F.col(BATCH).alias("batch"))
         return found.where(reduce(and_, (F.col(quote(name)) == F.lit(row[name]) for name in table.row_keys)))
     if isinstance(table, RollingAverage):
-        return _events_of_average(changes, table, row)
+        return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _events(changes, key, numbers=table.source.numbers).where(~is_late(table))
+    events = _select_events(changes, key, numbers=table.source.numbers).where(~is_late_column(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -321,19 +321,19 @@ def _events_of_row(changes: _Changes, table: GoldTable, row: Row) -> DataFrame:
     return events
 
 
-def _events_of_average(changes: _Changes, series: RollingAverage, row: Row) -> DataFrame:
+def _select_points_of_average(changes: _ChangesReadByGold, series: RollingAverage, row: Row) -> DataFrame:
     """Returns the points that a moving average is computed from: the row's own point and the points before it."""
     from pyspark.sql import functions as F
 
     key = {name: row[name] for name in series.row_keys}
-    events = _events(changes, key, numbers=True).where(F.col("metric") == row["metric"])
-    order = F.struct(*series.sorted_by)
-    place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.sorted_by))
+    events = _select_events(changes, key, numbers=True).where(F.col("metric") == row["metric"])
+    order = F.struct(*series.sort_columns)
+    place = F.struct(*(F.lit(row[name]).cast(events.schema[name].dataType) for name in series.sort_columns))
     until = events.where(order <= place)
     return until.orderBy(order.desc()).limit(row["points"])
 
 
-def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
+def _select_events(changes: _ChangesReadByGold, key: Row, *, numbers: bool) -> DataFrame:
     """Returns the events whose topic, session, row and partition are as in the key of a gold row.
 
     Args:
@@ -344,20 +344,20 @@ def _events(changes: _Changes, key: Row, *, numbers: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     found = changes.rows
-    names = ("topic", "session_id", "row_id", *((PARTITION,) if names_sessions(key) else ()))
-    for name in names:
+    for name in ("topic", "session_id", "row_id", *((PARTITION,) if are_session_keys(key) else ())):
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)
-    return with_seq_order(events_of(found, declared_in(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers))
+    declared = declared_columns(changes.settings)
+    return with_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
 
 
-def _contains(events: DataFrame, message: tuple[int, int]) -> bool:
+def _contains_message(events: DataFrame, message: tuple[int, int]) -> bool:
     partition, offset = message
     return not events.where(f"partition = {int(partition)} AND offset = {int(offset)}").isEmpty()
 
 
-def _gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: int | None) -> Iterator[GoldBatch]:
+def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: int | None) -> Iterator[GoldBatch]:
     """Yields the gold batches that read some silver batches. Batches from before gold's last rebuild are left out.
 
     Args:
@@ -371,7 +371,7 @@ def _gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: in
     rebuilt_at = find_earliest_commit_time_after_rebuild(reader, GOLD)
     own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, rebuilt_at)]
     if renumbered in silver_numbers:
-        yield from _before_rebuild(reader, own, renumbered)
+        yield from _summarize_batches_before_rebuild(reader, own, renumbered)
     between = ("source_to", ge, silver_numbers[0]), ("source_from", le, silver_numbers[-1])
     rows = reader.rows(LEDGER, *own, *between, columns=[*_OF_BATCH, "layer"])
     for row in sorted(rows, key=itemgetter("committed_at")):
@@ -381,7 +381,9 @@ def _gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: in
             yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
 
 
-def _before_rebuild(reader: TableReader, own: list[Condition], renumbered: int) -> Iterator[GoldBatch]:
+def _summarize_batches_before_rebuild(
+    reader: TableReader, own: list[Condition], renumbered: int
+) -> Iterator[GoldBatch]:
     """Yields one item for all gold batches that read changes from before silver's last rebuild; none if there are none.
 
     Args:

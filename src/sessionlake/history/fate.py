@@ -32,7 +32,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True)
-class Content:
+class MessageContent:
     """The content of a message, decoded with the current configuration.
 
     Attributes:
@@ -88,48 +88,48 @@ class DecidedFate(NamedTuple):
     batch: int | None = None
 
 
-def decide_fate(content: Content, found: Evidence, integrity: Integrity) -> DecidedFate | None:
+def decide_fate(content: MessageContent, evidence: Evidence, integrity: Integrity) -> DecidedFate | None:
     """Returns what happened to a message.
 
     None means that silver's tables lack rows which they must have if silver judged the message, as the ledger says.
 
     Args:
         content: The message's content.
-        found: The rows about the message in silver's tables.
+        evidence: The rows about the message in silver's tables.
         integrity: Integrity class of the topic.
     """
-    for row in found.quarantine:
+    for row in evidence.quarantine:
         return DecidedFate(
             Fate.LATE if row["reason"] == Reason.LATE else Fate.QUARANTINED, row["reason"], row["_batch"]
         )
-    for row in found.changes:
+    for row in evidence.changes:
         return DecidedFate(Fate.APPLIED, batch=row["_batch"])
-    for row in found.events:
+    for row in evidence.events:
         if row["event"] == EventKind.DUPLICATE:
             return DecidedFate(Fate.DUPLICATE, batch=row["_batch"])
     if content.type is None:
         return None
     if integrity is Integrity.WINDOW:
-        return _held_or_released(content, found)
-    return None if content.changes else DecidedFate(Fate.APPLIED, batch=found.batch)
+        return _decide_held_or_released(content, evidence)
+    return None if content.changes else DecidedFate(Fate.APPLIED, batch=evidence.batch)
 
 
-def _held_or_released(content: Content, found: Evidence) -> DecidedFate:
-    for row in found.events:
+def _decide_held_or_released(content: MessageContent, evidence: Evidence) -> DecidedFate:
+    for row in evidence.events:
         if row["event"] in _AT_RELEASE:
             return DecidedFate(Fate.APPLIED, batch=row["_batch"])
-    held = content.changes > 0 or not _is_released(content, found)
+    held = content.changes > 0 or not _is_released(content, evidence)
     return DecidedFate(Fate.HELD if held else Fate.APPLIED)
 
 
-def _is_released(content: Content, found: Evidence) -> bool:
+def _is_released(content: MessageContent, evidence: Evidence) -> bool:
     """Returns True if the message is certainly no longer held back.
 
     This is so if its session has applied messages with a later or the same event time, has expired, or has a new life.
     """
-    session = found.session
+    session = evidence.session
     if session is None:
         return False
-    if session["status"] == "expired" or session["first_offset"] > found.offset:
+    if session["status"] == "expired" or session["first_offset"] > evidence.offset:
         return True
     return session["last_ts"] is not None and content.ts is not None and content.ts <= session["last_ts"]

@@ -35,7 +35,7 @@ def missing_offsets(reader: TableReader) -> dict[ReadOffsets, int]:
     }
 
 
-def why_unread(spans: list[ReadOffsets], settings: Settings, topic: str, partition: int, offset: int) -> str:
+def explain_unread(spans: list[ReadOffsets], settings: Settings, topic: str, partition: int, offset: int) -> str:
     """Returns a text that says why bronze does not have a message, and which offsets it has.
 
     Args:
@@ -67,7 +67,7 @@ def why_unread(spans: list[ReadOffsets], settings: Settings, topic: str, partiti
     return f"{where}, but none at {offset}: Kafka had no message there, as in a compacted topic"
 
 
-def why_absent(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
+def explain_absent(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
     """Returns a text that says why bronze has no message at an offset; None if no reason is recorded."""
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
     for row in reader.rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
@@ -78,7 +78,7 @@ def why_absent(reader: TableReader, topic: str, partition: int, offset: int) -> 
     return None
 
 
-def why_unjudged(
+def explain_unjudged(
     spans: list[ReadOffsets], batch: int, committed_at: datetime, topic: str, partition: int, offset: int
 ) -> str:
     """Returns a text that says how far silver is in the partition of a message that it has not judged yet.

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from sessionlake.delta.storage.far_times import FarTime, time_of, time_text
+from sessionlake.delta.storage.far_times import FarTime, format_time, ms_to_time
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL_VALUES, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import session_key, session_keys
+from sessionlake.protocol.arrow import build_session_key, build_session_keys
 
 _HELD = ("offset", "seq", "ts", "size")
 
@@ -61,7 +61,7 @@ def stats_of(shard: int, stored: bytes) -> ShardStats:
     )
 
 
-def session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
+def find_session_state(stored: bytes, topic: str, partition: int, session: str) -> dict[str, Any]:
     """Returns the state of one session, from the stored state of its shard.
 
     The keys are the names of the values, times are in ms, and a missing value is None.
@@ -70,7 +70,7 @@ def session_state(stored: bytes, topic: str, partition: int, session: str) -> di
         UsageError: The shard has no state of this session.
     """
     state = ShardState.decode(stored, None)
-    place = pc.index(state.keys, session_key(topic, partition, session)).as_py()
+    place = pc.index(state.keys, build_session_key(topic, partition, session)).as_py()
     if place < 0:
         raise UsageError(
             f"the state has nothing of session {session!r} of topic {topic}, partition {partition}",
@@ -90,22 +90,25 @@ def session_state(stored: bytes, topic: str, partition: int, session: str) -> di
         "stream_time": None if lane.time == NO_TIME else lane.time,
         "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],
         "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.open_gaps],
-        "held": _held(state, session_key(topic, partition, session)),
+        "held": _list_held_messages(state, build_session_key(topic, partition, session)),
     }
 
 
-def with_iso_times(found: Any) -> Any:
+def convert_times_to_iso(session_state: Any) -> Any:
     """Returns a session's state with times as ISO 8601 texts in UTC. Times after the year 9999 stay numbers."""
-    if isinstance(found, list):
-        return [with_iso_times(item) for item in found]
-    if not isinstance(found, dict):
-        return found
-    return {name: _iso(value) if name in _TIMES else with_iso_times(value) for name, value in found.items()}
+    if isinstance(session_state, list):
+        return [convert_times_to_iso(item) for item in session_state]
+    if not isinstance(session_state, dict):
+        return session_state
+    return {
+        name: _to_iso_time(value) if name in _TIMES else convert_times_to_iso(value)
+        for name, value in session_state.items()
+    }
 
 
-def _iso(ms: int | None) -> str | int | None:
-    found = None if ms is None else time_of(ms)
-    return found if found is None or isinstance(found, FarTime) else time_text(found).replace(" ", "T")
+def _to_iso_time(ms: int | None) -> str | int | None:
+    found = None if ms is None else ms_to_time(ms)
+    return found if found is None or isinstance(found, FarTime) else format_time(found).replace(" ", "T")
 
 
 _TIMES = {
@@ -115,10 +118,10 @@ _TIMES = {
 _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "open_gaps", "due", "held", "status"}
 
 
-def _held(state: ShardState, key: str) -> list[dict[str, int]]:
+def _list_held_messages(state: ShardState, key: str) -> list[dict[str, int]]:
     if state.held_messages is None:
         return []
-    mine = pc.equal(session_keys(state.held_messages), key)
+    mine = pc.equal(build_session_keys(state.held_messages), key)
     found: list[dict[str, int]] = (
         state.held_messages.filter(mine).select(_HELD).sort_by([("ts", "ascending")]).to_pylist()
     )

@@ -67,7 +67,7 @@ class LayerStatus:
     committed_at: datetime | None = None
     age_seconds: float | None = None
 
-    def row(self) -> tuple[Any, ...]:
+    def to_row(self) -> tuple[Any, ...]:
         """Returns the values of the fields, in the order of `STATUS_COLUMNS`."""
         return astuple(self)
 
@@ -82,29 +82,33 @@ def may_have_ledger(settings: Settings) -> bool:
 
 def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]:
     """Returns the status of every layer, in the order in which data flows through them."""
-    batches = _batches(reader)
+    batches = _read_batch_totals(reader)
     if not batches:
         return [LayerStatus(layer) for layer in (*LAYERS, *(own.layer for own in settings.processors))]
     layer_spans = read_layer_offsets(reader)
-    bronze, silver = (_ends(layer_spans, layer) for layer in ("bronze", "silver"))
-    kafka = _as_bronze_offsets(kafka_ends(settings), select_latest_generations(parse_topics(reader.rows(TOPICS))))
+    bronze, silver = (_find_next_offsets(layer_spans, layer) for layer in ("bronze", "silver"))
+    kafka = _convert_to_bronze_offsets(
+        read_kafka_ends(settings), select_latest_generations(parse_topics(reader.rows(TOPICS)))
+    )
     behind: dict[str, int | None] = {
-        "bronze": None if kafka is None else _unread(reader, kafka, bronze),
-        "silver": _unread(reader, bronze, silver),
-        SILVER_TABLES: max(0, _messages(batches, SILVER) - _messages(batches, SILVER_TABLES)),
-        "gold": _changes_behind(reader, _messages(batches, GOLD)),
+        "bronze": None if kafka is None else _count_unread_messages(reader, kafka, bronze),
+        "silver": _count_unread_messages(reader, bronze, silver),
+        SILVER_TABLES: max(0, _sum_messages(batches, SILVER) - _sum_messages(batches, SILVER_TABLES)),
+        "gold": _count_unread_changes(reader, _sum_messages(batches, GOLD)),
     }
     for own in settings.processors:
         if own.key:  # its ledger knows no offsets
             behind[own.layer] = None
             continue
         wanted = {place: end for place, end in bronze.items() if re.fullmatch(own.topics, place[0])}
-        behind[own.layer] = _unread(reader, wanted, _ends(layer_spans, own.layer))
+        behind[own.layer] = _count_unread_messages(reader, wanted, _find_next_offsets(layer_spans, own.layer))
     now = datetime.now(UTC)
-    return [_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()]
+    return [
+        _make_layer_status(layer, [b for b in batches if b.layer == layer], lag, now) for layer, lag in behind.items()
+    ]
 
 
-def kafka_ends(settings: Settings) -> KafkaEnds | None:
+def read_kafka_ends(settings: Settings) -> KafkaEnds | None:
     """Returns, for each partition of the captured topics, the offset after the last message that can be read.
 
     Messages from the start of an open transaction on cannot be read yet. The result is None if Kafka does not answer,
@@ -131,7 +135,7 @@ def kafka_ends(settings: Settings) -> KafkaEnds | None:
         consumer.close()
 
 
-def _ends(spans: Iterable[ReadOffsets], layer: str) -> KafkaEnds:
+def _find_next_offsets(spans: Iterable[ReadOffsets], layer: str) -> KafkaEnds:
     """Returns, for each topic-partition, the offset after the last one that a layer has read."""
     return {(span.topic, span.partition): span.last + 1 for span in spans if span.layer == layer}
 
@@ -160,7 +164,7 @@ class _BatchTotals(NamedTuple):
     events: int
 
 
-def _batches(reader: TableReader) -> list[_BatchTotals]:
+def _read_batch_totals(reader: TableReader) -> list[_BatchTotals]:
     """Returns the totals of all ledger entries, without those from before a layer's last rebuild."""
     return [
         _to_totals(row)
@@ -169,20 +173,20 @@ def _batches(reader: TableReader) -> list[_BatchTotals]:
 
 
 def _to_totals(row: Row) -> _BatchTotals:
-    def written(*tables: str) -> int:
+    def count_written_rows(*tables: str) -> int:
         return sum(output["rows"] for output in row["outputs"] if not tables or output["table"] in tables)
 
     return _BatchTotals(
         layer=row["layer"],
         last_batch=row["batch_id"],
         committed_at=row["committed_at"],
-        rows=written(),
-        events=written(EVENTS),
+        rows=count_written_rows(),
+        events=count_written_rows(EVENTS),
         **{name: row[name] for name in _SUMMED_COLUMNS},
     )
 
 
-def _as_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
+def _convert_to_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> KafkaEnds | None:
     """Converts the next offsets of Kafka's partitions to offsets as in `bronze.messages`.
 
     They differ if a topic was deleted and created again. Topics that are no longer read are left out.
@@ -194,24 +198,26 @@ def _as_bronze_offsets(ends: KafkaEnds | None, topics: Mapping[str, Topic]) -> K
     return {(name, number): end + read.get(name, 0) for (name, number), end in ends.items() if name not in gone}
 
 
-def _unread(reader: TableReader, source: KafkaEnds, reached: KafkaEnds) -> int:
+def _count_unread_messages(reader: TableReader, source: KafkaEnds, next_offsets: KafkaEnds) -> int:
     """Returns the number of messages that a layer has not read. Offsets without a message do not count.
 
     Args:
         reader: Reads the tables.
         source: For each topic-partition, the offset after the last one that the layer could read.
-        reached: For each topic-partition, the offset after the last one that the layer has read.
+        next_offsets: For each topic-partition, the offset after the last one that the layer has read.
     """
-    wanted = {place: (reached.get(place, 0), end) for place, end in source.items() if end > reached.get(place, 0)}
+    wanted = {
+        place: (next_offsets.get(place, 0), end) for place, end in source.items() if end > next_offsets.get(place, 0)
+    }
     known = AbsentOffsets(reader).find_overlapping_runs(wanted)
     return sum(end - first - count_offsets_in_runs(known[place], first, end) for place, (first, end) in wanted.items())
 
 
-def _messages(batches: Iterable[_BatchTotals], layer: str) -> int:
+def _sum_messages(batches: Iterable[_BatchTotals], layer: str) -> int:
     return sum(b.messages for b in batches if b.layer == layer)
 
 
-def _changes_behind(reader: TableReader, read: int) -> int:
+def _count_unread_changes(reader: TableReader, read: int) -> int:
     """Returns the number of rows of `session_changes` that gold has not read.
 
     Args:
@@ -227,7 +233,7 @@ def _changes_behind(reader: TableReader, read: int) -> int:
     return max(later, reader.count(CHANGES) - read)
 
 
-def _status(layer: str, batches: list[_BatchTotals], behind: int | None, now: datetime) -> LayerStatus:
+def _make_layer_status(layer: str, batches: list[_BatchTotals], behind: int | None, now: datetime) -> LayerStatus:
     if not batches:
         return LayerStatus(layer, behind=behind)
     committed = max(b.committed_at for b in batches)

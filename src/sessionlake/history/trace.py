@@ -22,11 +22,11 @@ from sessionlake.delta.schemas.names import (
     SILVER,
     SILVER_TABLES,
 )
-from sessionlake.delta.storage.far_times import FarTime, ms_of
+from sessionlake.delta.storage.far_times import FarTime, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.errors import LakeError, NotFoundError
-from sessionlake.history.fate import Content, DecidedFate, Evidence, Fate, decide_fate
-from sessionlake.history.missing import why_absent, why_unjudged, why_unread
+from sessionlake.history.fate import DecidedFate, Evidence, Fate, MessageContent, decide_fate
+from sessionlake.history.missing import explain_absent, explain_unjudged, explain_unread
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.entries import RECOVERED
@@ -43,13 +43,13 @@ from sessionlake.ledger.retained import (
     read_removed_rows_without_limits,
 )
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.decode import decode
-from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.payloads import build_payload_rules
 
 _RAW = pa.schema(
     [
@@ -89,7 +89,7 @@ class BatchCommit:
 
 
 @dataclass(frozen=True)
-class Merge(BatchCommit):
+class SilverMerge(BatchCommit):
     """A MERGE into `session_rows` and `sessions`, with the first and the last silver batch that it merged."""
 
     first_batch: int
@@ -164,7 +164,7 @@ class Trace:
     message: TracedMessage
     silver: BatchCommit
     judgement: Judgement
-    tables: Merge | None
+    tables: SilverMerge | None
     changes: list[Row]
     session: Row | None
 
@@ -173,7 +173,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     """Returns the path of one message through the layers.
 
     Raises:
-        NotThereError: Bronze has not read it, silver has not judged it yet, or retention has removed it.
+        NotFoundError: Bronze has not read it, silver has not judged it yet, or retention has removed it.
         LakeError: The ledger says that silver read it, but silver's tables lack it.
     """
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
@@ -185,13 +185,13 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     if raw is not None:
         _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
-        absent = why_absent(reader, topic, partition, offset)
-        raise NotFoundError(absent or why_unread(read_layer_offsets(reader), settings, topic, partition, offset))
+        absent = explain_absent(reader, topic, partition, offset)
+        raise NotFoundError(absent or explain_unread(read_layer_offsets(reader), settings, topic, partition, offset))
     silver = _find_batch(reader, SILVER, topic, partition, offset, bronze.committed_at)
     _require_entries(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
         raise NotFoundError(
-            why_unjudged(read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
+            explain_unjudged(read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
         )
     _require_complete_tables(reader, silver)
     content = decode_row(raw, settings)
@@ -200,20 +200,20 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         batch=silver.batch,
         quarantine=list(reader.rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])),
         events=sorted(reader.rows(EVENTS, *place, columns=_EVENT), key=lambda row: row["_batch"]),
-        changes=_changes(reader, silver.batch, place),
-        session=_session(reader, topic, partition, content.session_id),
+        changes=_read_changes(reader, silver.batch, place),
+        session=_read_session(reader, topic, partition, content.session_id),
     )
-    judgement = _judgement(reader, settings, (topic, partition), content, found, silver)
+    judgement = _find_judgement(reader, settings, (topic, partition), content, found, silver)
     return Trace(
         topic,
         partition,
         offset,
         bronze,
-        _message(raw, content),
+        _make_traced_message(raw, content),
         silver,
         judgement,
-        _merge(reader, judgement),
-        [_public_change(row) for row in found.changes],
+        _find_merge(reader, judgement),
+        [_convert_change_for_users(row) for row in found.changes],
         found.session and {name: found.session[name] for name in _SESSION},
     )
 
@@ -231,7 +231,7 @@ def _require_entries(
         found: The batch of a layer that read the message (None if the ledger has none), and the layer.
 
     Raises:
-        NotThereError: Retention has removed the entry.
+        NotFoundError: Retention has removed the entry.
     """
     batch, layer = found
     cut = None if batch is not None else read_removed_rows_without_limits(reader).get(LEDGER)
@@ -249,7 +249,7 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
     Otherwise it would be wrong to conclude anything from a row that is not there.
 
     Raises:
-        NotThereError: Retention has removed rows of the batch.
+        NotFoundError: Retention has removed rows of the batch.
     """
     known = read_removed_rows_without_limits(reader)
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
@@ -260,21 +260,21 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
             )
 
 
-def decode_row(raw: Row, settings: Settings) -> Content:
+def decode_row(raw: Row, settings: Settings) -> MessageContent:
     """Returns the content of a row of `bronze.messages`, decoded with the current configuration."""
-    rules = rules_of(settings.capture)
-    ingested = None if raw["ingested_at"] is None else ms_of(raw["ingested_at"])
-    row = raw | {"kafka_ts": ms_of(raw["timestamp"]), "ingested_at": ingested}
-    chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
+    rules = build_payload_rules(settings.capture)
+    ingested = None if raw["ingested_at"] is None else time_to_ms(raw["ingested_at"])
+    row = raw | {"kafka_ts": time_to_ms(raw["timestamp"]), "ingested_at": ingested}
+    chunk = decode_messages(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
     if message["reason"]:
-        return Content(session_id=message["session_id"], erased=message["reason"] == ERASED)
+        return MessageContent(session_id=message["session_id"], erased=message["reason"] == ERASED)
     kind = MessageType(message["type"]).name.lower()
     seq = message["seq"] if message["seq"] is not None and message["seq"] >= 0 else None
-    return Content(kind, seq, message["ts"], message["session_id"], changes)
+    return MessageContent(kind, seq, message["ts"], message["session_id"], changes)
 
 
-def _message(raw: Row, content: Content) -> TracedMessage:
+def _make_traced_message(raw: Row, content: MessageContent) -> TracedMessage:
     return TracedMessage(
         key=raw["key"],
         session_id=content.session_id,
@@ -291,26 +291,26 @@ def _find_batch(
     reader: TableReader, layer: str, topic: str, partition: int, offset: int, near: datetime | None
 ) -> BatchCommit | None:
     found = find_entry_of_message(reader, layer, topic, partition, offset, near)
-    return None if found is None else BatchCommit(*_commit_fields(found))
+    return None if found is None else BatchCommit(*_parse_commit(found))
 
 
-def _commit_fields(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
+def _parse_commit(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
     versions = {output["table"]: output["version"] for output in row["outputs"]}
     return row["batch_id"], row["app_id"], row["committed_at"], versions, row["source"] == RECOVERED
 
 
-def _changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Row]:
+def _read_changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Row]:
     named = [("_offset" if name == "offset" else name, compare, value) for name, compare, value in place]
     return sorted(reader.rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
 
 
-def _public_change(row: Row) -> Row:
+def _convert_change_for_users(row: Row) -> Row:
     """Returns a row of `session_changes` for users: a dictionary under `set` has the columns that the message set."""
     head = {name: row[name] for name in _CHANGE}
     return {"change": head.pop("change"), "row_id": head.pop("row_id"), "set": {n: row[n] for n in row["_set"]}} | head
 
 
-def _session(reader: TableReader, topic: str, partition: int, session_id: str | None) -> Row | None:
+def _read_session(reader: TableReader, topic: str, partition: int, session_id: str | None) -> Row | None:
     """Returns the current row of a session.
 
     It comes from batches that are not merged yet, or else from `silver.sessions`; None if neither has the session.
@@ -323,11 +323,11 @@ def _session(reader: TableReader, topic: str, partition: int, session_id: str | 
     return latest or next(reader.rows(SESSIONS, *own), None)
 
 
-def _judgement(
+def _find_judgement(
     reader: TableReader,
     settings: Settings,
     place: TopicPartition,
-    content: Content,
+    content: MessageContent,
     found: Evidence,
     silver: BatchCommit,
 ) -> Judgement:
@@ -346,22 +346,24 @@ def _judgement(
         fate=fate,
         reason=reason,
         batch=batch,
-        committed_at=_committed_at(reader, silver, batch),
+        committed_at=_read_commit_time(reader, silver, batch),
         integrity=str(integrity),
         events=[dict(row) for row in found.events],
-        broken_by=_broken_by(reader, place, content, found.offset) if reason == Reason.SESSION_BROKEN else None,
+        broken_by=_find_event_that_broke_session(reader, place, content, found.offset)
+        if reason == Reason.SESSION_BROKEN
+        else None,
     )
 
 
-def _committed_at(reader: TableReader, silver: BatchCommit, batch: int | None) -> datetime | None:
+def _read_commit_time(reader: TableReader, silver: BatchCommit, batch: int | None) -> datetime | None:
     if batch is None or batch == silver.batch:
         return silver.committed_at if batch is not None else None
     own: list[Condition] = [("layer", eq, SILVER), ("app_id", eq, silver.app_id), ("batch_id", eq, batch)]
     # A batch writes its tables before its ledger row, so the row may be missing while the batch runs.
-    return next((row["committed_at"] for row in _ledger_rows_near(reader, silver.committed_at, *own)), None)
+    return next((row["committed_at"] for row in _read_ledger_entries_near(reader, silver.committed_at, *own)), None)
 
 
-def _ledger_rows_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
+def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
     """Returns ledger entries that meet the conditions: those near `moment`, or if there are none, those of any time."""
     found: list[Row] = []
     for window in ledger_search_windows(moment):
@@ -371,18 +373,20 @@ def _ledger_rows_near(reader: TableReader, moment: datetime, *conditions: Condit
     return found
 
 
-def _broken_by(reader: TableReader, place: TopicPartition, content: Content, offset: int) -> Row | None:
+def _find_event_that_broke_session(
+    reader: TableReader, place: TopicPartition, content: MessageContent, offset: int
+) -> Row | None:
     names = zip(SESSION, (*place, content.session_id), strict=True)
     own: list[Condition] = [*((name, eq, value) for name, value in names), ("offset", le, offset)]
     rows = reader.rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
     return max(rows, key=lambda row: row["offset"], default=None)
 
 
-def _merge(reader: TableReader, judgement: Judgement) -> Merge | None:
+def _find_merge(reader: TableReader, judgement: Judgement) -> SilverMerge | None:
     if judgement.fate is not Fate.APPLIED or judgement.batch is None or judgement.committed_at is None:
         return None
     taking: list[Condition] = [("source_from", le, judgement.batch), ("source_to", ge, judgement.batch)]
     since = judgement.committed_at
-    rows = _ledger_rows_near(reader, since, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, since))
+    rows = _read_ledger_entries_near(reader, since, ("layer", eq, SILVER_TABLES), *taking, ("committed_at", ge, since))
     found = min(rows, key=lambda row: row["committed_at"], default=None)
-    return None if found is None else Merge(*_commit_fields(found), found["source_from"], found["source_to"])
+    return None if found is None else SilverMerge(*_parse_commit(found), found["source_from"], found["source_to"])

@@ -25,20 +25,20 @@ from sessionlake.integrity.cursor import (
     encode_memory,
 )
 from sessionlake.integrity.cuts import (
-    Applied,
-    Arrived,
+    AppliedMessages,
+    ArrivedMessages,
     ChangesSinceCut,
     CutReason,
     changes_table,
     compute_next_cut_time,
-    cuts_in_batch,
+    find_cuts_in_batch,
 )
 from sessionlake.integrity.judge import SEQ_REMEMBERING_CLASSES, SessionJudge, ViolationError
 from sessionlake.integrity.outcome import JudgingOutcome, Verdict
 from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import MESSAGE_ARRAY_NAMES, MessageArrays, ShardBatch
-from sessionlake.integrity.transition import Run, apply_run, apply_runs
-from sessionlake.integrity.window import judge_windows
+from sessionlake.integrity.transition import AppliedRun, apply_run, apply_runs
+from sessionlake.integrity.window import judge_window_sessions
 from sessionlake.protocol.message import NO_SEQ, Link, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
@@ -58,12 +58,12 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
     busy = len(batch.new_messages.starts)
     slow = list(range(busy, len(batch.cursors)))
     if busy:
-        breaks = _breaks(batch)
-        is_fast = _fast_sessions(batch, breaks)
+        breaks = _find_run_starts(batch)
+        is_fast = _find_fast_sessions(batch, breaks)
         is_fast &= is_vectorized
-        _advance(batch, is_fast, out)
+        _apply_fast_sessions(batch, is_fast, out)
         if is_vectorized:
-            is_fast |= judge_windows(batch, out)
+            is_fast |= judge_window_sessions(batch, out)
         if not is_vectorized:
             breaks[:] = True
         slow = [*np.flatnonzero(~is_fast).tolist(), *slow]
@@ -72,19 +72,21 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
     return out
 
 
-def _per_session(batch: ShardBatch, value: Callable[[Rules], int]) -> Int64s:
+def _list_rule_values(batch: ShardBatch, value: Callable[[Rules], int]) -> Int64s:
     """Returns `value(rules)` for every session that has messages in the batch."""
     return np.array([value(rules) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
-def _breaks(batch: ShardBatch) -> Bools:
+def _find_run_starts(batch: ShardBatch) -> Bools:
     """Returns a boolean for each message: True if it starts a new run."""
     stream = batch.new_messages
     lengths = stream.ends - stream.starts
-    timeout = np.repeat(_per_session(batch, lambda r: r.session_timeout), lengths)[1:]
-    in_seq = np.repeat(_per_session(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(np.bool_)
+    timeout = np.repeat(_list_rule_values(batch, lambda r: r.session_timeout), lengths)[1:]
+    in_seq = np.repeat(_list_rule_values(batch, lambda r: r.integrity is not Integrity.NONE), lengths)[1:].astype(
+        np.bool_
+    )
     breaks = np.ones(len(stream.seq), np.bool_)
-    breaks[1:] = in_seq & ~_follows(stream, slice(1, None), stream.seq[:-1])
+    breaks[1:] = in_seq & ~_follows_without_gap(stream, slice(1, None), stream.seq[:-1])
     breaks[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
     breaks[1:] |= stream.now[1:] - stream.time[:-1] > timeout
     breaks[1:] |= stream.now[1:] - stream.time[1:] > timeout
@@ -92,7 +94,7 @@ def _breaks(batch: ShardBatch) -> Bools:
     return breaks
 
 
-def _follows(stream: MessageArrays, places: Int64s | slice, last: Int64s) -> Bools:
+def _follows_without_gap(stream: MessageArrays, places: Int64s | slice, last: Int64s) -> Bools:
     """Returns a boolean for each message at the indices `places`: True if it follows seq `last` without a gap."""
     seq, after, link = stream.seq[places], stream.after[places], stream.link[places]
     continues = np.where(link == Link.LINK, after == last, after <= last)
@@ -100,7 +102,7 @@ def _follows(stream: MessageArrays, places: Int64s | slice, last: Int64s) -> Boo
     return found
 
 
-def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
+def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     """Returns a boolean for each session with messages: True if all of them can be applied without judging each one.
 
     This needs a single run that continues the cursor or validly starts the session. The session must also have no held
@@ -108,13 +110,13 @@ def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     """
     stream, busy = batch.new_messages, len(batch.new_messages.starts)
     cursors, first = batch.cursors[:busy], batch.new_messages.starts
-    integrity = _per_session(batch, lambda r: _CLASSES.index(r.integrity))
-    timeout = _per_session(batch, lambda r: r.session_timeout)
+    integrity = _list_rule_values(batch, lambda r: _CLASSES.index(r.integrity))
+    timeout = _list_rule_values(batch, lambda r: r.session_timeout)
     is_none, is_once = (integrity == _CLASSES.index(c) for c in (Integrity.NONE, Integrity.ONCE))
     known = cursors["last_kafka_ts"] != NO_TIME
     since = np.where(known, cursors["last_kafka_ts"], stream.now[first])
     in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.time[first] <= timeout)
-    follows = (cursors["last_seq"] != NO_SEQ) & _follows(stream, first, cursors["last_seq"])
+    follows = (cursors["last_seq"] != NO_SEQ) & _follows_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
     goes_on = known & (cursors["status"] == Status.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
     begins = ~known & (is_none | is_once | (stream.type[first] == MessageType.SNAPSHOT))
@@ -128,26 +130,26 @@ def _fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     return is_fast
 
 
-def _advance(batch: ShardBatch, is_fast: Bools, out: JudgingOutcome) -> None:
+def _apply_fast_sessions(batch: ShardBatch, is_fast: Bools, out: JudgingOutcome) -> None:
     """Applies all messages of the sessions in `is_fast`: sets their outcome and updates the cursors."""
     if not is_fast.any():
         return
     stream = batch.new_messages
     cursors = batch.cursors[: len(is_fast)]
     moved = cursors[is_fast]
-    epochs = _epochs(stream, cursors["epoch"])
+    epochs = _compute_epochs(stream, cursors["epoch"])
     inside = np.flatnonzero(np.repeat(is_fast, stream.ends - stream.starts))
     _update_arrived(batch, is_fast, moved)
     _set_applied(batch, is_fast, inside, moved["first_offset"], epochs, out)
     lengths = (stream.ends - stream.starts)[is_fast]
     starts = np.cumsum(lengths) - lengths
-    run = Run(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
+    run = AppliedRun(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
     apply_runs(moved, run)
     moved["epoch"] = epochs[stream.ends[is_fast] - 1]
     _update_taken(batch, is_fast, run, moved)
     since = _cut_tables(batch, is_fast, inside, out)
     cursors[is_fast] = moved
-    since.note(cursors, is_fast)
+    since.write_to_cursors(cursors, is_fast)
 
 
 def _update_arrived(batch: ShardBatch, is_fast: Bools, moved: Cursors) -> None:
@@ -170,7 +172,7 @@ def _set_applied(
     out.life[places] = np.repeat(lives, (stream.ends - stream.starts)[is_fast])
 
 
-def _update_taken(batch: ShardBatch, is_fast: Bools, run: Run, moved: Cursors) -> None:
+def _update_taken(batch: ShardBatch, is_fast: Bools, run: AppliedRun, moved: Cursors) -> None:
     """Updates the cursors of class `once`: lowest and highest taken seq, and the seq of the highest snapshot."""
     first, last = batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
     seq = batch.new_messages.seq
@@ -191,15 +193,17 @@ def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: JudgingO
     owner = np.repeat(np.arange(int(is_fast.sum())), (stream.ends - stream.starts)[is_fast])
     now, offset = stream.now[inside], stream.offset[inside]
     changes = stream.changes[inside]
-    applied = Applied(owner, stream.type[inside], stream.seq[inside], now, offset, offset, changes)
+    applied = AppliedMessages(owner, stream.type[inside], stream.seq[inside], now, offset, offset, changes)
     before = batch.cursors[: len(is_fast)][is_fast]
-    cuts, since = cuts_in_batch(Arrived(owner, now, offset), applied, before, batch.rules[0].snapshot_interval)
+    cuts, since = find_cuts_in_batch(
+        ArrivedMessages(owner, now, offset), applied, before, batch.rules[0].snapshot_interval
+    )
     cuts["session"] = np.flatnonzero(is_fast)[cuts["session"]]
     out.add_cuts(cuts)
     return since
 
 
-def _epochs(stream: MessageArrays, before: Int64s) -> Int64s:
+def _compute_epochs(stream: MessageArrays, before: Int64s) -> Int64s:
     """Returns each message's epoch: the offset of its session's last snapshot so far, else the epoch in `before`."""
     index = np.arange(len(stream.seq))
     latest = np.maximum.accumulate(np.where(stream.type == MessageType.SNAPSHOT, index, -1))
@@ -221,7 +225,7 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Ju
     try:
         if breaks is not None:
             start, end = int(stream.starts[number]), int(stream.ends[number])
-            for run in _runs(start, end, breaks):
+            for run in _list_runs(start, end, breaks):
                 _judge_run(judge, cursor, run, stream, base)
         judge.advance_time(int(batch.ends[number]))
     except ViolationError:
@@ -231,44 +235,48 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Ju
     batch.cursors[number] = cursor.to_record_values()
 
 
-def _runs(start: int, end: int, breaks: Bools) -> list[tuple[int, int]]:
+def _list_runs(start: int, end: int, breaks: Bools) -> list[tuple[int, int]]:
     firsts = [start, *(np.flatnonzero(breaks[start + 1 : end]) + start + 1).tolist()]
     return list(zip(firsts, [*firsts[1:], end], strict=True))
 
 
-def _judge_run(judge: SessionJudge, cursor: Cursor, run: tuple[int, int], stream: MessageArrays, base: int) -> None:
+def _judge_run(
+    judge: SessionJudge, cursor: Cursor, run: tuple[int, int], stream: MessageArrays, outcome_base: int
+) -> None:
     index, past = run
     while index < past:
-        header = stream.build_header(index, base)
+        header = stream.build_header(index, outcome_base)
         judge.judge_message(header)
         index += 1
         if index < past and judge.applies_rest_of_run(header):
             cut_due = compute_next_cut_time(header.now, judge.rules.snapshot_interval)
-            stop = _before(stream, index, past, min(cursor.find_next_due_time(), cut_due - 1))
-            _apply_rest(stream, index, stop, cursor, base, judge)
+            stop = _find_first_after(stream, index, past, min(cursor.find_next_due_time(), cut_due - 1))
+            _apply_rest_of_run(stream, index, stop, cursor, outcome_base, judge)
             index = stop
 
 
-def _before(stream: MessageArrays, index: int, past: int, due: int) -> int:
-    """Returns the index of the first message that arrives after stream time `due` (ms); `past` if there is none."""
-    late = np.flatnonzero(stream.now[index:past] > due)
-    return index + int(late[0]) if len(late) else past
+def _find_first_after(stream: MessageArrays, index: int, end: int, due: int) -> int:
+    """Returns the index of the first message that arrives after stream time `due` (ms); `end` if there is none."""
+    late = np.flatnonzero(stream.now[index:end] > due)
+    return index + int(late[0]) if len(late) else end
 
 
-def _apply_rest(stream: MessageArrays, start: int, end: int, cursor: Cursor, base: int, judge: SessionJudge) -> None:
+def _apply_rest_of_run(
+    stream: MessageArrays, start: int, end: int, cursor: Cursor, outcome_base: int, judge: SessionJudge
+) -> None:
     """Applies the messages from index `start` to before `end`. They follow an applied message in the same run."""
     if start == end:
         return
     out = judge.outcome
     part = MessageArrays(np.zeros(1, np.int64), *(getattr(stream, name)[start:end] for name in MESSAGE_ARRAY_NAMES))
-    places = slice(base + start, base + end)
-    epochs = _epochs(part, np.array([cursor.epoch]))
+    places = slice(outcome_base + start, outcome_base + end)
+    epochs = _compute_epochs(part, np.array([cursor.epoch]))
     out.verdict[places] = Verdict.APPLIED
     out.epoch[places] = epochs
-    out.position[places] = positions(cursor.position, part.offset)
+    out.position[places] = assign_positions(cursor.position, part.offset)
     out.life[places] = cursor.first_offset
     out.applied_at[places], out.applied_by[places] = part.now, part.offset
-    apply_run(cursor, Run(part.starts, part.type, part.seq, part.ts, out.position[places]))
+    apply_run(cursor, AppliedRun(part.starts, part.type, part.seq, part.ts, out.position[places]))
     cursor.epoch = int(epochs[-1])
     cursor.last_offset = int(part.offset[-1])
     cursor.last_kafka_ts = int(part.time[-1])
@@ -284,13 +292,13 @@ def _apply_rest(stream: MessageArrays, start: int, end: int, cursor: Cursor, bas
         judge.record_cut(CutReason.END, int(part.now[-1]))
 
 
-def positions(before: int, releasing: Int64s) -> Int64s:
-    """Returns each applied message's position: the offset in `releasing`, or the next free number if that is higher.
+def assign_positions(last_position: int, releasing_offsets: Int64s) -> Int64s:
+    """Returns each applied message's position: its releasing offset, or the next free number if that is higher.
 
     Args:
-        before: The session's last position.
-        releasing: For each message, the offset of the message whose arrival had it applied.
+        last_position: The session's last position.
+        releasing_offsets: For each message, the offset of the message whose arrival had it applied.
     """
-    place = np.arange(len(releasing))
-    found: Int64s = np.maximum.accumulate(np.maximum(releasing - place, before + 1)) + place
+    place = np.arange(len(releasing_offsets))
+    found: Int64s = np.maximum.accumulate(np.maximum(releasing_offsets - place, last_position + 1)) + place
     return found

@@ -194,7 +194,7 @@ class Cursor:
             cursor.taken, cursor.snapshots, cursor.open_gaps = SeqSet(memory.taken), memory.snapshots, memory.open_gaps
         else:
             if cursor.taken_from != NO_SEQ:
-                cursor.taken.add(cursor.taken_from, cursor.taken_to)
+                cursor.taken.add_range(cursor.taken_from, cursor.taken_to)
             if cursor.epoch_seq != NO_SEQ:
                 cursor.snapshots.append((cursor.epoch_seq, cursor.epoch))
         return cursor
@@ -202,15 +202,15 @@ class Cursor:
     def assume_all_taken(self) -> None:
         """Marks all seqs up to the last applied one as taken, if the class so far did not record which ones were."""
         if self.last_seq != NO_SEQ and not self.taken.bounds:
-            self.taken.add(0, self.last_seq)
+            self.taken.add_range(0, self.last_seq)
 
     def mark_taken(self, first: int, last: int, max_gaps: int) -> None:
         """Records that the seqs from `first` to `last` are taken.
 
         If this leaves more than `max_gaps` gaps, the lowest gaps count as filled.
         """
-        self.taken.add(first, last)
-        while self.taken.gaps > max_gaps:
+        self.taken.add_range(first, last)
+        while self.taken.gap_count > max_gaps:
             self.taken.close_lowest_gap()
         if self.open_gaps:
             self.open_gaps = [hole for hole in self.open_gaps if not self.taken.contains_all(hole.start, hole.end - 1)]
@@ -227,7 +227,7 @@ class Cursor:
 
     def to_memory(self) -> SeqMemory | None:
         """Returns the values that do not fit the fixed-size record; None if the taken seqs have no gap."""
-        return SeqMemory(self.taken.bounds, self.snapshots, self.open_gaps) if self.taken.gaps else None
+        return SeqMemory(self.taken.bounds, self.snapshots, self.open_gaps) if self.taken.gap_count else None
 
     def to_record_values(self) -> tuple[int, ...]:
         """Returns the values of the record `CURSOR`, to be stored in a cursor array."""

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
-from sessionlake.protocol.arrow import running_maximum
+from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -75,7 +75,7 @@ def changes_table(kind: Int8s) -> Bools:
     return (kind == MessageType.SNAPSHOT) | (kind == MessageType.UPDATE)
 
 
-class Arrived(NamedTuple):
+class ArrivedMessages(NamedTuple):
     """The messages that arrived in a batch, ordered by session and then by arrival.
 
     Attributes:
@@ -89,7 +89,7 @@ class Arrived(NamedTuple):
     offset: Int64s
 
 
-class Applied(NamedTuple):
+class AppliedMessages(NamedTuple):
     """The messages that were applied in a batch, ordered by session and then by application. None follows an `end`.
 
     Attributes:
@@ -122,39 +122,44 @@ class ChangesSinceCut(NamedTuple):
     changed_at: Int64s
     changes: Int64s
 
-    def note(self, cursors: Cursors, which: Bools) -> None:
-        """Writes the values into the same fields of the cursors at which `which` is True."""
-        cursors["changed_at"][which], cursors["changes"][which] = self
+    def write_to_cursors(self, cursors: Cursors, is_selected: Bools) -> None:
+        """Writes the values into the same fields of the cursors at which `is_selected` is True."""
+        cursors["changed_at"][is_selected], cursors["changes"][is_selected] = self
 
 
-def cuts_in_batch(arrived: Arrived, applied: Applied, before: Cursors, interval: int) -> tuple[Cuts, ChangesSinceCut]:
+def find_cuts_in_batch(
+    arrived: ArrivedMessages, applied: AppliedMessages, cursors_before: Cursors, interval: int
+) -> tuple[Cuts, ChangesSinceCut]:
     """Returns the cuts within a batch, for sessions that do not expire before any of their messages.
 
     Args:
         arrived: The messages that arrived.
         applied: The messages that were applied.
-        before: The cursors before the batch.
+        cursors_before: The cursors before the batch.
         interval: The snapshot interval, ms.
 
     Returns:
-        The cuts, whose `session` is the index in `before`, and what changed in each table since its last cut.
+        The cuts, whose `session` is the index in `cursors_before`, and what changed in each table since its last cut.
     """
-    clock = _LastOffsets(arrived, before)
-    starts = np.flatnonzero(_changes(applied.session) | _changes(applied.at // interval))
+    clock = _LastOffsets(arrived, cursors_before)
+    starts = np.flatnonzero(_differs_from_previous(applied.session) | _differs_from_previous(applied.at // interval))
     last = np.append(starts[1:], len(applied.session))[: len(starts)] - 1
     session, at = applied.session[starts], applied.at[starts]
-    is_first, is_last = _changes(session), np.append(_changes(session)[1:], True)[: len(session)]
+    is_first, is_last = (
+        _differs_from_previous(session),
+        np.append(_differs_from_previous(session)[1:], True)[: len(session)],
+    )
     changed_at = (
         np.minimum.reduceat(np.where(changes_table(applied.type), applied.at, NEVER), starts) if len(at) else at
     )
-    waits = compute_cut_times(before["changed_at"], interval)
-    goes_on = np.zeros(len(before), np.bool_)
+    waits = compute_cut_times(cursors_before["changed_at"], interval)
+    goes_on = np.zeros(len(cursors_before), np.bool_)
     goes_on[session[is_first]] = waits[session[is_first]] > at[is_first]
     goes_on &= waits != NEVER
     still = is_first & goes_on[session]
-    changed_at[still] = np.minimum(changed_at, before["changed_at"][session])[still]
+    changed_at[still] = np.minimum(changed_at, cursors_before["changed_at"][session])[still]
     changes = np.add.reduceat(applied.changes, starts) if len(at) else at
-    changes += np.where(still, before["changes"][session], 0)
+    changes += np.where(still, cursors_before["changes"][session], 0)
     due, ended = compute_cut_times(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
     here = ended | (due <= clock.now[session])
     cuts = create_cuts(int(here.sum()))
@@ -164,19 +169,21 @@ def cuts_in_batch(arrived: Arrived, applied: Applied, before: Cursors, interval:
     cuts["position"], cuts["changed_at"] = applied.position[last][here], changed_at[here]
     cuts["changes"] = changes[here]
     highest = np.maximum.reduceat(applied.seq, starts) if len(at) else at
-    cuts["last_seq"] = np.maximum(running_maximum(highest, np.cumsum(is_first)), before["last_seq"][session])[here]
-    cuts["offset"] = np.where(ended, applied.by[last], clock.before(session, due))[here]
+    cuts["last_seq"] = np.maximum(
+        compute_running_maximum(highest, np.cumsum(is_first)), cursors_before["last_seq"][session]
+    )[here]
+    cuts["offset"] = np.where(ended, applied.by[last], clock.find_offsets_before(session, due))[here]
     earlier = np.flatnonzero((waits <= clock.now) & ~goes_on)
-    waiting = _waiting(before, earlier, interval)
-    waiting["offset"] = clock.before(earlier, waiting["at"])
-    after = np.where(waits > clock.now, before["changed_at"], NEVER)
+    waiting = _create_interval_cuts(cursors_before, earlier, interval)
+    waiting["offset"] = clock.find_offsets_before(earlier, waiting["at"])
+    after = np.where(waits > clock.now, cursors_before["changed_at"], NEVER)
     after[session[is_last]] = np.where(here, NEVER, changed_at)[is_last]
-    count = before["changes"].copy()
+    count = cursors_before["changes"].copy()
     count[session[is_last]] = changes[is_last]
     return np.concatenate([waiting, cuts]), ChangesSinceCut(after, np.where(after == NEVER, 0, count))
 
 
-def _changes(values: Int64s) -> Bools:
+def _differs_from_previous(values: Int64s) -> Bools:
     """Returns a boolean for each value: True if it differs from the value before it."""
     return np.append(True, values[1:] != values[:-1])[: len(values)]
 
@@ -189,8 +196,8 @@ class _LastOffsets:
         life: First offset of each session's life. For a new session that is the offset of its first message.
     """
 
-    def __init__(self, arrived: Arrived, before: Cursors) -> None:
-        starts = np.flatnonzero(_changes(arrived.session))
+    def __init__(self, arrived: ArrivedMessages, before: Cursors) -> None:
+        starts = np.flatnonzero(_differs_from_previous(arrived.session))
         self._arrived, self._last = arrived, before["last_offset"]
         self._times = np.unique(arrived.now)
         self._keys = arrived.session * (len(self._times) + 1) + np.searchsorted(self._times, arrived.now)
@@ -198,9 +205,9 @@ class _LastOffsets:
         known = before["first_offset"]
         self.life = np.where(known == NO_TIME, arrived.offset[starts], known)
 
-    def before(self, session: Int64s, at: Int64s) -> Int64s:
-        """Returns the offset of each session's last message that arrived before the stream time `at` (ms)."""
-        keys = session * (len(self._times) + 1) + np.searchsorted(self._times, at)
+    def find_offsets_before(self, session: Int64s, stream_times: Int64s) -> Int64s:
+        """Returns the offset of each session's last message that arrived before the stream time `stream_times` (ms)."""
+        keys = session * (len(self._times) + 1) + np.searchsorted(self._times, stream_times)
         place = np.searchsorted(self._keys, keys) - 1
         found = (place >= 0) & (self._arrived.session[place] == session)
         return np.where(found, self._arrived.offset[place], self._last[session])
@@ -224,21 +231,21 @@ def make_cuts_due_by_time(cursors: Cursors, stream_times: Int64s, timeouts: Int6
     expiry = np.where(seen, cursors["last_kafka_ts"], 0) + timeouts
     over = seen & (expiry < stream_times)
     at_interval = compute_cut_times(cursors["changed_at"], interval) <= np.where(over, expiry, stream_times)
-    cuts = _waiting(cursors, np.flatnonzero(at_interval), interval)
+    cuts = _create_interval_cuts(cursors, np.flatnonzero(at_interval), interval)
     cursors["changed_at"][at_interval], cursors["changes"][at_interval] = NEVER, 0
     at_expiry = over & (cursors["position"] > cursors["cut_position"])
     at_expiry &= (cursors["status"] != Status.ENDED) | (cursors["changed_at"] != NEVER)
-    expired = _waiting(cursors, np.flatnonzero(at_expiry), interval)
+    expired = _create_interval_cuts(cursors, np.flatnonzero(at_expiry), interval)
     expired["at"], expired["reason"], expired["offset"] = expiry[at_expiry], CutReason.EXPIRY, NO_OFFSET
     cursors["changed_at"][at_expiry], cursors["changes"][at_expiry] = NEVER, 0
     cursors["cut_position"][at_expiry] = cursors["position"][at_expiry]
     return np.concatenate([cuts, expired])
 
 
-def _waiting(cursors: Cursors, places: Int64s, interval: int) -> Cuts:
-    """Returns the cuts of reason `interval` that are due, one for each cursor at the indices `places`."""
-    cuts, found = create_cuts(len(places)), cursors[places]
-    cuts["session"], cuts["at"] = places, compute_cut_times(found["changed_at"], interval)
+def _create_interval_cuts(cursors: Cursors, cursor_indices: Int64s, interval: int) -> Cuts:
+    """Returns the cuts of reason `interval` that are due, one for each cursor at the indices `cursor_indices`."""
+    cuts, found = create_cuts(len(cursor_indices)), cursors[cursor_indices]
+    cuts["session"], cuts["at"] = cursor_indices, compute_cut_times(found["changed_at"], interval)
     for name in ("position", "last_seq", "changed_at", "changes"):
         cuts[name] = found[name]
     cuts["life"], cuts["offset"] = found["first_offset"], found["last_offset"]

@@ -326,7 +326,7 @@ class SessionJudge:
     # -- the gaps between taken seqs (classes `once` and `window`)
 
     def _is_rejected_by_gap_limit(self, message: MessageHeader) -> bool:
-        too_many = self._cursor.taken.gaps_with(message.seq) > self.rules.max_gaps
+        too_many = self._cursor.taken.count_gaps_with(message.seq) > self.rules.max_gaps
         return too_many and not self._is_applied_despite_violation(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
 
     def _judge_due_gaps(self, now: int) -> None:
@@ -341,7 +341,7 @@ class SessionJudge:
     def _judge_unfilled_gap(self, gap: OpenGap) -> None:
         cursor = self._cursor
         policy = self._choose_policy(gap.offset)
-        expected = next(cursor.taken.missing(gap.start, gap.end))
+        expected = next(cursor.taken.list_missing(gap.start, gap.end))
         action = self._choose_action(gap.offset, policy)
         self._append_event(EventKind.GAP, action, gap, (expected, gap.end))
         if policy is OnViolation.FAIL:
@@ -381,7 +381,7 @@ class SessionJudge:
         self.outcome.verdict[message.index] = Verdict.QUARANTINED
         self.outcome.reason[message.index] = CODE_OF[reason]
         if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
-            self._cursor.taken.discard(message.seq)  # it was not applied, so the same seq is no duplicate next time
+            self._cursor.taken.remove_seq(message.seq)  # it was not applied, so the same seq is no duplicate next time
 
     def _record_event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
         last = self._cursor.last_seq

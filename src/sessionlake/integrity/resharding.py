@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from sessionlake.integrity.clock import ShardClock
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import session_keys
+from sessionlake.protocol.arrow import build_session_keys
 from sessionlake.protocol.types import Bools, TopicPartition
 
 
-def session_keys_of(state: ShardState) -> list[str]:
+def list_session_keys(state: ShardState) -> list[str]:
     """Returns the keys of the sessions in a state, each once, including sessions that have only held messages."""
-    held = [] if state.held_messages is None else session_keys(state.held_messages).to_pylist()
+    held = [] if state.held_messages is None else build_session_keys(state.held_messages).to_pylist()
     return list(dict.fromkeys([*state.keys.to_pylist(), *held]))
 
 
@@ -29,11 +29,11 @@ def select_sessions(
         keys: The keys of the sessions to copy.
         extra_partitions: Topic-partitions whose stream times are copied although none of these sessions is in them.
     """
-    mine = _among(state.keys, keys)
+    mine = _is_among(state.keys, keys)
     held = (
         None
         if state.held_messages is None
-        else state.held_messages.filter(pa.array(_among(session_keys(state.held_messages), keys)))
+        else state.held_messages.filter(pa.array(_is_among(build_session_keys(state.held_messages), keys)))
     )
     part = ShardState(
         keys=state.keys.filter(pa.array(mine)),
@@ -67,14 +67,14 @@ def join_states(parts: Iterable[ShardState]) -> ShardState:
     return joined
 
 
-def group_by_shard(keys: Iterable[str], targets: Mapping[str, int]) -> dict[int, list[str]]:
+def group_by_shard(keys: Iterable[str], shard_by_key: Mapping[str, int]) -> dict[int, list[str]]:
     """Returns the session keys of each shard, given the shard of each key."""
     found: dict[int, list[str]] = {}
     for key in keys:
-        found.setdefault(targets[key], []).append(key)
+        found.setdefault(shard_by_key[key], []).append(key)
     return found
 
 
-def _among(found: pa.Array, keys: Collection[str]) -> Bools:
+def _is_among(found: pa.Array, keys: Collection[str]) -> Bools:
     wanted = set(keys)
     return np.array([key in wanted for key in found.to_pylist()], np.bool_)

@@ -29,18 +29,18 @@ class SeqSet:
         return [seq for pair in zip(self._firsts, self._lasts, strict=True) for seq in pair]
 
     @property
-    def gaps(self) -> int:
+    def gap_count(self) -> int:
         """The number of gaps between the lowest and the highest seq."""
         return max(len(self._firsts) - 1, 0)
 
-    def gaps_with(self, seq: int) -> int:
+    def count_gaps_with(self, seq: int) -> int:
         """Returns the number of gaps that the set would have with this seq, which must not be in it yet."""
         place = bisect_left(self._lasts, seq)
         below = place > 0 and self._lasts[place - 1] == seq - 1
         above = place < len(self._firsts) and self._firsts[place] == seq + 1
         return len(self._firsts) - below - above
 
-    def add(self, first: int, last: int | None = None) -> None:
+    def add_range(self, first: int, last: int | None = None) -> None:
         """Adds all seqs from `first` to `last`, both included; only `first` if `last` is None."""
         last = first if last is None else last
         low, high = bisect_left(self._lasts, first - 1), bisect_right(self._firsts, last + 1)
@@ -49,7 +49,7 @@ class SeqSet:
         self._firsts[low:high] = [first]
         self._lasts[low:high] = [last]
 
-    def discard(self, seq: int) -> None:
+    def remove_seq(self, seq: int) -> None:
         """Removes a seq if the set contains it."""
         place = bisect_left(self._lasts, seq)
         if place == len(self._lasts) or self._firsts[place] > seq:
@@ -62,7 +62,7 @@ class SeqSet:
         """Fills the lowest gap by adding its seqs. The set must have a gap."""
         del self._firsts[1], self._lasts[0]
 
-    def missing(self, first: int, last: int) -> Iterator[int]:
+    def list_missing(self, first: int, last: int) -> Iterator[int]:
         """Yields the seqs from `first` to `last`, both included, that are not in the set, ascending."""
         seq = first
         for place in range(bisect_left(self._lasts, first), len(self._lasts)):

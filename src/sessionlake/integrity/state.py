@@ -17,15 +17,15 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR_FIELDS, NEVER, Cursors, new_cursors, postpone_gaps
 from sessionlake.integrity.cuts import Cuts, make_cuts_due_by_time
-from sessionlake.protocol.arrow import contiguous, session_keys, split_session_key
+from sessionlake.protocol.arrow import build_session_keys, split_session_key, to_contiguous
 from sessionlake.protocol.chunk import align_columns, decode_ipc, encode_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
-FORMAT = "sessionlake.silver/6"
+STATE_FORMAT = "sessionlake.silver/6"
 # States with more cursors are compressed: to about a fifth of the size, at half a microsecond per cursor.
-_FEW = 1_000
+_MAX_UNCOMPRESSED_CURSORS = 1_000
 
 
 class _Stored(msgspec.Struct):
@@ -80,7 +80,7 @@ class ShardState:
         indices[~known] = count + np.arange(int((~known).sum()))
         return indices
 
-    def fill_first_times(self) -> Int64s:
+    def set_first_times(self) -> Int64s:
         """Sets unknown times of sessions whose topic-partition got its first stream time; returns their indices."""
         found = [np.zeros(0, np.int64)]
         for lane, (time, _) in self.clock.first_times.items():
@@ -149,15 +149,17 @@ class ShardState:
             is_selected: Called with topic, partition and session id; returns True if that session is to be replaced.
             extra_partitions: Topic-partitions whose stream times are kept although no session is in them.
         """
-        self.keep_sessions(~_selected(self.keys, is_selected))
-        chosen = np.flatnonzero(_selected(source.keys, is_selected))
+        self.keep_sessions(~_mark_selected(self.keys, is_selected))
+        chosen = np.flatnonzero(_mark_selected(source.keys, is_selected))
         cursors = source.cursors[chosen]
         lanes = [self.clock.add_partition(lane) for lane in source.clock.partition_times]
         cursors["lane"] = np.array([*lanes, 0], np.int32)[cursors["lane"]]
         absent = np.full(len(chosen), -1, np.int64)
         self.store_cursors(absent, source.keys.take(pa.array(chosen)), cursors, source.memories[chosen])
         parts = [
-            None if held is None else held.filter(pa.array(_selected(session_keys(held), is_selected) == wanted))
+            None
+            if held is None
+            else held.filter(pa.array(_mark_selected(build_session_keys(held), is_selected) == wanted))
             for held, wanted in ((self.held_messages, False), (source.held_messages, True))
         ]
         used = [part for part in parts if part is not None]
@@ -173,14 +175,14 @@ class ShardState:
         held = None if self.held_messages is None or not self.held_messages.num_rows else encode_ipc(self.held_messages)
         declared = [(column.name, column.sql) for column in columns]
         return msgspec.msgpack.encode(
-            _Stored(FORMAT, self._stored or self._encoded(), self.clock.partition_times, declared, held)
+            _Stored(STATE_FORMAT, self._stored or self._encode_cursors(), self.clock.partition_times, declared, held)
         )
 
-    def _encoded(self) -> bytes:
+    def _encode_cursors(self) -> bytes:
         arrays = [np.ascontiguousarray(self.cursors[name]) for name in CURSOR_FIELDS]
         columns = [self.keys, *map(pa.array, arrays), pa.array(self.memories, pa.binary())]
         table = pa.table(columns, names=["key", *CURSOR_FIELDS, "memory"])
-        return encode_ipc(table, compress_columns=table.num_rows > _FEW)
+        return encode_ipc(table, compress_columns=table.num_rows > _MAX_UNCOMPRESSED_CURSORS)
 
     @classmethod
     def decode(cls, stored: bytes | None, columns: tuple[Column, ...] | None) -> ShardState:
@@ -197,7 +199,7 @@ class ShardState:
         """
         if stored is None:
             return cls()
-        found = _read(stored)
+        found = _decode_stored(stored)
         table = decode_ipc(found.cursors)
         cursors = new_cursors(table.num_rows)
         for name in CURSOR_FIELDS:
@@ -207,25 +209,25 @@ class ShardState:
             _require_columns(found, columns)
             held = None if held is None else align_columns(held, found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
-        return cls(contiguous(table["key"]), cursors, memories, ShardClock(found.lanes), held, found.cursors)
+        return cls(to_contiguous(table["key"]), cursors, memories, ShardClock(found.lanes), held, found.cursors)
 
 
-def changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
+def find_changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
     """Returns name and type, as text, of a stored column that `columns` lacks in this form; None if there is none.
 
     Raises:
         LakeError: The state has a format that this version does not read.
     """
-    return None if stored is None else _changed_column(_read(stored), columns)
+    return None if stored is None else _find_changed_column(_decode_stored(stored), columns)
 
 
-def _changed_column(found: _Stored, columns: tuple[Column, ...]) -> str | None:
+def _find_changed_column(found: _Stored, columns: tuple[Column, ...]) -> str | None:
     now = {(column.name, column.sql) for column in columns}
     return next((f"{name} ({sql})" for name, sql in found.columns if (name, sql) not in now), None)
 
 
 def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
-    changed = _changed_column(found, columns)
+    changed = _find_changed_column(found, columns)
     if changed is not None:
         raise LakeError(
             f"capture.columns: the stored state of the sessions has a column {changed}, which is no longer declared so",
@@ -235,23 +237,23 @@ def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
         )
 
 
-def _selected(keys: pa.Array, is_selected: Callable[[str, int, str], bool]) -> Bools:
+def _mark_selected(keys: pa.Array, is_selected: Callable[[str, int, str], bool]) -> Bools:
     return np.array([is_selected(*split_session_key(key)) for key in keys.to_pylist()], np.bool_)
 
 
-def _read(stored: bytes) -> _Stored:
+def _decode_stored(stored: bytes) -> _Stored:
     try:
         found = _decoder.decode(stored)
     except msgspec.MsgspecError as error:
-        raise LakeError(f"the stored state of silver cannot be read: {error}", fix=_REMEDY) from None
-    if found.format != FORMAT:
+        raise LakeError(f"the stored state of silver cannot be read: {error}", fix=_STATE_REMEDY) from None
+    if found.format != STATE_FORMAT:
         raise LakeError(
-            f"the stored state of silver has the format {found.format!r}, but this version reads {FORMAT!r}",
-            fix=_REMEDY,
+            f"the stored state of silver has the format {found.format!r}, but this version reads {STATE_FORMAT!r}",
+            fix=_STATE_REMEDY,
         )
     return found
 
 
-_REMEDY = (
+_STATE_REMEDY = (
     "Run the version that wrote it, or run `sessionlake rebuild silver` to make it again from bronze with this version"
 )

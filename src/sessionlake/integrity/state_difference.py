@@ -60,23 +60,23 @@ class StateDifference:
         return f"topic {self.topic}{session}, {self.field}: found {self.found}, rebuilt {self.rebuilt}"
 
 
-def first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference | None:
+def find_first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference | None:
     """Returns the first difference between two states of one shard; None if they are equal."""
-    for compared in (_sessions, _clocks, _cursors, _memories, _held):
+    for compared in (_compare_sessions, _compare_clocks, _compare_cursors, _compare_memories, _compare_held_messages):
         for difference in compared(found, rebuilt):
             return difference
     return None
 
 
-def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+def _compare_clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
     """Yields differences in stream time, by topic-partition: its index in the two clocks can differ."""
     sides = [{(lane.topic, lane.partition): lane for lane in state.clock.partition_times} for state in (found, rebuilt)]
-    needed = _of_sessions(found) | _of_sessions(rebuilt)
+    needed = _list_partitions_with_sessions(found) | _list_partitions_with_sessions(rebuilt)
     for topic, partition in sorted({*sides[0], *sides[1]}):
         one, other = (side.get((topic, partition)) for side in sides)
         if one is None or other is None:
             if (topic, partition) in needed:
-                yield _missing(topic, None, None, f"clock of partition {partition}", is_stored=one is not None)
+                yield _describe_missing(topic, None, None, f"clock of partition {partition}", is_stored=one is not None)
             continue
         for name in PartitionTime.__struct_fields__:
             if getattr(one, name) != getattr(other, name):
@@ -84,33 +84,33 @@ def _clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]
                 yield StateDifference(topic, None, None, f"clock of partition {partition}, {name}", *values)
 
 
-def _of_sessions(state: ShardState) -> set[TopicPartition]:
+def _list_partitions_with_sessions(state: ShardState) -> set[TopicPartition]:
     """Returns the topic-partitions that have sessions. An older version also stored unused ones without sessions."""
     lanes = state.clock.partition_times
     return {(lanes[n].topic, lanes[n].partition) for n in set(state.cursors["lane"].tolist()) if n < len(lanes)}
 
 
-def _sessions(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+def _compare_sessions(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
     missing_keys = rebuilt.keys.filter(pc.invert(pc.is_in(rebuilt.keys, value_set=found.keys)))
     extra = found.keys.filter(pc.invert(pc.is_in(found.keys, value_set=rebuilt.keys)))
     apart = [(key, False) for key in missing_keys.to_pylist()] + [(key, True) for key in extra.to_pylist()]
     for key, is_stored in sorted(apart):
-        yield _missing(*split_session_key(key), "session", is_stored=is_stored)
+        yield _describe_missing(*split_session_key(key), "session", is_stored=is_stored)
 
 
-def _cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    order, other_order = _by_key(found), _by_key(rebuilt)
-    one, other = _comparable(found.cursors[order]), _comparable(rebuilt.cursors[other_order])
-    other["lane"] = _renumbered(rebuilt, found)[other["lane"]]
+def _compare_cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    order, other_order = _sort_by_key(found), _sort_by_key(rebuilt)
+    one, other = _reset_earlier_positions(found.cursors[order]), _reset_earlier_positions(rebuilt.cursors[other_order])
+    other["lane"] = _map_clock_indices(rebuilt, found)[other["lane"]]
     differs = np.stack([one[name] != other[name] for name in CURSOR_FIELDS], axis=1)
     for row, column in np.argwhere(differs).tolist():
         name = CURSOR_FIELDS[column]
-        values = (_as_text(found, name, int(side[name][row])) for side in (one, other))
+        values = (_format_value(found, name, int(side[name][row])) for side in (one, other))
         yield StateDifference(*split_session_key(found.keys[order[row]].as_py()), name, *values)
 
 
-def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    order, other_order = _by_key(found), _by_key(rebuilt)
+def _compare_memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    order, other_order = _sort_by_key(found), _sort_by_key(rebuilt)
     for place, other_place in zip(order.tolist(), other_order.tolist(), strict=True):
         stored, other_stored = found.memories[place], rebuilt.memories[other_place]
         if stored == other_stored:
@@ -122,29 +122,29 @@ def _memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifferenc
                 yield StateDifference(*split_session_key(found.keys[place].as_py()), name, *values)
 
 
-def _held(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+def _compare_held_messages(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
     """Yields differences in held messages, after sorting both states: the stored order depends on the batches."""
-    sides = [_sorted_messages(state.held_messages) for state in (found, rebuilt)]
+    sides = [_sort_messages(state.held_messages) for state in (found, rebuilt)]
     longest = max((side.num_rows for side in sides if side is not None), default=0)
     for start in range(0, longest, _LOOKED_AT):
         one, other = (None if side is None else side.slice(start, _LOOKED_AT) for side in sides)
         if one is not None and other is not None and one.equals(other):
             continue
-        yield from _held_rows(_rows(one), _rows(other))
+        yield from _compare_held_rows(_list_rows(one), _list_rows(other))
 
 
-def _held_rows(found: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> Iterator[StateDifference]:
+def _compare_held_rows(found: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> Iterator[StateDifference]:
     """Yields differences between two sorted lists of messages; stops at the first message that only one list has.
 
     After that message, the rows of the two lists no longer correspond.
     """
     for number in range(max(len(found), len(rebuilt))):
         sides = [rows[number] if number < len(rows) else None for rows in (found, rebuilt)]
-        ahead = min((row for row in sides if row is not None), key=_place_of)
+        ahead = min((row for row in sides if row is not None), key=_message_key)
         where = f"held message at offset {ahead['offset']}"
         session = (str(ahead["topic"]), int(str(ahead["partition"])), str(ahead["session_id"]))
-        if any(row is None or _place_of(row) != _place_of(ahead) for row in sides):
-            yield _missing(*session, where, is_stored=sides[0] is ahead)
+        if any(row is None or _message_key(row) != _message_key(ahead) for row in sides):
+            yield _describe_missing(*session, where, is_stored=sides[0] is ahead)
             return
         one, other = (row or {} for row in sides)
         for name in one:
@@ -152,48 +152,50 @@ def _held_rows(found: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> It
                 yield StateDifference(*session, f"{where}, {name}", repr(one[name]), repr(other[name]))
 
 
-def _missing(topic: str, partition: int | None, session: str | None, what: str, *, is_stored: bool) -> StateDifference:
+def _describe_missing(
+    topic: str, partition: int | None, session: str | None, part: str, *, is_stored: bool
+) -> StateDifference:
     return StateDifference(
-        topic, partition, session, what, *((_PRESENT, _NOTHING) if is_stored else (_NOTHING, _PRESENT))
+        topic, partition, session, part, *((_PRESENT, _NOTHING) if is_stored else (_NOTHING, _PRESENT))
     )
 
 
-def _by_key(state: ShardState) -> Int64s:
+def _sort_by_key(state: ShardState) -> Int64s:
     """Returns the indices of the cursors in order of session key, which is the same in every correct state."""
     order: Int64s = pc.array_sort_indices(state.keys).to_numpy().astype(np.int64)
     return order
 
 
-def _comparable(cursors: Cursors) -> Cursors:
+def _reset_earlier_positions(cursors: Cursors) -> Cursors:
     """Resets positions that belong to an earlier life of their session, in place, and returns the cursors."""
     for name in _OF_PRESENT_LIFE:
         cursors[name][cursors[name] < cursors["first_offset"]] = NO_POSITION
     return cursors
 
 
-def _renumbered(state: ShardState, other: ShardState) -> Int64s:
-    """Returns for each topic-partition of `state`'s clock its index in the clock of `other`, -1 where it is missing."""
-    number = {(lane.topic, lane.partition): number for number, lane in enumerate(other.clock.partition_times)}
+def _map_clock_indices(state: ShardState, other_state: ShardState) -> Int64s:
+    """Returns for each topic-partition of `state`'s clock its index in the other state's clock; -1 if it is missing."""
+    number = {(lane.topic, lane.partition): number for number, lane in enumerate(other_state.clock.partition_times)}
     return np.array([number.get((lane.topic, lane.partition), -1) for lane in state.clock.partition_times], np.int64)
 
 
-def _as_text(state: ShardState, name: str, value: int) -> str:
+def _format_value(state: ShardState, name: str, value: int) -> str:
     if name == "lane" and 0 <= value < len(state.clock.partition_times):
         return f"{state.clock.partition_times[value].topic}/{state.clock.partition_times[value].partition}"
     return _NOTHING if value == INITIAL_VALUES.get(name) else str(value)
 
 
-def _sorted_messages(held: pa.Table | None) -> pa.Table | None:
+def _sort_messages(held: pa.Table | None) -> pa.Table | None:
     if held is None:
         return None
     rows = held.drop_columns([_NOT_COMPARED_OF_HELD])
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in _COORDINATES]))
 
 
-def _rows(held: pa.Table | None) -> list[dict[str, Any]]:
+def _list_rows(held: pa.Table | None) -> list[dict[str, Any]]:
     return [] if held is None else held.to_pylist()
 
 
-def _place_of(row: dict[str, Any]) -> tuple[str, int, int]:
+def _message_key(row: dict[str, Any]) -> tuple[str, int, int]:
     topic, partition, offset = (row[name] for name in _COORDINATES)
     return topic, partition, offset

@@ -17,7 +17,7 @@ from sessionlake.protocol.types import Int8s, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 
-class How(Enum):
+class UpdateRule(Enum):
     """How a column of the cursor is updated from the values of applied messages."""
 
     LEAST = 0
@@ -27,7 +27,7 @@ class How(Enum):
     COUNT = 4
 
 
-class Step(NamedTuple):
+class CursorStep(NamedTuple):
     """The rule that updates one column of the cursor from the applied messages.
 
     Attributes:
@@ -39,24 +39,26 @@ class Step(NamedTuple):
     """
 
     column: str
-    how: How
+    how: UpdateRule
     value: str
     least: int = INT64_MIN
     greatest: int = INT64_MAX
 
 
 STEPS = (
-    Step("first_ts", How.LEAST, "ts"),
-    Step("last_ts", How.GREATEST, "ts"),
-    Step("last_seq", How.GREATEST, "seq"),
-    Step("position", How.LAST, "position"),
-    Step("ended_at", How.AT_END, "ts", FIRST_MS, LAST_MS),
-    Step("end_seq", How.AT_END, "seq"),
-    Step("messages", How.COUNT, "seq"),  # must be last: other steps need the count from before these messages
+    CursorStep("first_ts", UpdateRule.LEAST, "ts"),
+    CursorStep("last_ts", UpdateRule.GREATEST, "ts"),
+    CursorStep("last_seq", UpdateRule.GREATEST, "seq"),
+    CursorStep("position", UpdateRule.LAST, "position"),
+    CursorStep("ended_at", UpdateRule.AT_END, "ts", FIRST_MS, LAST_MS),
+    CursorStep("end_seq", UpdateRule.AT_END, "seq"),
+    CursorStep(
+        "messages", UpdateRule.COUNT, "seq"
+    ),  # must be last: other steps need the count from before these messages
 )
 
 
-class Run(NamedTuple):
+class AppliedRun(NamedTuple):
     """Runs of applied messages as arrays, each run after the one before. An `end` can only be the last of its run.
 
     Attributes:
@@ -74,44 +76,44 @@ class Run(NamedTuple):
     position: Int64s
 
 
-def apply_runs(cursors: Cursors, run: Run) -> None:
+def apply_runs(cursors: Cursors, run: AppliedRun) -> None:
     """Updates the cursors of open sessions in place; the cursor at index n gets the messages of run n."""
     last = np.append(run.starts[1:], len(run.seq)) - 1
     ended, fresh = run.type[last] == MessageType.END, cursors["messages"] == 0
     for column, how, name, least, greatest in STEPS:
         before, values = cursors[column], getattr(run, name)
         match how:
-            case How.LEAST:
+            case UpdateRule.LEAST:
                 low = np.minimum.reduceat(values, run.starts)
                 found = np.where(fresh, low, np.minimum(before, low))
-            case How.GREATEST:
+            case UpdateRule.GREATEST:
                 high = np.maximum.reduceat(values, run.starts)
                 found = np.where(fresh, high, np.maximum(before, high))
-            case How.LAST:
+            case UpdateRule.LAST:
                 found = values[last]
-            case How.AT_END:
+            case UpdateRule.AT_END:
                 found = np.where(ended, np.clip(values[last], least, greatest), before)
-            case How.COUNT:
+            case UpdateRule.COUNT:
                 found = before + (last - run.starts + 1)
         cursors[column] = found
     cursors["status"][ended] = Status.ENDED
 
 
-def apply_run(cursor: Cursor, run: Run) -> None:
+def apply_run(cursor: Cursor, run: AppliedRun) -> None:
     """Updates the cursor of one open session in place with the messages in `run`, which are all of this session."""
     ended = int(run.type[-1]) == MessageType.END
     for step in STEPS:
         values, how = getattr(run, step.value), step.how
         match how:
-            case How.LEAST:
+            case UpdateRule.LEAST:
                 value = int(values.min())
-            case How.GREATEST:
+            case UpdateRule.GREATEST:
                 value = int(values.max())
-            case How.COUNT:
+            case UpdateRule.COUNT:
                 value = len(values)
             case _:
                 value = int(values[-1])
-        _move(cursor, step, value, ended=ended)
+        _update_column(cursor, step, value, ended=ended)
     if ended:
         cursor.status = Status.ENDED
 
@@ -120,21 +122,21 @@ def apply_message(cursor: Cursor, seq: int, ts: int, position: int, *, ends: boo
     """Updates a session's cursor in place with one applied message; `ends` is True if the message is an `end`."""
     values = {"seq": seq, "ts": ts, "position": position}
     for step in STEPS:
-        _move(cursor, step, 1 if step.how is How.COUNT else values[step.value], ended=ends)
+        _update_column(cursor, step, 1 if step.how is UpdateRule.COUNT else values[step.value], ended=ends)
     if ends:
         cursor.status = Status.ENDED
 
 
-def _move(cursor: Cursor, step: Step, value: int, *, ended: bool) -> None:
+def _update_column(cursor: Cursor, step: CursorStep, value: int, *, ended: bool) -> None:
     before, how = getattr(cursor, step.column), step.how
-    if how is How.COUNT:
+    if how is UpdateRule.COUNT:
         value += before
-    elif how is How.AT_END:
+    elif how is UpdateRule.AT_END:
         if not ended:
             return
         value = min(max(value, step.least), step.greatest)
-    elif cursor.messages and how is How.LEAST:
+    elif cursor.messages and how is UpdateRule.LEAST:
         value = min(before, value)
-    elif cursor.messages and how is How.GREATEST:
+    elif cursor.messages and how is UpdateRule.GREATEST:
         value = max(before, value)
     setattr(cursor, step.column, value)

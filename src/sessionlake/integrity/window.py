@@ -14,36 +14,36 @@ from typing import Any
 import numpy as np
 
 from sessionlake.integrity.cursor import NO_TIME, Status
-from sessionlake.integrity.cuts import Applied, Arrived, cuts_in_batch
+from sessionlake.integrity.cuts import AppliedMessages, ArrivedMessages, find_cuts_in_batch
 from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, Verdict
 from sessionlake.integrity.shard_batch import ShardBatch
-from sessionlake.integrity.transition import Run, apply_runs
-from sessionlake.protocol.arrow import running_maximum
+from sessionlake.integrity.transition import AppliedRun, apply_runs
+from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
 
 
-def judge_windows(batch: ShardBatch, out: JudgingOutcome) -> Bools:
+def judge_window_sessions(batch: ShardBatch, out: JudgingOutcome) -> Bools:
     """Judges the sessions that the fast path can handle and updates their cursors.
 
     Returns:
         A boolean for each session with messages: True if it was judged.
     """
-    wanted = _candidates(batch)
+    wanted = _find_candidates(batch)
     if not wanted.any():
         return wanted
     arrivals = _Arrivals(batch, wanted)
-    wanted &= ~arrivals.unsuitable()
+    wanted &= ~arrivals.find_unsuitable_sessions()
     releases = _Releases(batch, wanted, arrivals)
-    wanted &= ~releases.unsuitable()
+    wanted &= ~releases.find_unsuitable_sessions()
     if wanted.any():
         releases.keep_sessions(wanted)
-        _apply(batch, wanted, arrivals, releases, out)
+        _apply_fast_sessions(batch, wanted, arrivals, releases, out)
     return wanted
 
 
-def _candidates(batch: ShardBatch) -> Bools:
+def _find_candidates(batch: ShardBatch) -> Bools:
     busy = len(batch.new_messages.starts)
     cursors = batch.cursors[:busy]
     wanted = np.array([rules.integrity is Integrity.WINDOW for rules in batch.rules[:busy]], np.bool_)
@@ -54,13 +54,13 @@ def _candidates(batch: ShardBatch) -> Bools:
     return wanted
 
 
-def _of_rules(batch: ShardBatch, name: str) -> Int64s:
+def _list_rule_values(batch: ShardBatch, name: str) -> Int64s:
     return np.array([getattr(rules, name) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
-def _released_after(ts: Int64s, batch: ShardBatch, owner: Int64s) -> Int64s:
+def _compute_release_times(ts: Int64s, batch: ShardBatch, owner: Int64s) -> Int64s:
     """Returns the event time (ms) that a session must exceed to release each message; the highest int64 means never."""
-    lateness = _of_rules(batch, "lateness")[owner]
+    lateness = _list_rule_values(batch, "lateness")[owner]
     return np.minimum(ts, INT64_MAX - lateness) + lateness
 
 
@@ -74,44 +74,49 @@ class _Arrivals:
         highest: Highest event time (ms) of the session up to each message.
     """
 
-    def __init__(self, batch: ShardBatch, wanted: Bools) -> None:
+    def __init__(self, batch: ShardBatch, is_candidate: Bools) -> None:
         stream = batch.new_messages
         self._batch = batch
-        self.sessions = len(wanted)
+        self.sessions = len(is_candidate)
         lengths = stream.ends - stream.starts
-        self.place = np.flatnonzero(np.repeat(wanted, lengths))
+        self.place = np.flatnonzero(np.repeat(is_candidate, lengths))
         self.owner = np.repeat(np.arange(self.sessions), lengths)[self.place]
         self.ts, self.seq = stream.ts[self.place], stream.seq[self.place]
         before = batch.cursors["highest_ts"][: self.sessions][self.owner]
-        self.highest = np.maximum(running_maximum(self.ts, self.owner), before)
+        self.highest = np.maximum(compute_running_maximum(self.ts, self.owner), before)
 
-    def unsuitable(self) -> Bools:
+    def find_unsuitable_sessions(self) -> Bools:
         """Returns a boolean for each session: True if the fast path cannot handle it because of an arriving message.
 
         Such a session has a late message, expires, misses a seq, repeats one, or exceeds a limit of held messages.
         """
-        return self._late() | self._out_of_time() | self._not_contiguous() | self._exceeds_limits()
+        return (
+            self._find_late_sessions()
+            | self._find_expired_sessions()
+            | self._find_sessions_with_gaps()
+            | self._find_sessions_over_limits()
+        )
 
-    def _sessions_with(self, wrong: Bools) -> Bools:
+    def _mark_sessions(self, is_faulty: Bools) -> Bools:
         found = np.zeros(self.sessions, np.bool_)
-        found[self.owner[wrong]] = True
+        found[self.owner[is_faulty]] = True
         return found
 
-    def _late(self) -> Bools:
-        return self._sessions_with(self.highest > _released_after(self.ts, self._batch, self.owner))
+    def _find_late_sessions(self) -> Bools:
+        return self._mark_sessions(self.highest > _compute_release_times(self.ts, self._batch, self.owner))
 
-    def _out_of_time(self) -> Bools:
+    def _find_expired_sessions(self) -> Bools:
         stream, cursors = self._batch.new_messages, self._batch.cursors[: self.sessions]
-        timeout = _of_rules(self._batch, "session_timeout")
+        timeout = _list_rule_values(self._batch, "session_timeout")
         before = np.roll(stream.time, 1)
         before[stream.starts] = cursors["last_kafka_ts"]
         known = before != NO_TIME
         silence = np.where(known, stream.now - np.where(known, before, 0), 0)[self.place]
-        silent = self._sessions_with(silence > timeout[self.owner])
+        silent = self._mark_sessions(silence > timeout[self.owner])
         last = stream.time[stream.ends - 1]
         return silent | (self._batch.ends[: self.sessions] - last > timeout)
 
-    def _not_contiguous(self) -> Bools:
+    def _find_sessions_with_gaps(self) -> Bools:
         order = np.lexsort((self.seq, self.owner))
         owner, seq = self.owner[order], self.seq[order]
         first = np.append(True, np.diff(owner) != 0)
@@ -122,17 +127,17 @@ class _Arrivals:
         found[owner[~np.where(first, begins, follows)]] = True
         return found
 
-    def _exceeds_limits(self) -> Bools:
+    def _find_sessions_over_limits(self) -> Bools:
         batch, count = self._batch, np.bincount(self.owner, minlength=self.sessions)
         sizes = np.bincount(self.owner, weights=batch.new_messages.size[self.place], minlength=self.sessions)
         bounds = batch.held_bounds[: self.sessions + 1]
         held_bytes = np.append(0, np.cumsum(batch.held_messages.size.astype(np.int64)))
         sizes = sizes + held_bytes[bounds[1:]] - held_bytes[bounds[:-1]]
         follows = np.append(False, (np.diff(self.seq) == 1) | (np.diff(self.owner) != 0))
-        in_order = ~self._sessions_with(~follows & np.append(False, np.diff(self.owner) == 0))
-        too_many = count + batch.cursors["held"][: self.sessions] > _of_rules(batch, "max_held_messages")
-        too_big = sizes > _of_rules(batch, "max_held_bytes")
-        return too_many | too_big | (~in_order & (count > _of_rules(batch, "max_gaps")))
+        in_order = ~self._mark_sessions(~follows & np.append(False, np.diff(self.owner) == 0))
+        too_many = count + batch.cursors["held"][: self.sessions] > _list_rule_values(batch, "max_held_messages")
+        too_big = sizes > _list_rule_values(batch, "max_held_bytes")
+        return too_many | too_big | (~in_order & (count > _list_rule_values(batch, "max_gaps")))
 
 
 class _Releases:
@@ -145,12 +150,14 @@ class _Releases:
         at: Stream time (ms) at that arrival.
     """
 
-    def __init__(self, batch: ShardBatch, wanted: Bools, arrivals: _Arrivals) -> None:
-        self._batch, self._sessions = batch, len(wanted)
+    def __init__(self, batch: ShardBatch, is_candidate: Bools, arrivals: _Arrivals) -> None:
+        self._batch, self._sessions = batch, len(is_candidate)
         stream, held = batch.new_messages, batch.held_messages
-        mine = wanted[arrivals.owner]
+        mine = is_candidate[arrivals.owner]
         owners = np.repeat(np.arange(len(batch.held_bounds) - 1), np.diff(batch.held_bounds))
-        before = np.flatnonzero(np.append(wanted, np.zeros(len(batch.cursors) - len(wanted), np.bool_))[owners])
+        before = np.flatnonzero(
+            np.append(is_candidate, np.zeros(len(batch.cursors) - len(is_candidate), np.bool_))[owners]
+        )
         self.owner = np.concatenate([owners[before], arrivals.owner[mine]])
         self.index = np.concatenate([before, len(held.seq) + arrivals.place[mine]])
 
@@ -162,90 +169,92 @@ class _Releases:
         self.changes = joined("changes")
         last = np.zeros(self._sessions, np.int64)
         last[arrivals.owner] = arrivals.highest  # the last assignment for each session counts
-        passed = np.flatnonzero(_released_after(self.ts, batch, self.owner) < last[self.owner])
-        self._select(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
-        releasing_arrivals = arrivals.place[self._releasing_arrivals(arrivals)]
+        passed = np.flatnonzero(_compute_release_times(self.ts, batch, self.owner) < last[self.owner])
+        self._select_messages(passed[np.lexsort((self.seq[passed], self.ts[passed], self.owner[passed]))])
+        releasing_arrivals = arrivals.place[self._find_releasing_arrivals(arrivals)]
         self.releasing, self.at = stream.offset[releasing_arrivals], stream.now[releasing_arrivals]
 
-    def _select(self, kept: Int64s | Bools) -> None:
+    def _select_messages(self, selection: Int64s | Bools) -> None:
         for name in ("owner", "index", "ts", "seq", "type", "offset", "kafka_ts", "partition", "changes"):
-            setattr(self, name, getattr(self, name)[kept])
+            setattr(self, name, getattr(self, name)[selection])
 
-    def _releasing_arrivals(self, arrivals: _Arrivals) -> Int64s:
+    def _find_releasing_arrivals(self, arrivals: _Arrivals) -> Int64s:
         """Returns for each released message the index, among the arrivals, of the message that released it."""
-        passed = _released_after(self.ts, self._batch, self.owner)
+        passed = _compute_release_times(self.ts, self._batch, self.owner)
         times = np.unique(np.concatenate([arrivals.highest, passed]))
         come = arrivals.owner * len(times) + np.searchsorted(times, arrivals.highest)
         gone = self.owner * len(times) + np.searchsorted(times, passed)
         return np.searchsorted(come, gone, side="right")
 
     @property
-    def first(self) -> Bools:
+    def is_first_of_session(self) -> Bools:
         """A boolean for each released message: True if it is the first of its session."""
         return np.append(True, np.diff(self.owner) != 0)[: len(self.owner)]
 
     @property
-    def last(self) -> Bools:
+    def is_last_of_session(self) -> Bools:
         """A boolean for each released message: True if it is the last of its session."""
         return np.append(np.diff(self.owner) != 0, True)[: len(self.owner)]
 
-    def unsuitable(self) -> Bools:
+    def find_unsuitable_sessions(self) -> Bools:
         """Returns a boolean for each session: True if the fast path cannot handle it because of a released message.
 
         Such a session starts with a message other than a snapshot, or has a message after an `end`.
         """
         known = self._batch.cursors["last_seq"][self.owner] != NO_SEQ
-        wrong = self.first & ~known & (self.type != MessageType.SNAPSHOT)
-        wrong |= ~self.last & (self.type == MessageType.END)
+        wrong = self.is_first_of_session & ~known & (self.type != MessageType.SNAPSHOT)
+        wrong |= ~self.is_last_of_session & (self.type == MessageType.END)
         found = np.zeros(self._sessions, np.bool_)
         found[self.owner[wrong]] = True
         return found
 
-    def keep_sessions(self, wanted: Bools) -> None:
-        """Keeps the messages of the sessions where `wanted` is True and drops all others."""
-        kept = wanted[self.owner]
+    def keep_sessions(self, is_kept: Bools) -> None:
+        """Keeps the messages of the sessions where `is_kept` is True and drops all others."""
+        kept = is_kept[self.owner]
         self.releasing, self.at = self.releasing[kept], self.at[kept]
-        self._select(kept)
+        self._select_messages(kept)
 
 
-def _apply(batch: ShardBatch, wanted: Bools, arrivals: _Arrivals, releases: _Releases, out: JudgingOutcome) -> None:
-    stream, cursors = batch.new_messages, batch.cursors[: len(wanted)]
-    last = stream.ends[wanted] - 1
-    moved = cursors[wanted]
+def _apply_fast_sessions(
+    batch: ShardBatch, is_fast: Bools, arrivals: _Arrivals, releases: _Releases, out: JudgingOutcome
+) -> None:
+    stream, cursors = batch.new_messages, batch.cursors[: len(is_fast)]
+    last = stream.ends[is_fast] - 1
+    moved = cursors[is_fast]
     new = moved["first_offset"] == NO_TIME
-    moved["first_offset"] = np.where(new, stream.offset[stream.starts[wanted]], moved["first_offset"])
+    moved["first_offset"] = np.where(new, stream.offset[stream.starts[is_fast]], moved["first_offset"])
     moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
     moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.time[last]
-    highest = np.zeros(len(wanted), np.int64)
+    highest = np.zeros(len(is_fast), np.int64)
     highest[arrivals.owner] = arrivals.highest
     low, high = (
-        ufunc.reduceat(np.where(np.repeat(wanted, stream.ends - stream.starts), stream.seq, 0), stream.starts)[wanted]
+        ufunc.reduceat(np.where(np.repeat(is_fast, stream.ends - stream.starts), stream.seq, 0), stream.starts)[is_fast]
         for ufunc in (np.minimum, np.maximum)
     )
-    moved["highest_ts"] = highest[wanted]
+    moved["highest_ts"] = highest[is_fast]
     moved["taken_from"] = np.where(moved["taken_from"] == NO_SEQ, low, moved["taken_from"])
     moved["taken_to"] = high
-    released = np.bincount(releases.owner, minlength=len(wanted))[wanted]
-    moved["held"] += (stream.ends - stream.starts)[wanted] - released
-    before = cursors[wanted]
-    cursors[wanted] = moved
-    mine = wanted[arrivals.owner]
+    released = np.bincount(releases.owner, minlength=len(is_fast))[is_fast]
+    moved["held"] += (stream.ends - stream.starts)[is_fast] - released
+    before = cursors[is_fast]
+    cursors[is_fast] = moved
+    mine = is_fast[arrivals.owner]
     out.life[len(batch.held_messages.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
     if len(releases.owner):
-        _apply_released(batch, releases, out)
-    number = np.cumsum(wanted) - 1
+        _apply_released_messages(batch, releases, out)
+    number = np.cumsum(is_fast) - 1
     place = arrivals.place[mine]
-    arrived = Arrived(number[arrivals.owner[mine]], stream.now[place], stream.offset[place])
+    arrived = ArrivedMessages(number[arrivals.owner[mine]], stream.now[place], stream.offset[place])
     times = releases.at, releases.releasing, out.position[releases.index]
-    applied = Applied(number[releases.owner], releases.type, releases.seq, *times, releases.changes)
-    cuts, since = cuts_in_batch(arrived, applied, before, batch.rules[0].snapshot_interval)
-    cuts["session"] = np.flatnonzero(wanted)[cuts["session"]]
+    applied = AppliedMessages(number[releases.owner], releases.type, releases.seq, *times, releases.changes)
+    cuts, since = find_cuts_in_batch(arrived, applied, before, batch.rules[0].snapshot_interval)
+    cuts["session"] = np.flatnonzero(is_fast)[cuts["session"]]
     out.add_cuts(cuts)
-    since.note(cursors, wanted)
+    since.write_to_cursors(cursors, is_fast)
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _SessionGroups:
     """Released messages grouped by session.
 
     Attributes:
@@ -259,43 +268,43 @@ class _Groups:
     sessions: Int64s
 
 
-def _apply_released(batch: ShardBatch, releases: _Releases, out: JudgingOutcome) -> None:
-    starts = np.flatnonzero(releases.first)
+def _apply_released_messages(batch: ShardBatch, releases: _Releases, out: JudgingOutcome) -> None:
+    starts = np.flatnonzero(releases.is_first_of_session)
     ends = np.append(starts[1:], len(releases.owner))
-    groups = _Groups(starts, ends, releases.owner[starts])
+    groups = _SessionGroups(starts, ends, releases.owner[starts])
     cursors = batch.cursors
     before = cursors[groups.sessions]
     lengths = ends - starts
     index, owner = releases.index, releases.owner
     snapshot = np.where(releases.type == MessageType.SNAPSHOT, np.arange(len(owner)), -1)
-    latest = running_maximum(snapshot, owner)
+    latest = compute_running_maximum(snapshot, owner)
     epoch = np.where(latest >= 0, releases.offset[latest], np.repeat(before["epoch"], lengths))
     place = np.arange(len(owner)) - np.repeat(starts, lengths)
     position = np.maximum(
-        running_maximum(releases.releasing - place, owner), np.repeat(before["position"] + 1, lengths)
+        compute_running_maximum(releases.releasing - place, owner), np.repeat(before["position"] + 1, lengths)
     )
     position += place
     out.verdict[index] = Verdict.APPLIED
     out.epoch[index], out.position[index] = epoch, position
     out.applied_at[index], out.applied_by[index] = releases.at, releases.releasing
     out.life[index] = np.repeat(before["first_offset"], lengths)
-    gaps = _note_gaps(releases, np.repeat(before["last_seq"], lengths), out)
+    gaps = _record_gaps(releases, np.repeat(before["last_seq"], lengths), out)
 
     before["epoch"] = epoch[ends - 1]
     before["gaps"] += np.add.reduceat(gaps.astype(np.int64), starts)
-    apply_runs(before, Run(starts, releases.type, releases.seq, releases.ts, position))
+    apply_runs(before, AppliedRun(starts, releases.type, releases.seq, releases.ts, position))
     cursors[groups.sessions] = before
 
 
-def _note_gaps(releases: _Releases, last_seq: Int64s, out: JudgingOutcome) -> Bools:
+def _record_gaps(releases: _Releases, last_seq: Int64s, out: JudgingOutcome) -> Bools:
     """Records an event for each released message whose seq is higher than expected.
 
     Returns:
         A boolean for each released message: True if it has such an event.
     """
-    so_far = np.maximum(running_maximum(releases.seq, releases.owner), last_seq)
+    so_far = np.maximum(compute_running_maximum(releases.seq, releases.owner), last_seq)
     previous = np.roll(so_far, 1)
-    previous[releases.first] = last_seq[releases.first]
+    previous[releases.is_first_of_session] = last_seq[releases.is_first_of_session]
     gaps: Bools = (previous != NO_SEQ) & (releases.seq - 1 > previous)
     for i in np.flatnonzero(gaps).tolist():
         event = IntegrityEvent(

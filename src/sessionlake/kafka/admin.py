@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
 from sessionlake.kafka.clients import PACKAGE, PLATFORM_PACKAGE, java_client_options, rejected_error, require_listener
-from sessionlake.kafka.security import without_secrets
+from sessionlake.kafka.security import hide_secrets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 
@@ -77,26 +77,26 @@ class KafkaAdmin:
         """Closes the client's connections at once and abandons open requests."""
         self._client.close(self._jvm.java.time.Duration.ZERO)
 
-    def topic_ids(self) -> dict[str, str | None]:
+    def read_topic_ids(self) -> dict[str, str | None]:
         """Returns the id of each topic that this client may see, by topic name.
 
         Kafka gives a topic its id when it is created. The id is None if the broker has no topic ids.
         """
         with self._translate_errors():
-            listings = self._get(self._client.listTopics().listings())
+            listings = self._wait_for_result(self._client.listTopics().listings())
             # Parsing one text avoids a call into the JVM for each property of each topic.
             found: dict[str, str] = dict(_LISTED.findall(listings.toString()))
             if len(found) != listings.size():
                 found = {item.name(): item.topicId().toString() for item in listings}
         return {name: None if topic_id == _NO_ID else topic_id for name, topic_id in found.items()}
 
-    def partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
+    def list_partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
         """Returns topic and partition number of each partition of the topics, which must exist."""
         with self._translate_errors():
-            described = self._get(self._client.describeTopics(self._list(topics)).allTopicNames())
+            described = self._wait_for_result(self._client.describeTopics(self._to_java_list(topics)).allTopicNames())
             return [(name, number) for name in described for number in range(described[name].partitions().size())]
 
-    def offsets(
+    def read_offsets(
         self, places: Iterable[TopicPartition], *, committed: bool = False
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Returns the first offset and the end, one past the last offset, of each partition, which must exist.
@@ -107,18 +107,18 @@ class KafkaAdmin:
         """
         asked = list(places)
         spec = self._kafka.clients.admin.OffsetSpec
-        firsts = self._offsets(asked, spec.earliest())
-        ends = self.committed_ends(asked) if committed else self._offsets(asked, spec.latest())
+        firsts = self._list_offsets(asked, spec.earliest())
+        ends = self.read_last_stable_offsets(asked) if committed else self._list_offsets(asked, spec.latest())
         return {place: (firsts[place], ends[place]) for place in asked}
 
-    def committed_ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def read_last_stable_offsets(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Returns the last stable offset of each partition, which must exist.
 
         A `read_committed` consumer reads the messages before this offset. Open transactions start at it or after it.
         """
         level = self._kafka.common.IsolationLevel.READ_COMMITTED
         latest = self._kafka.clients.admin.OffsetSpec.latest()
-        return dict(self._offsets([*places], latest, self._kafka.clients.admin.ListOffsetsOptions(level)))
+        return dict(self._list_offsets([*places], latest, self._kafka.clients.admin.ListOffsetsOptions(level)))
 
     def is_compacted(self, topic: str) -> bool:
         """Returns True if the topic, which must exist, is compacted: Kafka may then remove messages between others.
@@ -129,24 +129,24 @@ class KafkaAdmin:
         with self._translate_errors():
             config = self._kafka.common.config
             resource = config.ConfigResource(getattr(config, "ConfigResource$Type").TOPIC, topic)
-            found = self._get(self._client.describeConfigs(self._list([resource])).all())
+            found = self._wait_for_result(self._client.describeConfigs(self._to_java_list([resource])).all())
             return "compact" in found[resource].get("cleanup.policy").value()
 
-    def _offsets(self, places: list[TopicPartition], spec: Any, *options: Any) -> Mapping[TopicPartition, int]:
+    def _list_offsets(self, places: list[TopicPartition], spec: Any, *options: Any) -> Mapping[TopicPartition, int]:
         with self._translate_errors():
             request = self._jvm.java.util.HashMap()
             for topic, number in places:
                 request.put(self._kafka.common.TopicPartition(topic, number), spec)
-            found = self._get(self._client.listOffsets(request, *options).all())
+            found = self._wait_for_result(self._client.listOffsets(request, *options).all())
             return {(item.topic(), item.partition()): found[item].offset() for item in found}
 
-    def _list(self, items: Iterable[Any]) -> Any:
+    def _to_java_list(self, items: Iterable[Any]) -> Any:
         listed = self._jvm.java.util.ArrayList()
         for item in items:
             listed.add(item)
         return listed
 
-    def _get(self, future: Any) -> Any:
+    def _wait_for_result(self, future: Any) -> Any:
         return future.get(_SECONDS, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
 
     @contextmanager
@@ -166,7 +166,7 @@ class KafkaAdmin:
                 ) from error
             unknown = self._has_cause(error, _UNKNOWN)
             self.away = not unknown
-            message = without_secrets(self._settings, (lines or [str(error)])[0].strip(": "))[:300]
+            message = hide_secrets(self._settings, (lines or [str(error)])[0].strip(": "))[:300]
             servers = self._settings.kafka.bootstrap_servers
             if unknown:
                 raise UnknownTopicError(

@@ -7,14 +7,14 @@ import socket
 
 from sessionlake.errors import AccessError, BrokerError, ConfigError, SessionlakeError
 from sessionlake.kafka.security import (
-    java_security,
-    librdkafka_security,
+    hide_secrets,
+    java_security_options,
+    join_setting_names,
+    librdkafka_security_options,
     parse_credentials,
-    setting_names,
-    without_secrets,
 )
-from sessionlake.kafka.tls import probe_tls, tls_fault, uses_tls
-from sessionlake.local.probe import NoAnswer, addresses, is_loopback, request_metadata
+from sessionlake.kafka.tls import find_tls_fault, probe_tls, uses_tls
+from sessionlake.local.probe import MetadataFailure, is_loopback, parse_bootstrap_servers, request_metadata
 from sessionlake.settings.kafka import Mechanism
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
@@ -66,7 +66,7 @@ def java_client_options(settings: Settings) -> dict[str, str]:
     refresh = str(milliseconds(settings.bronze.topic_refresh))
     options, security = {"metadata.max.age.ms": refresh, **settings.kafka.options}, settings.kafka.security
     if security is not None:
-        options |= java_security(security, PLATFORM_PACKAGE if on_databricks() else PACKAGE)
+        options |= java_security_options(security, PLATFORM_PACKAGE if on_databricks() else PACKAGE)
     return options | {"bootstrap.servers": settings.kafka.bootstrap_servers}
 
 
@@ -123,7 +123,11 @@ def client_config(settings: Settings) -> dict[str, str]:
     login = parse_credentials(options.get("sasl.jaas.config", ""))
     config |= {f"sasl.{name}": login[name] for name in ("username", "password") if name in login}
     security = settings.kafka.security
-    return config | _stores(options) | ({} if security is None else librdkafka_security(security))
+    return (
+        config
+        | _certificate_store_options(options)
+        | ({} if security is None else librdkafka_security_options(security))
+    )
 
 
 def require_broker(settings: Settings) -> None:
@@ -134,7 +138,7 @@ def require_broker(settings: Settings) -> None:
         AccessError: The broker rejects this client, or its certificate is not trusted.
         ConfigError: `kafka.bootstrap_servers` is not `host:port`, or the security settings cannot be used.
     """
-    host, port = _first_listener(settings)
+    host, port = _find_listener(settings)
     failure = _request_metadata(settings)
     if failure is None:
         return
@@ -143,13 +147,13 @@ def require_broker(settings: Settings) -> None:
     greeting, tls = probe_tls(host, port, _CONNECT_SECONDS), uses_tls(java_client_options(settings))
     if greeting is not None and not tls:
         raise BrokerError(
-            f"Kafka at {host}:{port} requires TLS, but {setting_names(settings, 'protocol')} does not enable it",
+            f"Kafka at {host}:{port} requires TLS, but {join_setting_names(settings, 'protocol')} does not enable it",
             fix="Set SSL, or SASL_SSL with a login",
         )
     if greeting == "certificate":
         raise AccessError(
             f"Kafka at {host}:{port} requires a client certificate that it trusts",
-            fix=f"Correct {setting_names(settings, 'certificate', 'key')}",
+            fix=f"Correct {join_setting_names(settings, 'certificate', 'key')}",
         )
     raise _unreachable_error(settings, "something listens there but does not answer as Kafka does")
 
@@ -162,7 +166,7 @@ def require_listener(settings: Settings) -> None:
         AccessError: The server's certificate is not trusted, or is for another host.
         ConfigError: `kafka.bootstrap_servers` is not `host:port`, or a certificate cannot be used.
     """
-    _first_listener(settings)
+    _find_listener(settings)
 
 
 def rejected_error(settings: Settings, message: str) -> AccessError:
@@ -172,26 +176,26 @@ def rejected_error(settings: Settings, message: str) -> AccessError:
         settings: The pipeline's settings.
         message: The Kafka client's error text. Secrets in it are hidden.
     """
-    servers, shown = settings.kafka.bootstrap_servers, without_secrets(settings, message)[:_LONGEST]
+    servers, shown = settings.kafka.bootstrap_servers, hide_secrets(settings, message)[:_LONGEST]
     security = settings.kafka.security
     why = ""
     if re.search("certificate verify failed|certification path|No (?:subject alternative|name matching)", shown):
         why = "This client does not trust the server's certificate"
-        fix = f"Correct {setting_names(settings, 'ca')}, or the host name"
+        fix = f"Correct {join_setting_names(settings, 'ca')}, or the host name"
     elif security is None:
-        fix = f"Correct {setting_names(settings, 'protocol')}, or grant this client the right to describe topics"
+        fix = f"Correct {join_setting_names(settings, 'protocol')}, or grant this client the right to describe topics"
     elif security.mechanism is None:
         why = "Kafka requires another client certificate"
-        fix = f"Correct {setting_names(settings, 'certificate', 'key')}"
+        fix = f"Correct {join_setting_names(settings, 'certificate', 'key')}"
     elif security.mechanism is Mechanism.OAUTHBEARER:
-        fix = f"Correct {setting_names(settings, 'token_url', 'client_id', 'client_secret')}"
+        fix = f"Correct {join_setting_names(settings, 'token_url', 'client_id', 'client_secret')}"
     else:
-        login = setting_names(settings, "username", "password")
+        login = join_setting_names(settings, "username", "password")
         fix = f"Correct {login}, or grant {security.username} the right to describe topics"
     return AccessError(f"Kafka at {servers} refuses this client ({shown})", why=why, fix=fix)
 
 
-def _stores(options: dict[str, str]) -> dict[str, str]:
+def _certificate_store_options(options: dict[str, str]) -> dict[str, str]:
     config = {}
     for store, target in (("truststore", "ssl.ca.location"), ("keystore", "ssl.keystore.location")):
         location = options.get(f"ssl.{store}.location")
@@ -210,14 +214,14 @@ def _stores(options: dict[str, str]) -> dict[str, str]:
     return config
 
 
-def _first_listener(settings: Settings) -> tuple[str, int]:
+def _find_listener(settings: Settings) -> tuple[str, int]:
     """Returns host and port of the first configured server that accepts a connection.
 
     If TLS is configured, also checks the server's TLS.
     """
     failures = []
-    for host, port in addresses(settings):
-        failure = _connect(host, port)
+    for host, port in parse_bootstrap_servers(settings):
+        failure = _try_to_connect(host, port)
         if failure is None:
             _require_tls(settings, host, port)
             return host, port
@@ -225,7 +229,7 @@ def _first_listener(settings: Settings) -> tuple[str, int]:
     raise _unreachable_error(settings, "; ".join(failures))
 
 
-def _connect(host: str, port: int) -> str | None:
+def _try_to_connect(host: str, port: int) -> str | None:
     try:
         with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
             return None
@@ -235,19 +239,19 @@ def _connect(host: str, port: int) -> str | None:
 
 def _require_tls(settings: Settings, host: str, port: int) -> None:
     options = java_client_options(settings)
-    found = tls_fault(host, port, options, _CONNECT_SECONDS) if uses_tls(options) else None
+    found = find_tls_fault(host, port, options, _CONNECT_SECONDS) if uses_tls(options) else None
     if found is None:
         return
     fault, why = found
     server, protocol = f"Kafka at {host}:{port}", options["security.protocol"]
     errors: dict[str, SessionlakeError] = {
         "plain": BrokerError(
-            f"{server} does not use TLS ({why}), but {setting_names(settings, 'protocol')} is {protocol}",
+            f"{server} does not use TLS ({why}), but {join_setting_names(settings, 'protocol')} is {protocol}",
             fix="Correct that key, or the port in kafka.bootstrap_servers",
         ),
         "untrusted": AccessError(
             f"{server} has a certificate that is not trusted ({why})",
-            fix=f"Add the authority that signed it to {setting_names(settings, 'ca')}",
+            fix=f"Add the authority that signed it to {join_setting_names(settings, 'ca')}",
         ),
         "other_host": AccessError(
             f"{server} has a certificate for another host name ({why})",
@@ -257,7 +261,7 @@ def _require_tls(settings: Settings, host: str, port: int) -> None:
     raise errors[fault]
 
 
-def _request_metadata(settings: Settings) -> NoAnswer | None:
+def _request_metadata(settings: Settings) -> MetadataFailure | None:
     try:
         import confluent_kafka  # noqa: F401  (a Databricks cluster has only Spark's client)
 
@@ -268,7 +272,7 @@ def _request_metadata(settings: Settings) -> NoAnswer | None:
 
 
 def _unreachable_error(settings: Settings, reason: str) -> BrokerError:
-    local = all(is_loopback(host) for host, _ in addresses(settings))
+    local = all(is_loopback(host) for host, _ in parse_bootstrap_servers(settings))
     start = "Start the embedded broker with `sessionlake broker up`" if local else "Start the broker or unblock it"
     return BrokerError(
         f"no Kafka broker answers at {settings.kafka.bootstrap_servers} ({reason})",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.kafka.clients import consumer_config, require_broker
-from sessionlake.kafka.security import without_secrets
+from sessionlake.kafka.security import hide_secrets
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecor
             count, _read_ends(consumer, settings, topic, partitions, count), key=lambda one: (one.timestamp, one.offset)
         )
     except KafkaException as error:
-        raise _unanswered(settings, topic, without_secrets(settings, str(error))[:300]) from error
+        raise _unanswered(settings, topic, hide_secrets(settings, str(error))[:300]) from error
     finally:
         consumer.close()
     by_partition: dict[int, list[KafkaRecord]] = {}

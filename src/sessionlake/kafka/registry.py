@@ -69,10 +69,10 @@ class RegistrySchemas:
         Raises:
             RegistryError: The registry does not answer, or its answer is not valid.
         """
-        return _cache(self).definitions(ids)
+        return _get_schema_cache(self).definitions(ids)
 
 
-class _Cache:
+class _SchemaCache:
     """Cache of a registry's schemas in one process. Its size is limited so that invented ids cannot fill the memory."""
 
     def __init__(self, ask: Callable[[int], Definition | None]) -> None:
@@ -108,17 +108,17 @@ class _Cache:
                 cached.popitem(last=False)
 
 
-_caches: dict[RegistrySchemas, _Cache] = {}
+_caches: dict[RegistrySchemas, _SchemaCache] = {}
 
 
-def _cache(source: RegistrySchemas) -> _Cache:
+def _get_schema_cache(source: RegistrySchemas) -> _SchemaCache:
     if source not in _caches:
-        _caches[source] = _Cache(_Client(source).definition)
+        _caches[source] = _SchemaCache(_RegistryClient(source).fetch_definition)
     return _caches[source]
 
 
 @contextmanager
-def _closed_after(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
+def _close_after_timeout(connection: http.client.HTTPConnection, seconds: float) -> Iterator[None]:
     """Closes the connection after a time limit, so that a read from it in the block fails.
 
     Raises:
@@ -126,13 +126,13 @@ def _closed_after(connection: http.client.HTTPConnection, seconds: float) -> Ite
     """
     expired = threading.Event()
 
-    def close() -> None:
+    def close_connection() -> None:
         expired.set()
         if connection.sock is not None:
             with suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, close)
+    timer = threading.Timer(seconds, close_connection)
     timer.daemon = True
     timer.start()
     try:
@@ -143,13 +143,13 @@ def _closed_after(connection: http.client.HTTPConnection, seconds: float) -> Ite
         raise TimeoutError
 
 
-class _Client:
+class _RegistryClient:
     def __init__(self, source: RegistrySchemas) -> None:
         self._source = source
         # Registries store Protobuf schemas as source text. The serialized form needs no compiler.
         self._query = "?format=serialized" if source.format is PayloadFormat.PROTOBUF else ""
 
-    def definition(self, schema: int) -> Definition | None:
+    def fetch_definition(self, schema: int) -> Definition | None:
         """Returns a schema, preceded by the schemas that it refers to.
 
         None if the registry does not know the id, or the schema has another format or exceeds the limits.
@@ -157,14 +157,14 @@ class _Client:
         if schema > _GREATEST_ID:
             return None
         try:
-            answer = self._get(f"/schemas/ids/{schema}")
+            answer = self._fetch_json(f"/schemas/ids/{schema}")
             if answer.get("schemaType", "AVRO") != self._source.format.upper():
                 return None
             parts: dict[str, bytes] = {}
             self._add_references(answer, parts)
         except _NoSuchSchemaError:
             return None
-        return (*parts.values(), self._text(answer, f"schema-{schema}.proto"))
+        return (*parts.values(), self._read_schema_text(answer, f"schema-{schema}.proto"))
 
     def _add_references(self, answer: dict[str, Any], parts: dict[str, bytes]) -> None:
         """Adds to `parts`, by name, the schemas to which a schema refers. A schema comes after those that it refers to.
@@ -173,18 +173,18 @@ class _Client:
             answer: The registry's answer for the schema.
             parts: The schemas that were added so far.
         """
-        for name, subject, version in self._references(answer):
+        for name, subject, version in self._parse_references(answer):
             if name in parts:
                 continue
             if len(parts) >= _MAX_REFERENCES:
                 raise _NoSuchSchemaError
-            inner = self._get(f"/subjects/{subject}/versions/{version}")
+            inner = self._fetch_json(f"/subjects/{subject}/versions/{version}")
             parts[name] = b""  # marks the name as seen, so that circular references end here
             self._add_references(inner, parts)
             del parts[name]
-            parts[name] = self._text(inner, name)
+            parts[name] = self._read_schema_text(inner, name)
 
-    def _references(self, answer: dict[str, Any]) -> list[tuple[str, str, int]]:
+    def _parse_references(self, answer: dict[str, Any]) -> list[tuple[str, str, int]]:
         """Returns name, subject (quoted for a URL) and version of each schema to which the schema refers."""
         try:
             return [
@@ -192,34 +192,36 @@ class _Client:
                 for one in answer.get("references") or ()
             ]
         except (ArithmeticError, LookupError, TypeError, ValueError):
-            raise self._error("it sent a reference without name, subject or version") from None
+            raise self._make_error("it sent a reference without name, subject or version") from None
 
-    def _text(self, answer: dict[str, Any], name: str) -> bytes:
+    def _read_schema_text(self, answer: dict[str, Any], name: str) -> bytes:
         text = answer.get("schema")
         if not isinstance(text, str):
-            raise self._error("it sent a schema without its text")
+            raise self._make_error("it sent a schema without its text")
         if self._source.format is PayloadFormat.PROTOBUF:
-            return self._descriptor(text, name)
+            return self._parse_descriptor(text, name)
         try:
             return text.encode()
         except UnicodeEncodeError:
-            raise self._error("it sent a schema that is not valid text, with half of a surrogate pair in it") from None
+            raise self._make_error(
+                "it sent a schema that is not valid text, with half of a surrogate pair in it"
+            ) from None
 
-    def _descriptor(self, text: str, name: str) -> bytes:
+    def _parse_descriptor(self, text: str, name: str) -> bytes:
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
         from google.protobuf.message import DecodeError
 
         try:
             file = FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
         except (ValueError, DecodeError):
-            raise self._error(
+            raise self._make_error(
                 "it sends Protobuf schemas as source text only; instead of it, name descriptor sets in "
                 "capture.payload.schema_files"
             ) from None
         file.name = name
         return file.SerializeToString()
 
-    def _get(self, path: str) -> dict[str, Any]:
+    def _fetch_json(self, path: str) -> dict[str, Any]:
         """Requests a path and returns the answer's JSON object.
 
         Raises:
@@ -227,7 +229,7 @@ class _Client:
             RegistryError: The registry does not answer, or its answer is not valid.
         """
         for pause in (*_PAUSES, None):
-            status, body = self._exchange(path, final=pause is None)
+            status, body = self._send_request(path, final=pause is None)
             if status not in {_BUSY, 0} and status < _BROKEN:
                 break
             if pause is not None:
@@ -242,9 +244,9 @@ class _Client:
             code = answer.get("error_code")
             if status == _NOT_FOUND and isinstance(code, int) and code in _NO_SCHEMA:
                 raise _NoSuchSchemaError
-        raise self._error(f"it answered {path} with {status}")
+        raise self._make_error(f"it answered {path} with {status}")
 
-    def _exchange(self, path: str, *, final: bool) -> tuple[int, bytes]:
+    def _send_request(self, path: str, *, final: bool) -> tuple[int, bytes]:
         """Sends a request. Returns HTTP status and body; status 0 if there is no answer and a retry is left.
 
         Args:
@@ -259,14 +261,14 @@ class _Client:
         else:
             connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_SECONDS)
         try:
-            with _closed_after(connection, _ANSWER_SECONDS):
-                connection.request("GET", parts.path + path + self._query, headers=self._headers())
+            with _close_after_timeout(connection, _ANSWER_SECONDS):
+                connection.request("GET", parts.path + path + self._query, headers=self._make_headers())
                 response = connection.getresponse()
                 body = response.read(_MAX_BYTES + 1)
         except (OSError, http.client.HTTPException) as error:
             if final:
                 why = getattr(error, "strerror", None) or type(error).__name__
-                raise self._error(f"no answer: {why}") from None
+                raise self._make_error(f"no answer: {why}") from None
             return 0, b""
         finally:
             connection.close()
@@ -276,7 +278,7 @@ class _Client:
             body = b""  # for an error, only the status matters
         return response.status, body
 
-    def _headers(self) -> dict[str, str]:
+    def _make_headers(self) -> dict[str, str]:
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
         auth = self._source.auth
         if auth is not None:
@@ -284,7 +286,7 @@ class _Client:
             headers["Authorization"] = basic if ":" in auth else f"Bearer {auth}"
         return headers
 
-    def _error(self, why: str) -> RegistryError:
+    def _make_error(self, why: str) -> RegistryError:
         return RegistryError(
             f"schema registry {self._source.url}: {why}",
             why="Nothing of the batch was committed",

@@ -26,7 +26,7 @@ _OPTION = re.compile(r'\b(?P<name>\w+)\s*=\s*"(?P<value>(?:[^"\\]|\\.)*)"')
 HIDDEN = "(hidden)"
 
 
-def java_security(security: KafkaSecurity, package: str) -> dict[str, str]:
+def java_security_options(security: KafkaSecurity, package: str) -> dict[str, str]:
     """Returns the security options of a Java client.
 
     Args:
@@ -38,23 +38,23 @@ def java_security(security: KafkaSecurity, package: str) -> dict[str, str]:
     """
     options = {"security.protocol": str(security.protocol)}
     if security.mechanism is not None:
-        login = f"{package}.{_MODULES[security.mechanism]} required {_credentials(security)};"
+        login = f"{package}.{_MODULES[security.mechanism]} required {_format_credentials(security)};"
         options |= {"sasl.mechanism": str(security.mechanism), "sasl.jaas.config": login}
     if security.mechanism is Mechanism.OAUTHBEARER:
         options["sasl.oauthbearer.token.endpoint.url"] = str(security.token_url)
         options["sasl.login.callback.handler.class"] = f"{package}.{_OAUTH}.OAuthBearerLoginCallbackHandler"
     if security.ca is not None:
-        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _text("ca", security.ca)}
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _read_pem_text("ca", security.ca)}
     if security.certificate is not None:
         options["ssl.keystore.type"] = "PEM"
-        options["ssl.keystore.certificate.chain"] = _text("certificate", security.certificate)
-        options["ssl.keystore.key"] = _key(security)
+        options["ssl.keystore.certificate.chain"] = _read_pem_text("certificate", security.certificate)
+        options["ssl.keystore.key"] = _read_private_key(security)
     if security.key_password is not None:
         options["ssl.key.password"] = security.key_password.get_secret_value()
     return options
 
 
-def librdkafka_security(security: KafkaSecurity) -> dict[str, str]:
+def librdkafka_security_options(security: KafkaSecurity) -> dict[str, str]:
     """Returns the security properties of a librdkafka client.
 
     Raises:
@@ -70,12 +70,12 @@ def librdkafka_security(security: KafkaSecurity) -> dict[str, str]:
         "sasl.oauthbearer.client.secret": security.client_secret,
         "sasl.oauthbearer.scope": security.scope,
         "sasl.oauthbearer.method": "oidc" if security.mechanism is Mechanism.OAUTHBEARER else None,
-        "ssl.ca.pem": security.ca and _text("ca", security.ca),
-        "ssl.certificate.pem": security.certificate and _text("certificate", security.certificate),
-        "ssl.key.pem": _key(security) if security.key is not None else None,
+        "ssl.ca.pem": security.ca and _read_pem_text("ca", security.ca),
+        "ssl.certificate.pem": security.certificate and _read_pem_text("certificate", security.certificate),
+        "ssl.key.pem": _read_private_key(security) if security.key is not None else None,
         "ssl.key.password": security.key_password,
     }
-    return {name: _revealed(value) for name, value in given.items() if value is not None}
+    return {name: _read_secret(value) for name, value in given.items() if value is not None}
 
 
 def parse_credentials(login: str) -> dict[str, str]:
@@ -83,7 +83,7 @@ def parse_credentials(login: str) -> dict[str, str]:
     return {found["name"]: re.sub(r"\\(.)", r"\1", found["value"]) for found in _OPTION.finditer(login)}
 
 
-def setting_names(settings: Settings, *keys: str) -> str:
+def join_setting_names(settings: Settings, *keys: str) -> str:
     """Returns a text that names the settings to correct: these keys of `kafka.security`.
 
     If the configuration sets Kafka's own options instead, it names `kafka.options`.
@@ -95,7 +95,7 @@ def setting_names(settings: Settings, *keys: str) -> str:
     return f"{', '.join(others)} and {last} in kafka.security" if others else f"kafka.security.{last}"
 
 
-def without_secrets(settings: Settings, text: str) -> str:
+def hide_secrets(settings: Settings, text: str) -> str:
     """Returns a Kafka client's text with all configured secrets hidden. A client may repeat its options in errors."""
     security, options = settings.kafka.security, settings.kafka.options
     secrets = [value for name, value in options.items() if any(word in name for word in _SECRET_OPTIONS)]
@@ -104,31 +104,31 @@ def without_secrets(settings: Settings, text: str) -> str:
     if security is not None:
         values = (security.password, security.client_secret, security.key, security.key_password)
         secrets += [value.get_secret_value() for value in values if value is not None]
-    secrets += [_quoted(secret)[1:-1] for secret in secrets]
+    secrets += [_quote_value(secret)[1:-1] for secret in secrets]
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN) if secret else text
     return text
 
 
-def _revealed(value: str | SecretStr) -> str:
+def _read_secret(value: str | SecretStr) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-def _credentials(security: KafkaSecurity) -> str:
+def _format_credentials(security: KafkaSecurity) -> str:
     given: Mapping[str, str | SecretStr | None]
     if security.mechanism is Mechanism.OAUTHBEARER:
         given = {"clientId": security.client_id, "clientSecret": security.client_secret, "scope": security.scope}
     else:
         given = {"username": security.username, "password": security.password}
-    return " ".join(f"{name}={_quoted(_revealed(value))}" for name, value in given.items() if value is not None)
+    return " ".join(f"{name}={_quote_value(_read_secret(value))}" for name, value in given.items() if value is not None)
 
 
-def _quoted(value: str) -> str:
+def _quote_value(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def _text(key: str, given: str) -> str:
+def _read_pem_text(key: str, given: str) -> str:
     """Returns PEM text of a certificate or key.
 
     Args:
@@ -151,9 +151,9 @@ def _text(key: str, given: str) -> str:
     return text
 
 
-def _key(security: KafkaSecurity) -> str:
+def _read_private_key(security: KafkaSecurity) -> str:
     given = "" if security.key is None else security.key.get_secret_value()
-    text = _text("key", given)
+    text = _read_pem_text("key", given)
     if "PRIVATE KEY-----" not in text or not any(f"{PEM}{kind}" in text for kind in ("PRIVATE", "ENCRYPTED PRIVATE")):
         raise ConfigError(
             "kafka.security.key is not a private key in PKCS#8",

@@ -27,7 +27,10 @@ def probe_tls(host: str, port: int, seconds: float) -> str | None:
         does not use TLS or does not answer.
     """
     try:
-        with socket.create_connection((host, port), seconds) as plain, _trust_all().wrap_socket(plain) as secured:
+        with (
+            socket.create_connection((host, port), seconds) as plain,
+            _make_context_without_checks().wrap_socket(plain) as secured,
+        ):
             secured.settimeout(_ALERT_SECONDS)
             with suppress(TimeoutError):
                 secured.recv(1)  # in TLS 1.3 the server rejects a client after the handshake
@@ -38,7 +41,7 @@ def probe_tls(host: str, port: int, seconds: float) -> str | None:
         return None
 
 
-def tls_fault(host: str, port: int, options: Mapping[str, str], seconds: float) -> tuple[str, str] | None:
+def find_tls_fault(host: str, port: int, options: Mapping[str, str], seconds: float) -> tuple[str, str] | None:
     """Checks a server's TLS and certificate by a handshake.
 
     Args:
@@ -53,7 +56,7 @@ def tls_fault(host: str, port: int, options: Mapping[str, str], seconds: float) 
         use TLS), `untrusted` or `other_host` (its certificate is not trusted, or is for another host). Faults of the
         client's certificate are not found.
     """
-    context = _verifying(options)
+    context = _make_verifying_context(options)
     try:
         with socket.create_connection((host, port), seconds) as plain, context.wrap_socket(plain, server_hostname=host):
             return None
@@ -67,16 +70,16 @@ def tls_fault(host: str, port: int, options: Mapping[str, str], seconds: float) 
         return None  # another check reports a server that does not answer
 
 
-def _trust_all() -> ssl.SSLContext:
+def _make_context_without_checks() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
-def _verifying(options: Mapping[str, str]) -> ssl.SSLContext:
+def _make_verifying_context(options: Mapping[str, str]) -> ssl.SSLContext:
     trusted = options.get("ssl.truststore.certificates")
     location = options.get("ssl.truststore.location")
-    context = _trust_all()
+    context = _make_context_without_checks()
     try:
         if location is not None and options.get("ssl.truststore.type", "").upper() == "PEM":
             trusted = Path(location).read_text(encoding="ascii")

@@ -32,7 +32,7 @@ from sessionlake.spark.failures import parse_failure
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Run = tuple[int, int]
+OffsetRun = tuple[int, int]
 """Kafka offsets `[first, end)`."""
 _SECONDS = 20.0
 _POLL_MS = 200
@@ -48,9 +48,9 @@ FEW_RUNS = 64
 _ONE_BATCH = {"max.partition.fetch.bytes": "1", "fetch.max.bytes": "1", "isolation.level": "read_uncommitted"}
 
 
-def without_message(
-    spark: SparkSession, settings: Settings, runs: Mapping[TopicPartition, Iterable[Run]]
-) -> dict[TopicPartition, list[Run]]:
+def find_runs_of_transactions(
+    spark: SparkSession, settings: Settings, runs: Mapping[TopicPartition, Iterable[OffsetRun]]
+) -> dict[TopicPartition, list[OffsetRun]]:
     """Returns the runs of offsets that have no message because of transactions, by topic-partition.
 
     Args:
@@ -63,21 +63,26 @@ def without_message(
     Raises:
         BrokerError: Kafka does not answer.
     """
-    with _consumer(spark, settings, _ONE_BATCH) as each, _consumer(spark, settings, READ_COMMITTED) as committed:
-        found: dict[TopicPartition, list[Run]] = {}
+    with (
+        _open_consumer(spark, settings, _ONE_BATCH) as each,
+        _open_consumer(spark, settings, READ_COMMITTED) as committed,
+    ):
+        found: dict[TopicPartition, list[OffsetRun]] = {}
         for place, given in runs.items():
             asked = [*given]
             some, rest = asked[:FEW_RUNS], asked[FEW_RUNS:]
             beginning = each.assign(place)
             committed.assign(place)
-            found[place] = [run for run in some if run[0] >= beginning and _is_without(each, committed, run)]
+            found[place] = [run for run in some if run[0] >= beginning and _has_no_message(each, committed, run)]
             if rest and len(found[place]) == len(some):
-                together = _are_without(spark, settings, place, rest)
-                found[place] += rest if together else [run for run in rest if _is_without(each, committed, run)]
+                together = _have_no_messages(spark, settings, place, rest)
+                found[place] += rest if together else [run for run in rest if _has_no_message(each, committed, run)]
         return found
 
 
-def _are_without(spark: SparkSession, settings: Settings, place: TopicPartition, runs: Sequence[Run]) -> bool:
+def _have_no_messages(
+    spark: SparkSession, settings: Settings, place: TopicPartition, runs: Sequence[OffsetRun]
+) -> bool:
     """Returns True if Kafka's number of messages shows that all runs are without a message because of transactions.
 
     Kafka must have exactly one message per offset between the first run and the last one, except in the runs.
@@ -92,12 +97,12 @@ def _are_without(spark: SparkSession, settings: Settings, place: TopicPartition,
     except AccessError:  # a client that may read messages need not have the right to read the topic's settings
         return False
     first, end = runs[0][0], runs[-1][1]
-    with _consumer(spark, settings, READ_COMMITTED | _MANY) as committed:
+    with _open_consumer(spark, settings, READ_COMMITTED | _MANY) as committed:
         committed.assign(place)
         return committed.count(first, end) == end - first - sum(after - before for before, after in runs)
 
 
-def _is_without(each: _Consumer, committed: _Consumer, run: Run) -> bool:
+def _has_no_message(each: _Consumer, committed: _Consumer, run: OffsetRun) -> bool:
     first, end = run
     aborted = False
     at = first
@@ -109,10 +114,10 @@ def _is_without(each: _Consumer, committed: _Consumer, run: Run) -> bool:
         if not offsets and position != at + 1:
             return False
         aborted, at = aborted or bool(offsets), position
-    return not aborted or _passes(committed, first, end)
+    return not aborted or _has_no_committed_message(committed, first, end)
 
 
-def _passes(committed: _Consumer, at: int, end: int) -> bool:
+def _has_no_committed_message(committed: _Consumer, at: int, end: int) -> bool:
     committed.seek(at)
     while at < end:
         offsets, at = committed.poll()
@@ -187,7 +192,7 @@ class _Consumer:
 
 
 @contextmanager
-def _consumer(spark: SparkSession, settings: Settings, options: Mapping[str, str]) -> Iterator[_Consumer]:
+def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str, str]) -> Iterator[_Consumer]:
     from py4j.protocol import Py4JError
 
     jvm: Any = spark._jvm  # noqa: SLF001  (Spark and Delta access the JVM in the same way)

@@ -33,11 +33,11 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.delta.storage.expired import Expired
+from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import SESSION, milliseconds_of
+from sessionlake.protocol.arrow import SESSION, to_milliseconds
 from sessionlake.protocol.kafka_time import NOT_COUNTED
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import to_spark_frame
@@ -74,22 +74,22 @@ The index comes first because readers read it first.
 _PLACE = ("topic", "partition")
 
 
-def select_expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> Expired:
+def select_expired_rows(table: str, limits: pa.Table | None = None, batch: int = -1) -> ExpiredRows:
     """Returns the selection of the rows of a table that its limits say are removed or to be removed.
 
     Args:
-        limits: columns as `LIMITS`; None if only `Expired.condition` is needed.
+        limits: columns as `LIMITS`; None if only `ExpiredRows.condition` is needed.
         batch: number of the last silver batch that wrote such rows; -1 if unknown.
     """
     limits = LIMITS.empty_table() if limits is None else limits
     most = {"_batch": batch} if batch >= 0 and table not in {MESSAGES, SNAPSHOTS} else {}
     if table in {MESSAGES, QUARANTINE, EVENTS}:
-        return Expired(_PLACE, "offset", limits, most)
+        return ExpiredRows(_PLACE, "offset", limits, most)
     if table == CHANGES:
-        return Expired(SESSION, "_position", limits, most)
+        return ExpiredRows(SESSION, "_position", limits, most)
     if table == PROGRESS:
-        return Expired((*SESSION, "first_offset"), "_batch", limits, most, spared_by="beneath")
-    return Expired(SESSION, "position", limits, most)
+        return ExpiredRows((*SESSION, "first_offset"), "_batch", limits, most, spared_by="beneath")
+    return ExpiredRows(SESSION, "position", limits, most)
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def read_partition_starts(reader: TableReader) -> dict[TopicPartition, Partition
     found = read_removed_rows(reader, [MESSAGES]).get(MESSAGES)
     if found is None:
         return {}
-    highest = pc.fill_null(milliseconds_of(found.limits["highest_timestamp"]), NOT_COUNTED)
+    highest = pc.fill_null(to_milliseconds(found.limits["highest_timestamp"]), NOT_COUNTED)
     columns = (found.limits[name].to_pylist() for name in ("topic", "partition", "limit"))
     rows = zip(*columns, highest.to_pylist(), strict=True)
     return {(topic, partition): PartitionStart(last, time) for topic, partition, last, time in rows}

@@ -19,16 +19,16 @@ _JEMALLOC_VARIABLE = "_RJEM_MALLOC_CONF"
 _JEMALLOC_DECAY = "tcache_max:4096,dirty_decay_ms:1000,muzzy_decay_ms:0"
 
 
-def limit_arenas(most: int) -> None:
-    """Limits this process, and processes that it starts later, to `most` arenas. Existing arenas stay.
+def limit_malloc_arenas(max_arenas: int) -> None:
+    """Limits this process, and processes that it starts later, to `max_arenas` arenas. Existing arenas stay.
 
     A limit already set in the environment (`MALLOC_ARENA_MAX`, `_RJEM_MALLOC_CONF`) is kept. delta-rs reads its limit
     when it is loaded. Only glibc has arenas; with other C libraries only the limit for delta-rs is set.
     """
-    os.environ.setdefault(_JEMALLOC_VARIABLE, f"narenas:{most},{_JEMALLOC_DECAY}")
+    os.environ.setdefault(_JEMALLOC_VARIABLE, f"narenas:{max_arenas},{_JEMALLOC_DECAY}")
     if _VARIABLE in os.environ or not sys.platform.startswith("linux"):
         return
-    os.environ[_VARIABLE] = str(most)
+    os.environ[_VARIABLE] = str(max_arenas)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, most)
+        mallopt(_M_ARENA_MAX, max_arenas)

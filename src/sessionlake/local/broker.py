@@ -23,10 +23,10 @@ import psutil
 
 from sessionlake.errors import BrokerError, UsageError
 from sessionlake.local.broker_config import DATA, server_properties
-from sessionlake.local.home import require_home
-from sessionlake.local.jars import broker_jars
+from sessionlake.local.home import create_home
+from sessionlake.local.jars import fetch_broker_jars
 from sessionlake.local.java import java_environment, logging_flags, require_java
-from sessionlake.local.probe import addresses, broker_answers, is_loopback
+from sessionlake.local.probe import broker_answers, is_loopback, parse_bootstrap_servers
 from sessionlake.settings.model import Settings
 
 START_SECONDS = 60.0
@@ -68,12 +68,12 @@ def start_broker(settings: Settings) -> BrokerStatus:
         MachineError: Java or the jars are missing, or the home cannot be written.
     """
     host, port = _embedded_address(settings)
-    folder = require_home(settings, "kafka") / "kafka"
-    with _locked(folder):
-        process = _running_broker(folder)
+    folder = create_home(settings, "kafka") / "kafka"
+    with _lock_folder(folder):
+        process = _find_running_broker(folder)
         if process is None:
-            _require_free(host, port)
-            process = _start(settings, folder, host, port)
+            _require_free_port(host, port)
+            process = _start_process(settings, folder, host, port)
         else:
             _require_same_address(settings, folder)
         _wait_until_ready(settings, folder, process)
@@ -89,10 +89,10 @@ def stop_broker(settings: Settings) -> bool:
     folder = settings.home / "kafka"
     if not folder.is_dir():
         return False
-    with _locked(folder):
-        process = _running_broker(folder)
+    with _lock_folder(folder):
+        process = _find_running_broker(folder)
         if process is not None:
-            _stop(process)
+            _stop_process(process)
         _pid_file(folder).unlink(missing_ok=True)
     return process is not None
 
@@ -100,19 +100,19 @@ def stop_broker(settings: Settings) -> bool:
 def broker_status(settings: Settings) -> BrokerStatus:
     """Returns the current state of the configured broker. Changes nothing."""
     folder, servers = settings.home / "kafka", settings.kafka.bootstrap_servers
-    process = _running_broker(folder)
+    process = _find_running_broker(folder)
     if process is not None:
-        config = {"bootstrap.servers": _recorded_address(folder) or servers}
+        config = {"bootstrap.servers": _read_recorded_address(folder) or servers}
         state: State = "running" if broker_answers(config, 2.0) else "starting"
         return BrokerStatus(state, config["bootstrap.servers"], process.pid, folder)
-    where = addresses(settings)
+    where = parse_bootstrap_servers(settings)
     if len(where) != 1 or not is_loopback(where[0][0]):
         return BrokerStatus("outside", servers, None, folder)
-    return BrokerStatus("stopped" if _is_free(*where[0]) else "foreign", servers, None, folder)
+    return BrokerStatus("stopped" if _is_free_port(*where[0]) else "foreign", servers, None, folder)
 
 
 def _embedded_address(settings: Settings) -> tuple[str, int]:
-    where = addresses(settings)
+    where = parse_bootstrap_servers(settings)
     if len(where) != 1 or not is_loopback(where[0][0]):
         raise UsageError(
             f"kafka.bootstrap_servers is {settings.kafka.bootstrap_servers}, which is an external broker",
@@ -123,7 +123,7 @@ def _embedded_address(settings: Settings) -> tuple[str, int]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -137,7 +137,7 @@ def _config_file(folder: Path) -> Path:
     return folder / "server.properties"
 
 
-def _running_broker(folder: Path) -> psutil.Process | None:
+def _find_running_broker(folder: Path) -> psutil.Process | None:
     """Returns the running broker of this home, or None.
 
     The system reuses pids, so the process's command line must name this home's configuration file.
@@ -151,7 +151,7 @@ def _running_broker(folder: Path) -> psutil.Process | None:
     return process if ours else None
 
 
-def _recorded_address(folder: Path) -> str | None:
+def _read_recorded_address(folder: Path) -> str | None:
     try:
         return _pid_file(folder).read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
@@ -159,7 +159,7 @@ def _recorded_address(folder: Path) -> str | None:
 
 
 def _require_same_address(settings: Settings, folder: Path) -> None:
-    recorded = _recorded_address(folder)
+    recorded = _read_recorded_address(folder)
     if recorded != settings.kafka.bootstrap_servers:
         raise BrokerError(
             f"this home's broker already runs at {recorded}, but kafka.bootstrap_servers is "
@@ -169,7 +169,7 @@ def _require_same_address(settings: Settings, folder: Path) -> None:
         )
 
 
-def _is_free(host: str, port: int) -> bool:
+def _is_free_port(host: str, port: int) -> bool:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         # The broker sets this option too: connections that are closing do not keep the port from being used.
@@ -181,8 +181,8 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _require_free(host: str, port: int) -> None:
-    if not _is_free(host, port):
+def _require_free_port(host: str, port: int) -> None:
+    if not _is_free_port(host, port):
         raise BrokerError(
             f"port {port} on {host} is in use by a process that is not this home's broker",
             fix="Stop that process, or choose another port with kafka.bootstrap_servers "
@@ -190,14 +190,14 @@ def _require_free(host: str, port: int) -> None:
         )
 
 
-def _start(settings: Settings, folder: Path, host: str, port: int) -> psutil.Process:
+def _start_process(settings: Settings, folder: Path, host: str, port: int) -> psutil.Process:
     config = _config_file(folder)
     config.write_text(server_properties(settings, host, port), encoding="ascii")
     java = _java_command(folder)
     output = folder / "broker.out"
     with output.open("wb") as out:
         if not (folder / DATA / "meta.properties").exists():
-            _format([*java, "kafka.tools.StorageTool"], config, out.fileno(), output)
+            _format_storage([*java, "kafka.tools.StorageTool"], config, out.fileno(), output)
         # A new process session: Ctrl-C in the terminal that started the broker must not stop it.
         started = subprocess.Popen(
             [*java, "kafka.Kafka", str(config)],
@@ -216,13 +216,13 @@ _started_processes: list[subprocess.Popen[bytes]] = []
 
 
 def _java_command(folder: Path) -> list[str]:
-    jars = os.pathsep.join(str(jar) for jar in broker_jars())
+    jars = os.pathsep.join(str(jar) for jar in fetch_broker_jars())
     # A small heap and one garbage collector thread leave the cores to Spark. The page cache serves the reads.
     flags = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
     return [str(require_java()), *flags, *logging_flags(folder / "broker.log"), "-cp", jars]
 
 
-def _format(tool: list[str], config: Path, out: int, output: Path) -> None:
+def _format_storage(tool: list[str], config: Path, out: int, output: Path) -> None:
     cluster = "L" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]  # 22 characters, never a leading dash
     command = [*tool, "format", "--ignore-formatted", "--cluster-id", cluster, "--config", str(config)]
     done = subprocess.run(
@@ -236,21 +236,21 @@ def _format(tool: list[str], config: Path, out: int, output: Path) -> None:
     )
     if done.returncode != 0:
         raise BrokerError(
-            f"the embedded broker's storage could not be formatted ({_last_line(output)})", fix=f"See {output}"
+            f"the embedded broker's storage could not be formatted ({_read_last_line(output)})", fix=f"See {output}"
         )
 
 
 def _wait_until_ready(settings: Settings, folder: Path, process: psutil.Process) -> None:
     config = {"bootstrap.servers": settings.kafka.bootstrap_servers}
-    host, port = addresses(settings)[0]
+    host, port = parse_bootstrap_servers(settings)[0]
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
         if not _is_running(process):
             raise BrokerError(
-                f"the embedded broker stopped while it was starting ({_last_line(folder / 'broker.log')})",
+                f"the embedded broker stopped while it was starting ({_read_last_line(folder / 'broker.log')})",
                 fix=f"See the logs in {folder}",
             )
-        if not _is_free(host, port) and broker_answers(config, 5.0):
+        if not _is_free_port(host, port) and broker_answers(config, 5.0):
             return
         time.sleep(_POLL_SECONDS)
     raise BrokerError(
@@ -267,7 +267,7 @@ def _is_running(process: psutil.Process) -> bool:
         return False
 
 
-def _stop(process: psutil.Process) -> None:
+def _stop_process(process: psutil.Process) -> None:
     try:
         process.terminate()
         try:
@@ -279,7 +279,7 @@ def _stop(process: psutil.Process) -> None:
         return
 
 
-def _last_line(log: Path) -> str:
+def _read_last_line(log: Path) -> str:
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:

@@ -58,7 +58,7 @@ def server_properties(settings: Settings, host: str, port: int) -> str:
         port: Port that clients connect to.
     """
     shown = f"[{host}]" if ":" in host else host
-    controller = f"127.0.0.1:{free_port(other_than=port)}"
+    controller = f"127.0.0.1:{find_free_port(excluded_port=port)}"
     # Larger than the pipeline's own limit, so that producers can send a message that the pipeline then quarantines.
     largest = max(12 * 1024 * 1024, settings.capture.max_message_bytes + 2 * 1024 * 1024)
     address_properties = {
@@ -72,15 +72,15 @@ def server_properties(settings: Settings, host: str, port: int) -> str:
     return "".join(f"{key}={value}\n" for key, value in (_PROPERTIES | address_properties).items())
 
 
-def free_port(other_than: int = 0) -> int:
+def find_free_port(excluded_port: int = 0) -> int:
     """Returns a free port on 127.0.0.1, outside the range that the system assigns to outgoing connections.
 
     Args:
-        other_than: A port that is not returned even if it is free.
+        excluded_port: A port that is not returned even if it is free.
     """
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe, suppress(OSError):  # it is in use
             probe.bind(("127.0.0.1", port))
-            if port != other_than:
+            if port != excluded_port:
                 return port

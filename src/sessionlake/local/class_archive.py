@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.local.jars import cache_folder, pyspark_jars, spark_jars
+from sessionlake.local.jars import cache_folder, fetch_spark_jars, pyspark_jars_folder
 from sessionlake.local.java import require_java
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def archive_flags(*, recording: bool = False) -> Sequence[str]:
 def find_archive() -> Path | None:
     """Returns the archive for the current Java and jars, or None if there is no complete one."""
     with suppress(OSError):  # another process may be removing it
-        files = _folder().glob(f"classes-{fingerprint(_loaded_from())}-*.jsa")
+        files = _archive_folder().glob(f"classes-{hash_file_list(_list_class_path())}-*.jsa")
         # A truncated archive crashes Java, so its size must match the one in its name.
         return next((file for file in files if file.stem.endswith(f"-{file.stat().st_size}")), None)
     return None
@@ -56,33 +56,35 @@ def write_archive(spark: SparkSession) -> None:
         return
     from py4j.protocol import Py4JError
 
-    partial = _folder() / f"classes.{os.getpid()}"
+    partial = _archive_folder() / f"classes.{os.getpid()}"
     try:
         with suppress(Py4JError, OSError):
-            _dump(spark, partial)
-            name = f"classes-{fingerprint(_loaded_from())}-{partial.stat().st_size}.jsa"
-            partial.replace(_folder() / name)
-            for old in sorted(_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime)[_MAX_ARCHIVES:]:
+            _write_archive_file(spark, partial)
+            name = f"classes-{hash_file_list(_list_class_path())}-{partial.stat().st_size}.jsa"
+            partial.replace(_archive_folder() / name)
+            for old in sorted(_archive_folder().glob("classes-*.jsa"), key=lambda file: -file.stat().st_mtime)[
+                _MAX_ARCHIVES:
+            ]:
                 old.unlink(missing_ok=True)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def fingerprint(files: Iterable[Path]) -> str:
+def hash_file_list(files: Iterable[Path]) -> str:
     """Returns a hash of the files' paths, sizes, modification times and order."""
     described = "\n".join(f"{file} {(stat := file.stat()).st_size} {stat.st_mtime_ns}" for file in files)
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
-def _folder() -> Path:
+def _archive_folder() -> Path:
     return cache_folder() / "jars"
 
 
-def _loaded_from() -> list[Path]:
-    return [require_java().resolve(), *sorted(pyspark_jars().glob("*.jar")), *spark_jars()]
+def _list_class_path() -> list[Path]:
+    return [require_java().resolve(), *sorted(pyspark_jars_folder().glob("*.jar")), *fetch_spark_jars()]
 
 
-def _dump(spark: SparkSession, file: Path) -> None:
+def _write_archive_file(spark: SparkSession, file: Path) -> None:
     """Writes the archive through the JVM's diagnostic commands, so that no `jcmd` of a JDK is needed.
 
     It does what `jcmd <pid> VM.cds dynamic_dump <file>` does.

@@ -51,7 +51,7 @@ _FLAGS = (
 
 
 @dataclass(frozen=True)
-class Jvm:
+class JvmStart:
     """How to start a JVM.
 
     Attributes:
@@ -71,7 +71,7 @@ class Jvm:
     output: Path
 
 
-def prepare_start(jvm: Jvm) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
+def prepare_jvm_start(jvm: JvmStart) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     """Decides how the JVM of the installed pyspark is started.
 
     Returns:
@@ -80,7 +80,7 @@ def prepare_start(jvm: Jvm) -> tuple[Mapping[str, str], AbstractContextManager[N
     """
     found = version("pyspark")
     if found in TESTED_SPARK:
-        return {}, _running_jvm(jvm)
+        return {}, _start_jvm_for_session(jvm)
     tested = ", ".join(TESTED_SPARK)
     sys.stderr.write(f"sessionlake: pyspark {found} starts Spark itself, which takes longer (tested: {tested})\n")
     settings = {
@@ -92,7 +92,7 @@ def prepare_start(jvm: Jvm) -> tuple[Mapping[str, str], AbstractContextManager[N
 
 
 @contextmanager
-def _running_jvm(jvm: Jvm) -> Iterator[None]:
+def _start_jvm_for_session(jvm: JvmStart) -> Iterator[None]:
     """Starts the JVM. A session that pyspark builds in the block uses it.
 
     Ctrl-C does not reach the JVM, so that Python can stop Spark in order. The JVM reads from a pipe that only this
@@ -109,7 +109,7 @@ def _running_jvm(jvm: Jvm) -> Iterator[None]:
         with _stop_jvm_on_interrupt():
             # In a thread, Ctrl-C cannot come between the start of the process and the assignment of its handle.
             with ThreadPoolExecutor(1) as starter:
-                process = starter.submit(_start, command, jvm.output, answer).result()
+                process = starter.submit(_start_process, command, jvm.output, answer).result()
             port, secret = _wait_for_gateway(process, jvm.output, answer)
     variables = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
     os.environ.update(variables)
@@ -163,18 +163,18 @@ _outputs: dict[int, Path] = {}
 _EXIT_SECONDS = 2.0
 
 
-def jvm_failure() -> str | None:
+def describe_jvm_failure() -> str | None:
     """Returns how the JVM ended: signal or exit code, its error message and its output file. None if it still runs."""
     for jvm in _running:
         with suppress(subprocess.TimeoutExpired):  # a JVM's sockets close before its process ends
             code = jvm.wait(_EXIT_SECONDS)
             how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             output = _outputs.get(jvm.pid)
-            return f"{how}; {_error_line(output)}: see {output}" if output is not None and output.exists() else how
+            return f"{how}; {_find_error_line(output)}: see {output}" if output is not None and output.exists() else how
     return None
 
 
-def _start(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
+def _start_process(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
     environment = dict(java_environment()) | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer), "SPARK_CONNECT_MODE": "0"}
     with output.open("wb") as out:
         jvm = subprocess.Popen(
@@ -190,7 +190,7 @@ def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) 
     end = time.monotonic() + START_SECONDS
     while not answer.exists():
         if jvm.poll() is not None:
-            raise MachineError(f"Spark's JVM did not start ({_error_line(output)})", fix=f"See {output}")
+            raise MachineError(f"Spark's JVM did not start ({_find_error_line(output)})", fix=f"See {output}")
         if time.monotonic() > end:
             jvm.kill()
             raise MachineError(f"Spark's JVM did not answer within {START_SECONDS:.0f} seconds", fix=f"See {output}")
@@ -200,7 +200,7 @@ def _wait_for_gateway(jvm: subprocess.Popen[bytes], output: Path, answer: Path) 
     return port, content[2 * _LENGTH.size :][:length].decode()
 
 
-def _error_line(output: Path) -> str:
+def _find_error_line(output: Path) -> str:
     """Returns the first line of a JVM's output that names an error, else the last line."""
     lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     errors = (line for line in lines if "Error" in line or "Exception" in line)

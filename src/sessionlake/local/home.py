@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from sessionlake.errors import ClaimedError, MachineError
-from sessionlake.local.paths import private_folder
+from sessionlake.local.paths import create_private_folder
 from sessionlake.settings.model import Settings
 
 # delta-rs decodes `%XX` twice, and rejects the other characters (delta-kernel-rs, issue 918).
@@ -36,7 +36,7 @@ _held_locks = _HeldLocks()
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """The process that holds an exclusive lock or lease.
 
     Attributes:
@@ -50,7 +50,7 @@ class Holder:
     since: datetime
 
     @classmethod
-    def this_process(cls, doing: str) -> Holder:
+    def describe_this_process(cls, doing: str) -> LockHolder:
         """Returns this process as the holder, starting now."""
         return cls(f"{socket.gethostname()}, process {os.getpid()}", doing, datetime.now(UTC))
 
@@ -58,7 +58,7 @@ class Holder:
         return f"{self.process}, since {self.since:%Y-%m-%d %H:%M:%S}Z"
 
 
-def claimed_error(settings: Settings, holder: Holder | None, name: str, fix: str) -> ClaimedError:
+def make_claimed_error(settings: Settings, holder: LockHolder | None, name: str, fix: str) -> ClaimedError:
     """Returns the error for a process that cannot take a lock because another process holds it.
 
     Args:
@@ -72,7 +72,7 @@ def claimed_error(settings: Settings, holder: Holder | None, name: str, fix: str
     return ClaimedError(f"another process {activity} over {settings.place}{who}", fix=fix)
 
 
-def require_home(settings: Settings, *folders: str) -> Path:
+def create_home(settings: Settings, *folders: str) -> Path:
     """Creates the home, readable by its owner only, and the named folders in it. Existing folders keep their rights.
 
     Args:
@@ -86,9 +86,9 @@ def require_home(settings: Settings, *folders: str) -> Path:
         MachineError: The home cannot be created or written, or its path has characters that delta-rs cannot open.
     """
     home = settings.home
-    _refuse_unreadable(home)
+    _require_readable_home(home)
     try:
-        for folder in (private_folder(home), *(home / name for name in folders)):
+        for folder in (create_private_folder(home), *(home / name for name in folders)):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -100,13 +100,13 @@ def require_home(settings: Settings, *folders: str) -> Path:
     return home
 
 
-def rights_for_others(settings: Settings) -> str | None:
+def read_rights_for_others(settings: Settings) -> str | None:
     """Returns the home's rights as an octal number if group or others have any; None if only the owner has rights."""
     rights = stat.S_IMODE(settings.home.stat().st_mode)
     return f"{rights:o}" if rights & (stat.S_IRWXG | stat.S_IRWXO) else None
 
 
-def _refuse_unreadable(home: Path) -> None:
+def _require_readable_home(home: Path) -> None:
     found = _UNREADABLE.search(str(home.resolve()))
     if found:
         raise MachineError(
@@ -118,7 +118,7 @@ def _refuse_unreadable(home: Path) -> None:
 
 
 @contextmanager
-def claim(settings: Settings, name: str, doing: str) -> Iterator[None]:
+def claim_lock(settings: Settings, name: str, doing: str) -> Iterator[None]:
     """Takes an exclusive lock in the home for the block, or fails at once if another process has it.
 
     The operating system releases the lock when the process ends, even if it is killed. The lock file names the holder.
@@ -131,22 +131,22 @@ def claim(settings: Settings, name: str, doing: str) -> Iterator[None]:
     Raises:
         ClaimedError: Another process of this machine holds the lock. The text names it.
     """
-    with (require_home(settings, "locks") / "locks" / name).open("a+b") as lock:
+    with (create_home(settings, "locks") / "locks" / name).open("a+b") as lock:
         lock.seek(0)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             fix = "Stop it first, or name another home with SESSIONLAKE_HOME"
-            raise claimed_error(settings, _read_holder(lock.read()), name, fix) from None
+            raise make_claimed_error(settings, _read_holder(lock.read()), name, fix) from None
         lock.truncate()
-        lock.write(msgspec.json.encode(Holder.this_process(doing)))
+        lock.write(msgspec.json.encode(LockHolder.describe_this_process(doing)))
         lock.flush()
         yield
 
 
-def _read_holder(content: bytes) -> Holder | None:
+def _read_holder(content: bytes) -> LockHolder | None:
     try:
-        return msgspec.json.decode(content, type=Holder)
+        return msgspec.json.decode(content, type=LockHolder)
     except msgspec.MsgspecError:
         return None  # the holder has taken the lock but not written its name yet
 
@@ -161,7 +161,7 @@ def hold_lock(settings: Settings, name: str) -> Iterator[None]:
         settings: The pipeline's settings.
         name: Name of the lock file.
     """
-    locks = private_folder(settings.home) / "locks"
+    locks = create_private_folder(settings.home) / "locks"
     locks.mkdir(exist_ok=True)
     path = locks / name
     if path in _held_locks.paths:

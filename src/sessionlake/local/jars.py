@@ -70,26 +70,26 @@ _SPARK = ("io.delta:delta-spark_4.0_2.13:4.4.0", "org.apache.spark:spark-sql-kaf
 _BROKER = ("org.apache.kafka:kafka_2.13:4.1.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3")
 
 
-def spark_jars() -> list[Path]:
+def fetch_spark_jars() -> list[Path]:
     """Returns the jars of Delta and of the Kafka source, which pyspark lacks, in a stable order.
 
     Raises:
         MachineError: The jars are not cached and cannot be downloaded, or there is no Java to download them with.
     """
-    provided = sorted({_JAR_VERSION.sub("", jar.name) for jar in pyspark_jars().glob("*.jar")})
-    return resolve(JarSet("spark", _SPARK, tuple(provided), pinned_hashes()))
+    provided = sorted({_JAR_VERSION.sub("", jar.name) for jar in pyspark_jars_folder().glob("*.jar")})
+    return fetch_jar_set(JarSet("spark", _SPARK, tuple(provided), read_pinned_hashes()))
 
 
-def broker_jars() -> list[Path]:
+def fetch_broker_jars() -> list[Path]:
     """Returns the jars of a Kafka broker, in a stable order.
 
     Raises:
         MachineError: The jars are not cached and cannot be downloaded, or there is no Java to download them with.
     """
-    return resolve(JarSet("broker", _BROKER, pinned=pinned_hashes()))
+    return fetch_jar_set(JarSet("broker", _BROKER, pinned=read_pinned_hashes()))
 
 
-def pinned_hashes() -> dict[str, str]:
+def read_pinned_hashes() -> dict[str, str]:
     """Returns the expected SHA-256 of each jar, by file name."""
     lines = Path(__file__).with_name("jars.sha256").read_text(encoding="ascii").splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
@@ -100,7 +100,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/sessionlake").expanduser().absolute()
 
 
-def pyspark_jars() -> Path:
+def pyspark_jars_folder() -> Path:
     """Returns the folder of the jars that are part of pyspark.
 
     Raises:
@@ -112,7 +112,7 @@ def pyspark_jars() -> Path:
     return Path(spec.origin).parent / "jars"
 
 
-def resolve(jars: JarSet) -> list[Path]:
+def fetch_jar_set(jars: JarSet) -> list[Path]:
     """Returns the jars of a set from the cache, and downloads the set first if it is incomplete.
 
     If two processes need the same set at the same time, one process downloads it and the second one waits.
@@ -122,22 +122,22 @@ def resolve(jars: JarSet) -> list[Path]:
             pinned hash.
     """
     folder = cache_folder() / "jars" / jars.folder
-    cached = _cached_jars(folder)
+    cached = _read_cached_jars(folder)
     if cached is not None:
-        _require_pinned(jars, cached, folder)
+        _require_pinned_hashes(jars, cached, folder)
         return cached
-    with _locked(folder):
-        cached = _cached_jars(folder)
+    with _lock_folder(folder):
+        cached = _read_cached_jars(folder)
         if cached is None:
-            _download(jars, folder)
-            cached = _cached_jars(folder)
+            _download_jars(jars, folder)
+            cached = _read_cached_jars(folder)
     if cached is None:
         raise MachineError(f"{folder} changed while it was filled", fix="Remove it and run again")
-    _require_pinned(jars, cached, folder)
+    _require_pinned_hashes(jars, cached, folder)
     return cached
 
 
-def _require_pinned(jars: JarSet, files: Iterable[Path], folder: Path) -> None:
+def _require_pinned_hashes(jars: JarSet, files: Iterable[Path], folder: Path) -> None:
     """Checks that each jar has its pinned hash.
 
     Raises:
@@ -145,7 +145,7 @@ def _require_pinned(jars: JarSet, files: Iterable[Path], folder: Path) -> None:
     """
     for jar in files:
         expected, stat = jars.pinned.get(jar.name), jar.stat()
-        digest = _digest(jar, stat.st_size, stat.st_mtime_ns)
+        digest = _hash_file(jar, stat.st_size, stat.st_mtime_ns)
         if digest != expected:
             expectation = (
                 f"must have {expected}" if expected else "is not among the jars that this version of sessionlake knows"
@@ -159,14 +159,14 @@ def _require_pinned(jars: JarSet, files: Iterable[Path], folder: Path) -> None:
 
 
 @cache
-def _digest(jar: Path, size: int, modified: int) -> str:
+def _hash_file(jar: Path, size: int, modified: int) -> str:
     """Returns the SHA-256 of a file. The result is cached by path, size and modification time."""
     del size, modified
     with jar.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _cached_jars(folder: Path) -> list[Path] | None:
+def _read_cached_jars(folder: Path) -> list[Path] | None:
     """Returns the jars in the folder's manifest, or None if one is missing or has another size."""
     try:
         lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
@@ -177,7 +177,7 @@ def _cached_jars(folder: Path) -> list[Path] | None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = (folder.parent / f"{folder.name}.lock").open("w")
@@ -191,7 +191,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _download(jars: JarSet, folder: Path) -> None:
+def _download_jars(jars: JarSet, folder: Path) -> None:
     java, partial = require_java(), folder.with_suffix(".partial")
     sys.stderr.write(f"sessionlake: fetching the jars of {', '.join(jars.modules)} (once, into {folder.parent}) …\n")
     for leftover in (partial, folder):
@@ -200,7 +200,7 @@ def _download(jars: JarSet, folder: Path) -> None:
         partial.mkdir()
         _run_ivy(java, jars, partial, _ivy_cache(folder))
         names = sorted(jar.name for jar in partial.glob("*.jar"))
-        _require_pinned(jars, [partial / name for name in names], folder)
+        _require_pinned_hashes(jars, [partial / name for name in names], folder)
         manifest = "".join(f"{(partial / name).stat().st_size} {name}\n" for name in names)
         (partial / MANIFEST).write_text(manifest, encoding="utf-8")
         partial.rename(folder)
@@ -223,7 +223,7 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
     settings, module, log = partial / "ivysettings.xml", partial / "ivy.xml", partial.with_suffix(".log")
     settings.write_text(_IVY_SETTINGS.format(cache=escape(str(ivy), {'"': "&quot;"})), encoding="utf-8")
     module.write_text(jars.descriptor, encoding="utf-8")
-    command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{pyspark_jars()}/*"]
+    command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{pyspark_jars_folder()}/*"]
     command += ["org.apache.ivy.Main", "-settings", str(settings), "-ivy", str(module), "-confs", "default"]
     # A relative target: brackets in an absolute path would be read as part of the pattern.
     command += ["-retrieve", "[artifact]-[revision](-[classifier]).[ext]", "-types", "jar", "bundle"]
@@ -237,14 +237,15 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
         done = False
     if not done:
         raise MachineError(
-            f"the jars of {', '.join(jars.modules)} could not be downloaded from Maven Central ({_cause(log)})",
+            f"the jars of {', '.join(jars.modules)} could not be downloaded from Maven Central "
+            f"({_find_cause_of_failure(log)})",
             fix="Check the network and run again (behind a proxy set "
             "JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=… -Dhttps.proxyPort=…), or "
             f"copy {partial.parent} from a machine that has it. Ivy's full output is in {log}",
         )
 
 
-def _cause(log: Path) -> str:
+def _find_cause_of_failure(log: Path) -> str:
     """Returns the cause in Ivy's output: a network error if there is one, else the module that was not found."""
     text = log.read_text(encoding="utf-8", errors="replace")
     for pattern in (

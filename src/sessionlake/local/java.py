@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from sessionlake.errors import MachineError
-from sessionlake.local.paths import uri_of
+from sessionlake.local.paths import path_to_uri
 
 MINIMUM = 17  # Spark 4 and Kafka 4 brokers are compiled for this version
 _REMEDY = (
@@ -28,7 +28,7 @@ def require_java() -> Path:
     Raises:
         MachineError: There is no Java, it does not start, or it is older than Java 17.
     """
-    return _checked(os.environ.get("JAVA_HOME") or None, os.environ.get("PATH", ""))
+    return _require_java_version(os.environ.get("JAVA_HOME") or None, os.environ.get("PATH", ""))
 
 
 def java_environment() -> Mapping[str, str]:
@@ -44,22 +44,22 @@ def logging_flags(log: Path) -> list[str]:
     """Returns JVM options that make log4j write to a file, and rotate the file to numbered files next to it."""
     numbered = str(log).replace("%", "%%")  # log4j formats this name, so that `%` is escaped; the first it takes as is
     return [
-        f"-Dlog4j2.configurationFile={uri_of(_LOGGING)}",
+        f"-Dlog4j2.configurationFile={path_to_uri(_LOGGING)}",
         f"-Dsessionlake.log={log}",
         f"-Dsessionlake.log.numbered={numbered}",
     ]
 
 
 @cache
-def _checked(java_home: str | None, path: str) -> Path:
-    java = _find(java_home, path)
-    major = _major(java)
+def _require_java_version(java_home: str | None, path: str) -> Path:
+    java = _find_java(java_home, path)
+    major = _read_major_version(java)
     if major < MINIMUM:
         raise MachineError(f"{java} is Java {major}, but Java {MINIMUM} or later is needed", fix=_REMEDY)
     return java
 
 
-def _find(java_home: str | None, path: str) -> Path:
+def _find_java(java_home: str | None, path: str) -> Path:
     if java_home is not None:
         java = Path(java_home) / "bin" / "java"
         if not os.access(java, os.X_OK):
@@ -74,17 +74,17 @@ def _find(java_home: str | None, path: str) -> Path:
     return Path(found)
 
 
-def _major(java: Path) -> int:
+def _read_major_version(java: Path) -> int:
     # Reading the `release` file avoids starting a JVM, but not every vendor ships one.
     release = java.resolve().parent.parent / "release"
     text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""
-    match = _VERSION.search(text) or _VERSION.search(_ask(java))
+    match = _VERSION.search(text) or _VERSION.search(_run_java_version(java))
     if match is None:
         raise MachineError(f"{java} does not print its version, so it is not a working Java", fix=_REMEDY)
     return int(match["major"])
 
 
-def _ask(java: Path) -> str:
+def _run_java_version(java: Path) -> str:
     try:
         answer = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

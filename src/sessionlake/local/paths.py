@@ -18,46 +18,46 @@ _SCHEME = "file:"
 _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - a private folder is created in it
 
 
-def uri_of(path: Path) -> str:
+def path_to_uri(path: Path) -> str:
     """Returns the `file:` URI of a path. Characters that have a meaning in URIs are percent-encoded."""
     return path.absolute().as_uri()
 
 
-def path_of(uri: str) -> Path:
+def uri_to_path(uri: str) -> Path:
     """Returns the path that a `file:` URI names. The scheme may be followed by one slash or three."""
-    return Path(_decoded(urlsplit(uri).path))
+    return Path(_decode_percent(urlsplit(uri).path))
 
 
-def log_path(path: str) -> str:
+def encode_path_for_log(path: str) -> str:
     """Encodes a file's path, relative to its table's folder, as actions in Delta's log write it."""
     return quote(os.fsencode(path))
 
 
-def relative_path(named: str) -> str:
+def decode_path_from_log(logged_path: str) -> str:
     """Returns the path of a file that an action of Delta's log names.
 
     The path is relative to the table's folder, or absolute if the action has a `file:` URI.
     """
-    return str(path_of(named)) if named.startswith(_SCHEME) else _decoded(named)
+    return str(uri_to_path(logged_path)) if logged_path.startswith(_SCHEME) else _decode_percent(logged_path)
 
 
-def file_of(table: Path, named: str) -> Path:
+def find_logged_file(table: Path, logged_path: str) -> Path:
     """Returns the full path of a file that an action of a table's Delta log names.
 
     Args:
         table: The table's folder.
-        named: The action's `path`.
+        logged_path: The action's `path`.
     """
-    return table / relative_path(named)
+    return table / decode_path_from_log(logged_path)
 
 
-def plain_link(folder: Path) -> Path:
+def link_without_special_characters(folder: Path) -> Path:
     """Returns the folder, or a symbolic link to it if its path has characters that URIs encode.
 
     Some readers encode a path once more often than they decode it, and so fail on such characters. The link is deleted
     when this process ends.
     """
-    return folder if quote(os.fsencode(folder)) == str(folder) else process_folder() / _link(folder)
+    return folder if quote(os.fsencode(folder)) == str(folder) else process_folder() / _create_link(folder)
 
 
 @cache
@@ -69,15 +69,15 @@ def process_folder() -> Path:
     return Path(_temporary_folders[-1].name)
 
 
-def private_folder(folder: Path) -> Path:
+def create_private_folder(folder: Path) -> Path:
     """Creates a folder that only its owner can read, unless it exists, and returns it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
 @cache
-def _link(folder: Path) -> str:
-    name = f"link-{_link.cache_info().currsize}"
+def _create_link(folder: Path) -> str:
+    name = f"link-{_create_link.cache_info().currsize}"
     (process_folder() / name).symlink_to(folder, target_is_directory=True)
     return name
 
@@ -86,5 +86,5 @@ _temporary_folders: list[tempfile.TemporaryDirectory[str]] = []
 """Python deletes these folders when the process ends."""
 
 
-def _decoded(text: str) -> str:
+def _decode_percent(text: str) -> str:
     return os.fsdecode(unquote_to_bytes(text))

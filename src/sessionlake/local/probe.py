@@ -16,7 +16,7 @@ _LOOK_SECONDS = 1.0
 _SERVER = re.compile(r"(?:\w+://)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:\[\]/]+):(?P<port>\d{1,5})")
 
 
-def addresses(settings: Settings) -> list[tuple[str, int]]:
+def parse_bootstrap_servers(settings: Settings) -> list[tuple[str, int]]:
     """Returns the hosts and ports in `kafka.bootstrap_servers`. IPv6 hosts have no brackets.
 
     Raises:
@@ -45,7 +45,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class NoAnswer:
+class MetadataFailure:
     """Reason why a broker gave no metadata.
 
     Attributes:
@@ -62,7 +62,7 @@ def broker_answers(config: dict[str, str], seconds: float) -> bool:
     return request_metadata(config, seconds) is None
 
 
-def request_metadata(config: dict[str, str], seconds: float) -> NoAnswer | None:
+def request_metadata(config: dict[str, str], seconds: float) -> MetadataFailure | None:
     """Requests a broker's metadata with a librdkafka client, and returns why that failed, or None if it succeeded.
 
     Args:
@@ -97,4 +97,4 @@ def request_metadata(config: dict[str, str], seconds: float) -> NoAnswer | None:
         refusals = [error for error in errors if error.code() in final]
         if refusals or left <= 0:
             last = (refusals or errors)[-1:]
-            return NoAnswer(bool(refusals), last[0].str() if last else "")
+            return MetadataFailure(bool(refusals), last[0].str() if last else "")

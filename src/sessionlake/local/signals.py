@@ -41,7 +41,7 @@ class StopFlag(threading.Event):
         """Installs the signal handlers. Call it again after Spark has started, because Spark replaces them."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                before = signal.signal(number, self._note)
+                before = signal.signal(number, self._handle_signal)
                 self._before.setdefault(number, before)
 
     @contextmanager
@@ -59,7 +59,7 @@ class StopFlag(threading.Event):
         finally:
             self._raising = False
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
         self.signal = self.signal or number
         self.set()
         if self._raising:

@@ -21,13 +21,13 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.positions import update_copied_sums
-from sessionlake.operations.retention.removal import Retention
+from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed, last_planned, read_delta_offset
-from sessionlake.streaming.journal import building_version
-from sessionlake.streaming.pause_requests import pause_reason
+from sessionlake.streaming.checkpoint import read_delta_offset, read_last_committed_batch, read_last_planned_batch
+from sessionlake.streaming.journal import read_building_version
+from sessionlake.streaming.pause_requests import read_pause_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ class TableMaintenance:
 
 
 @dataclass(frozen=True)
-class Reader:
+class TableReaderProgress:
     """A stream that reads a table, and its progress.
 
     Attributes:
@@ -79,7 +79,7 @@ class Reader:
     last_start: int | None = None
 
     @property
-    def oldest_needed(self) -> int | None:
+    def oldest_needed_version(self) -> int | None:
         """The oldest version whose entry in the table's log the stream still needs; None if unknown."""
         return self.next_version if self.last_start is None else self.last_start
 
@@ -97,13 +97,13 @@ class Maintenance:
         self._spark = separate_session(spark)  # OPTIMIZE and VACUUM take their options from session settings
         self._settings = settings
         self._lake = Lake(settings)
-        self._retention = Retention(self._spark, settings)
+        self._retention = RetentionRunner(self._spark, settings)
         self._on_done = on_done or (lambda _: None)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
-    def once(self, table: str | None = None) -> Iterator[TableMaintenance]:
+    def maintain_once(self, table: str | None = None) -> Iterator[TableMaintenance]:
         """Maintains each table once, with all work that is possible now. Yields the result of each table.
 
         Args:
@@ -112,18 +112,18 @@ class Maintenance:
         Raises:
             UsageError: The lake has no such table.
         """
-        known = self._tables()
+        known = self._list_tables()
         if table is not None and table not in known:
             raise UsageError(
                 f"maintain: there is no table {table!r}",
                 fix=f"Name one of the tables: {', '.join(known) or 'none yet'}",
             )
         for name in known if table is None else [table]:
-            yield self._maintain(name, only_if_worth=False)
+            yield self._maintain_table(name, only_if_worth=False)
 
     def start(self) -> Maintenance:
         """Starts a background thread that maintains the tables until `stop`."""
-        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
+        self._thread = threading.Thread(target=self._run_in_background, name="maintenance", daemon=True)
         self._thread.start()
         return self
 
@@ -133,70 +133,75 @@ class Maintenance:
         if self._thread is not None:
             self._thread.join()
 
-    def watch(self, stop: threading.Event, table: str | None = None) -> None:
+    def maintain_until_stopped(self, stop: threading.Event, table: str | None = None) -> None:
         """Maintains one table after another until `stop` is set, or another process asks this one to pause.
 
         Args:
             table: The only table to maintain; None means all.
         """
-        while not stop.is_set() and pause_reason(self._settings) is None:
-            tables = self._tables() if table is None else [table]
+        while not stop.is_set() and read_pause_reason(self._settings) is None:
+            tables = self._list_tables() if table is None else [table]
             pause = self._settings.maintain.interval.total_seconds() / max(1, len(tables))
             for name in tables or [""]:
-                if stop.wait(pause) or pause_reason(self._settings) is not None:
+                if stop.wait(pause) or read_pause_reason(self._settings) is not None:
                     return
                 if name:
                     self._maintain_in_turn(name)
 
     def _maintain_in_turn(self, table: str) -> None:
         try:
-            self._on_done(self._maintain(table, only_if_worth=True))
+            self._on_done(self._maintain_table(table, only_if_worth=True))
         except Exception as error:
             if self._thread is None:  # a caller waits for the result
                 raise
             self.error = error  # may be temporary, such as a full disk: the table gets its turn again
 
-    def _run(self) -> None:
+    def _run_in_background(self) -> None:
         try:
-            self.watch(self._stop)
+            self.maintain_until_stopped(self._stop)
             while not self._stop.wait(_PAUSED_SECONDS):  # another process has asked it to pause
-                self.watch(self._stop)
+                self.maintain_until_stopped(self._stop)
         except BaseException as error:  # noqa: BLE001 - the process that runs the layers reads it
             self.error = error
 
-    def _tables(self) -> list[str]:
+    def _list_tables(self) -> list[str]:
         return [table for table in [*TABLES, *self._settings.added_tables] if self._lake.exists(self._spark, table)]
 
-    def _maintain(self, table: str, *, only_if_worth: bool) -> TableMaintenance:
+    def _maintain_table(self, table: str, *, only_if_worth: bool) -> TableMaintenance:
         """Removes old rows, merges files, and removes unused files of one table.
 
         Args:
             only_if_worth: True to save work: old rows are looked for only from time to time, and unused files are
                 removed only if there are many.
         """
-        reading = readers(self._settings, table)
+        reading = list_readers(self._settings, table)
         if table == MESSAGES and not all(reader.has_started for reader in reading if reader.name == SILVER):
             # A new stream reads the first snapshot in the order of file times, which merging would change.
             return TableMaintenance(table, waits="silver has not started to read it, and needs its files as they are")
-        removed = self._retention.remove(table, datetime.now(UTC), only_if_due=only_if_worth)
-        wrong_retention = self._wrong_retention(table)
-        compacted = self._compact(table)
+        removed = self._retention.remove_expired_rows(table, datetime.now(UTC), only_if_due=only_if_worth)
+        wrong_retention = self._describe_wrong_retention(table)
+        compacted = self._compact_table(table)
         if table == LEDGER:
             update_copied_sums(self._spark, self._lake)
-        waits = wrong_retention or _blocked_by(reading)
-        vacuumed = None if waits else self._vacuum(table, reading, only_if_worth=only_if_worth)
+        waits = wrong_retention or _describe_blocking_readers(reading)
+        vacuumed = None if waits else self._vacuum_table(table, reading, only_if_worth=only_if_worth)
         reasons = "; ".join(filter(None, (removed.waits, waits)))
         return TableMaintenance(table, compacted, vacuumed, removed.rows, reasons)
 
-    def _vacuum(self, table: str, reading: Sequence[Reader], *, only_if_worth: bool) -> Vacuumed | None:
+    def _vacuum_table(
+        self, table: str, readers: Sequence[TableReaderProgress], *, only_if_worth: bool
+    ) -> Vacuumed | None:
         storage = self._lake.storage
-        since = min((reader.oldest_needed for reader in reading if reader.oldest_needed is not None), default=None)
+        since = min(
+            (reader.oldest_needed_version for reader in readers if reader.oldest_needed_version is not None),
+            default=None,
+        )
         kept = HistoryToKeep(self._settings.maintain.keep, since, self._settings.maintain.versions)
         if only_if_worth and not storage.needs_vacuum(self._spark, table, kept):
             return None
         return storage.vacuum(self._spark, table, kept)
 
-    def _compact(self, table: str) -> Compacted | None:
+    def _compact_table(self, table: str) -> Compacted | None:
         """Merges files until few small ones are left."""
         first: Compacted | None = None
         while not self._stop.is_set():
@@ -206,7 +211,7 @@ class Maintenance:
             first = Compacted((first or done).before, done.after)
         return first
 
-    def _wrong_retention(self, table: str) -> str:
+    def _describe_wrong_retention(self, table: str) -> str:
         """Returns why removed files cannot be deleted yet: Delta does not remember them for as long as `maintain.keep`.
 
         Also adds missing settings to a table that an earlier version of sessionlake created.
@@ -221,7 +226,7 @@ class Maintenance:
         return f"its property {RETENTION} is not yet {interval_text(wanted)}: the next start of its layer sets it"
 
 
-def readers(settings: Settings, table: str) -> list[Reader]:
+def list_readers(settings: Settings, table: str) -> list[TableReaderProgress]:
     """Returns the layers, processors and publications that read a table, with their progress.
 
     Raises:
@@ -238,10 +243,10 @@ def readers(settings: Settings, table: str) -> list[Reader]:
     names += [folder.name for folder in sorted(checkpoints)]
     begins = {name: handover.read_active(settings, name) for name in stateful}
     firsts = {name: begin.bronze_version + 1 for name, begin in begins.items() if begin is not None}
-    return [_reader(settings, name, firsts.get(name)) for name in names]
+    return [_read_progress(settings, name, firsts.get(name)) for name in names]
 
 
-def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
+def _read_progress(settings: Settings, name: str, first: int | None = None) -> TableReaderProgress:
     """Reads a stream's progress from its checkpoint.
 
     Args:
@@ -249,11 +254,11 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
         first: The version at which the stream starts if it has no batch yet; None if it starts with a snapshot.
     """
     checkpoint = Path(settings.checkpoint(name))
-    batch = last_committed(checkpoint)
+    batch = read_last_committed_batch(checkpoint)
     if batch is None:
-        if first is None and (rebuilt := building_version(settings, name)) is not None:
+        if first is None and (rebuilt := read_building_version(settings, name)) is not None:
             first = rebuilt + 1
-        return Reader(name, first is not None or last_planned(checkpoint) is not None, first)
+        return TableReaderProgress(name, first is not None or read_last_planned_batch(checkpoint) is not None, first)
     try:
         place = read_delta_offset(checkpoint, batch)
         # A first batch has no start in its checkpoint. Spark loads the table as it was one version before the end.
@@ -265,16 +270,16 @@ def _reader(settings: Settings, name: str, first: int | None = None) -> Reader:
             fix="Run `sessionlake doctor`, which names the remedy",
         ) from None
     return (
-        Reader(name, has_started=True)
+        TableReaderProgress(name, has_started=True)
         if place.in_initial_snapshot
-        else Reader(name, has_started=True, next_version=place.version, last_start=last_start)
+        else TableReaderProgress(name, has_started=True, next_version=place.version, last_start=last_start)
     )
 
 
-def _blocked_by(reading: Sequence[Reader]) -> str:
+def _describe_blocking_readers(readers: Sequence[TableReaderProgress]) -> str:
     """Returns a text that names the streams which still read the table's first snapshot; empty if none does.
 
     The files of the snapshot can be of any age, so none may be removed yet.
     """
-    early = [reader.name for reader in reading if reader.has_started and reader.next_version is None]
+    early = [reader.name for reader in readers if reader.has_started and reader.next_version is None]
     return f"still reading the first snapshot of the table: {', '.join(early)}" if early else ""

@@ -26,9 +26,9 @@ from sessionlake.processors import job as processors
 from sessionlake.settings.model import Settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
-from sessionlake.streaming.errors import explain
-from sessionlake.streaming.pause_requests import pause_reason, wait_while_paused
-from sessionlake.streaming.payloads import payload_of
+from sessionlake.streaming.errors import explain_layer_error
+from sessionlake.streaming.pause_requests import read_pause_reason, wait_while_paused
+from sessionlake.streaming.payloads import read_payload_settings
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def names_to_run(settings: Settings, layer: Layer) -> tuple[str, ...]:
     return (*layer.single_layers, *(processor.layer for processor in chosen))
 
 
-def preflight(settings: Settings, layer: Layer) -> None:
+def require_settings(settings: Settings, layer: Layer) -> None:
     """Checks what can be checked before Spark is started.
 
     Raises:
@@ -71,12 +71,12 @@ def preflight(settings: Settings, layer: Layer) -> None:
     """
     storage_of(settings).require_writable()
     if Layer.SILVER in layer.single_layers or layer is Layer.PROCESSOR:
-        payload_of(settings.capture)
+        read_payload_settings(settings.capture)
     for processor in settings.processors:
         if processor.layer in names_to_run(settings, layer):
             processors.require_usable(settings, processor.name)
     if Layer.BRONZE in layer.single_layers:
-        bronze.require(settings)
+        bronze.require_source(settings)
 
 
 def run_once(
@@ -100,10 +100,10 @@ def run_once(
             processor is raised after all other processors have finished.
     """
     failed: list[SessionlakeError] = []
-    with claimed(spark, settings, layer):
+    with claim_layers(spark, settings, layer):
         for part in names_to_run(settings, layer):
             try:
-                if not run_to_end(spark, settings, part, stop):
+                if not run_layer_to_end(spark, settings, part, stop):
                     return False
             except SessionlakeError as error:
                 if part in layer.single_layers or layer is not Layer.ALL:
@@ -116,7 +116,7 @@ def run_once(
     return True
 
 
-def run_live(
+def run_until_stopped(
     spark: SparkSession,
     settings: Settings,
     layer: Layer,
@@ -136,8 +136,8 @@ def run_live(
     """
     while True:
         running = Pipeline(spark, settings, layer, on_failure=on_failure, on_wait=on_wait)
-        with claimed(spark, settings, layer), running as pipeline:
-            why = pipeline.watch(stop)
+        with claim_layers(spark, settings, layer), running as pipeline:
+            why = pipeline.wait_until_stopped(stop)
             failed = list(pipeline.failed.values())
         if why is None:
             break
@@ -184,21 +184,21 @@ class Pipeline:
         try:
             for part in names_to_run(self._settings, self._layer):
                 try:
-                    self.queries[part] = self._start(part)
+                    self.queries[part] = self._start_layer(part)
                 except SessionlakeError as error:
                     self._record_failure(part, error)
             if self._layer is Layer.ALL:
                 self._maintenance = Maintenance(self._spark, self._settings).start()
         except BaseException:
-            self._stop()
+            self._stop_layers()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
         """Stops all layers. A batch that is not finished is abandoned, and repeated at the next start."""
-        self._stop()
+        self._stop_layers()
 
-    def watch(self, stop: threading.Event) -> str | None:
+    def wait_until_stopped(self, stop: threading.Event) -> str | None:
         """Waits until `stop` is set, or another process asks the layers to pause.
 
         Returns:
@@ -208,12 +208,12 @@ class Pipeline:
             SessionlakeError: The first error of any layer.
         """
         while not stop.wait(_POLL_SECONDS):
-            self.check()
-            if (why := pause_reason(self._settings)) is not None:
+            self.check_layers()
+            if (why := read_pause_reason(self._settings)) is not None:
                 return why
         return None
 
-    def check(self) -> None:
+    def check_layers(self) -> None:
         """Raises the error of a layer that has failed.
 
         With `all`, errors of processors and of maintenance are only recorded.
@@ -226,10 +226,12 @@ class Pipeline:
             error = self._merger.error
             if isinstance(error, SessionlakeError):
                 raise error
-            raise explain(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
+            raise explain_layer_error(error, SILVER_TABLES, self._settings.checkpoint(SILVER)) from error
         ended = None if self._maintenance is None else self._maintenance.error
         if ended is not None and _MAINTENANCE not in self.failed:
-            self._record_failure(_MAINTENANCE, explain(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE)))
+            self._record_failure(
+                _MAINTENANCE, explain_layer_error(ended, _MAINTENANCE, self._settings.checkpoint(_MAINTENANCE))
+            )
         for part, query in self.queries.items():
             if part in self.failed:
                 continue
@@ -238,7 +240,7 @@ class Pipeline:
             except SessionlakeError as error:
                 self._record_failure(part, error)
 
-    def drain(self) -> None:
+    def process_all_available(self) -> None:
         """Waits until all messages that Kafka holds now are processed by all layers that run.
 
         Raises:
@@ -249,8 +251,8 @@ class Pipeline:
                 continue
             query.drain()
             if part == Layer.SILVER and self._merger is not None:
-                self._merger.drain()
-                self.check()
+                self._merger.wait_for_merges()
+                self.check_layers()
 
     def _record_failure(self, part: str, error: SessionlakeError) -> None:
         """Records the error of a processor if all layers run (`all`). Raises the error of any other layer."""
@@ -259,11 +261,11 @@ class Pipeline:
         self.failed[part] = error
         self._on_failure(error)
 
-    def _start(self, part: str) -> LayerQuery:
+    def _start_layer(self, part: str) -> LayerQuery:
         with storage_of(self._settings).caching():
-            return self._checked_start(part)
+            return self._start_checked_layer(part)
 
-    def _checked_start(self, part: str) -> LayerQuery:
+    def _start_checked_layer(self, part: str) -> LayerQuery:
         spark, settings = self._spark, self._settings
         require_startable(spark, settings, part)
         for processor in settings.processors:
@@ -274,16 +276,16 @@ class Pipeline:
         if part == Layer.GOLD:
             return gold.start(spark, settings)
         self._merger = TableMerger(spark, settings, on_merge=self._on_commit)
-        query = silver.start(spark, settings, on_batch=self._on_silver)
+        query = silver.start(spark, settings, on_batch=self._report_silver_batch)
         self._merger.start()
         return query
 
-    def _on_silver(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
+    def _report_silver_batch(self, entry: LedgerEntry, rows: Mapping[str, pa.Table]) -> None:
         if self._merger is not None:
             self._merger.report_batch(entry, rows)
         self._on_commit(entry)
 
-    def _stop(self) -> None:
+    def _stop_layers(self) -> None:
         if self._maintenance is not None:
             self._maintenance.stop()
         for query in self.queries.values():
@@ -292,7 +294,7 @@ class Pipeline:
             self._merger.stop()
 
 
-def run_to_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
+def run_layer_to_end(spark: SparkSession, settings: Settings, part: str, stop: threading.Event) -> bool:
     """Runs a layer until all input that is available now is processed. This process must have claimed the layer.
 
     Returns:
@@ -336,13 +338,13 @@ def _wait_for_end(query: LayerQuery, settings: Settings, stop: threading.Event) 
 
 
 @contextmanager
-def claimed(
-    spark: SparkSession, settings: Settings, layer: Layer, doing: str | None = None, *others: str
+def claim_layers(
+    spark: SparkSession, settings: Settings, layer: Layer, action: str | None = None, *others: str
 ) -> Iterator[None]:
     """Claims layers for the block, so that no other process runs them on the same tables.
 
     Args:
-        doing: What this process does, as in "rebuilds silver", for the error text in other processes. None means that
+        action: What this process does, as in "rebuilds silver", for the error text in other processes. None means that
             it runs the layers.
         others: Names of further claims to hold.
 
@@ -351,5 +353,5 @@ def claimed(
     """
     with ExitStack() as stack:
         for part in (*names_to_run(settings, layer), *others):
-            stack.enter_context(storage_of(settings).claim(spark, part, doing or f"runs {part}"))
+            stack.enter_context(storage_of(settings).claim(spark, part, action or f"runs {part}"))
         yield

@@ -21,15 +21,15 @@ from sessionlake.delta.schemas.names import (
     TOPICS,
 )
 from sessionlake.errors import LakeError
-from sessionlake.operations.rebuild.endings import gold_tables
+from sessionlake.operations.rebuild.endings import list_gold_tables
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover, manifest
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.generations import Generations, require_intact_checkpoint
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import refuse_lost_ledger, refuse_lost_state
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ class Subject(StrEnum):
     VERSIONS = "versions"
 
 
-class Check(NamedTuple):
+class PreflightCheck(NamedTuple):
     """One check of a layer.
 
     Attributes:
@@ -60,7 +60,7 @@ class Check(NamedTuple):
     at_start: bool = True
 
 
-def layers_of(settings: Settings) -> tuple[str, ...]:
+def list_layers(settings: Settings) -> tuple[str, ...]:
     """Returns the layers and processors that have a checkpoint."""
     return (BRONZE, SILVER, GOLD, *(processor.layer for processor in settings.processors))
 
@@ -71,7 +71,7 @@ def require_startable(spark: SparkSession, settings: Settings, layer: str) -> No
     Raises:
         LakeError: A check failed. The text says what is wrong and what to do.
     """
-    for check in _checks(settings, layer):
+    for check in _list_checks(settings, layer):
         if check.at_start:
             check.require(spark)
 
@@ -83,44 +83,44 @@ def require_subject(spark: SparkSession | None, settings: Settings, subject: Sub
         LakeError: The first check that failed. Its text says what is wrong and what to do.
     """
     for layer in layers:
-        for check in _checks(settings, layer):
+        for check in _list_checks(settings, layer):
             if check.subject is subject:
                 check.require(spark)
 
 
-def _checks(settings: Settings, layer: str) -> Iterator[Check]:
-    yield Check(Subject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
-    yield Check(Subject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer))
-    yield Check(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
-    yield Check(Subject.CHECKPOINTS, lambda _: manifest.read(settings, layer))
-    yield Check(Subject.STATES, lambda _: handover.require_states(settings, layer))
+def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
+    yield PreflightCheck(Subject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
+    yield PreflightCheck(Subject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer))
+    yield PreflightCheck(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
+    yield PreflightCheck(Subject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
+    yield PreflightCheck(Subject.STATES, lambda _: handover.require_states(settings, layer))
     if layer not in {
         BRONZE,
         *(processor.layer for processor in settings.processors if processor.key),
     }:  # layers without states
         # When a layer starts, Spark itself looks for the states.
-        yield Check(Subject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
-    yield Check(Subject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
-    yield Check(Subject.VERSIONS, lambda spark: require_newest(spark, settings, [layer]))
+        yield PreflightCheck(Subject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
+    yield PreflightCheck(Subject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
+    yield PreflightCheck(Subject.VERSIONS, lambda spark: require_newest_tables(spark, settings, [layer]))
 
 
-def require_newest(spark: SparkSession | None, settings: Settings, layers: Iterable[str]) -> None:
+def require_newest_tables(spark: SparkSession | None, settings: Settings, layers: Iterable[str]) -> None:
     """Checks that no table which these layers read or write was restored to an older version.
 
     Raises:
         LossError: A table was restored to an older version. The text names it.
     """
-    tables = dict.fromkeys(table for layer in layers for table in _tables_of(settings, layer))
-    refuse_restored(spark, Lake(settings), tables)
+    tables = dict.fromkeys(table for layer in layers for table in _list_tables(settings, layer))
+    refuse_restored_tables(spark, Lake(settings), tables)
 
 
 def _require_query(settings: Settings, layer: str) -> None:
     folder = Path(settings.checkpoint(layer))
-    if folder.is_dir() and Generations(str(folder), layer).current.app_id is None:
-        raise LakeError(f"{folder} has no metadata file", fix=recovery_hint(layer))
+    if folder.is_dir() and CheckpointGenerations(str(folder), layer).current_generation.app_id is None:
+        raise LakeError(f"{folder} has no metadata file", fix=build_recovery_hint(layer))
 
 
-def _tables_of(settings: Settings, layer: str) -> tuple[str, ...]:
+def _list_tables(settings: Settings, layer: str) -> tuple[str, ...]:
     """Returns the tables that a layer depends on: the tables that it reads, and those that are written for it."""
     for processor in settings.processors:
         if processor.layer == layer:
@@ -129,5 +129,5 @@ def _tables_of(settings: Settings, layer: str) -> tuple[str, ...]:
     return {
         BRONZE: (MESSAGES, TOPICS, ERASURES, RETAINED),
         SILVER: (MESSAGES, *REPLAYED, DECISIONS),
-        GOLD: (CHANGES, *gold_tables(settings)),
+        GOLD: (CHANGES, *list_gold_tables(settings)),
     }[layer]

@@ -15,12 +15,12 @@ from sessionlake.processors.api import KeyedProcessor, Record
 from sessionlake.processors.computation import (
     Computation,
     compute_groups,
+    filter_rows_with_values,
     require_columns,
     require_exact,
     require_names,
-    rows_with_values,
 )
-from sessionlake.processors.load import ProcessorRef, processor_ref
+from sessionlake.processors.load import ProcessorRef, create_processor_ref
 from sessionlake.processors.output import BATCH, OutputColumns
 from sessionlake.protocol.arrow import sort_rows
 from sessionlake.protocol.names import internal
@@ -36,7 +36,7 @@ _SLICE = 4096
 _PUBLISHED = frozenset({ORDINAL, BATCH})
 
 
-class ByClass(Computation):
+class KeyedComputation(Computation):
     """Computes the records that a user's class yields for each key, numbered from 0.
 
     Args:
@@ -51,12 +51,13 @@ class ByClass(Computation):
         if config.on_error not in (None, OnViolation.FAIL):
             raise ConfigError(
                 f"{config.config_key}.on_error: a processor with a key allows only `fail`",
+                why="It computes a key from all its rows, so it cannot leave out a failed one",
                 fix="Set it to `fail` or remove it",
             )
         require_columns(config, (*config.key, *config.order), present)
         require_names(config, _PUBLISHED)
         require_exact(config, "key", config.key, present)
-        self._config, self._ref = config, processor_ref(config)
+        self._config, self._ref = config, create_processor_ref(config)
         self._head = (*((name, present[name]) for name in config.key), (ORDINAL, "int"))
         try:
             output = OutputColumns(self._ref.load_keyed().output, self._head)
@@ -69,7 +70,7 @@ class ByClass(Computation):
 
     def select_input(self, rows: DataFrame) -> DataFrame:
         """Filters the source table's rows to those that have a value in every key column."""
-        return rows_with_values(rows, self.by)
+        return filter_rows_with_values(rows, self.by)
 
     def compute(self, rows: DataFrame) -> DataFrame:
         """Computes each key's records with the user's class.
@@ -80,7 +81,7 @@ class ByClass(Computation):
         from pyspark.sql import functions as F
 
         columns = (*self.columns, (_ERROR, "string"))
-        found = compute_groups(rows, self.by, _Groups(self._ref, self._config, self._head), columns)
+        found = compute_groups(rows, self.by, _KeyProcessing(self._ref, self._config, self._head), columns)
         failed = found.where(F.col(_ERROR).isNotNull()).orderBy(_ERROR).first()
         if failed is not None:
             raise ProcessorError(
@@ -110,7 +111,7 @@ def process_key(
 
 
 @dataclass(frozen=True)
-class _Groups:
+class _KeyProcessing:
     """An Arrow function that computes the records of several keys, given their rows.
 
     If the class raises, the result has a row with the error's text in the column `_ERROR`. One such row stops the
@@ -132,7 +133,9 @@ class _Groups:
         ordered = sort_rows(rows, (*self.config.key, *self.config.order))
         keys, records, errors = list[tuple[Any, ...]](), list[Any](), list[str | None]()
         key_types = [rows.schema.field(name).type for name in self.config.key]
-        for key, of_key in groupby(_row_dicts(ordered), key=lambda row: tuple(row[name] for name in self.config.key)):
+        for key, of_key in groupby(
+            _read_row_dicts(ordered), key=lambda row: tuple(row[name] for name in self.config.key)
+        ):
             found, error = self._run_key(processor, output, dict(zip(self.config.key, key, strict=True)), of_key)
             keys += [key] * len(found)
             records += found
@@ -144,9 +147,9 @@ class _Groups:
             name: pa.array([key[i] for key in keys], kind)
             for i, (name, kind) in enumerate(zip(self.config.key, key_types, strict=True))
         }
-        columns[ORDINAL] = pa.array(_ordinals(keys), pa.int32())
-        blank = output.check({})
-        columns |= output.declared_arrays([blank if record is None else record for record in records])
+        columns[ORDINAL] = pa.array(_ordinals_per_key(keys), pa.int32())
+        blank = output.check_record({})
+        columns |= output.to_declared_arrays([blank if record is None else record for record in records])
         return pa.table({**columns, _ERROR: pa.array(errors, pa.string())})
 
     def _run_key(
@@ -155,7 +158,7 @@ class _Groups:
         found = list[Any]()
         try:
             for call in process_key(processor, key, self._require_distinct_order(rows)):
-                found += map(output.check, self._limit_records(call))
+                found += map(output.check_record, self._limit_records(call))
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             return [None], f"key {json.dumps(dict(key), default=str)}: {type(error).__name__}: {error}"
         return found, None
@@ -181,12 +184,12 @@ class _Groups:
             yield row
 
 
-def _row_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
+def _read_row_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
     for batch in rows.to_batches(max_chunksize=_SLICE):
         yield from batch.to_pylist()
 
 
-def _ordinals(keys: Iterable[tuple[Any, ...]]) -> list[int]:
+def _ordinals_per_key(keys: Iterable[tuple[Any, ...]]) -> list[int]:
     """Returns the number of each record within its key, from 0.
 
     Args:

@@ -17,14 +17,14 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
 from sessionlake.gold.declared.comments import product_comments
-from sessionlake.gold.declared.tables import product_of
+from sessionlake.gold.declared.tables import create_product
 from sessionlake.gold.verify.tables import expected_rows
 from sessionlake.processors.computation import (
     Computation,
     compute_groups,
+    filter_rows_with_values,
     require_columns,
     require_exact,
-    rows_with_values,
 )
 from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -38,7 +38,7 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "decimal", *_INEXACT)
 _TIMES = ("timestamp", "bigint")
 
 
-class ByProduct(Computation):
+class ProductComputation(Computation):
     """Computes the aggregates of a declared product, one row per key and bucket.
 
     Args:
@@ -50,7 +50,7 @@ class ByProduct(Computation):
     """
 
     def __init__(self, config: ProductProcessor, present: Mapping[str, str]) -> None:
-        self.product = product_of(config.product)
+        self.product = create_product(config.product)
         if not isinstance(self.product.source, Rows):
             raise ConfigError(
                 f"{config.config_key}.source: {config.product.python} is computed from silver's changes, not from a "
@@ -69,7 +69,7 @@ class ByProduct(Computation):
     def _require_columns(self, config: ProductProcessor) -> None:
         rows, present = self._rows, self._present
         single = [name for name in (rows.time, rows.value) if name is not None]
-        require_columns(config, (*config.key, *single, *rows.order, *self.product.reads), present)
+        require_columns(config, (*config.key, *single, *rows.order, *self.product.source_columns), present)
         require_exact(config, "keys", config.key, present)
         require_exact(config, "order", rows.order, present)
         if rows.time is not None and present[rows.time] not in _TIMES:
@@ -102,7 +102,7 @@ class ByProduct(Computation):
             begin = F.try_subtract(ts, F.pmod(ts, F.lit(length).cast("bigint")))
             within = ts.between(FIRST_MS, LAST_MS) & (begin >= FIRST_MS)
             found = found.withColumn(START, F.when(within, F.timestamp_millis(begin)))
-        return rows_with_values(found, self.by)
+        return filter_rows_with_values(found, self.by)
 
     def compute(self, rows: DataFrame) -> DataFrame:
         """Returns the product's rows: aggregates over all source rows of each key and bucket."""
@@ -117,16 +117,16 @@ class ByProduct(Computation):
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
-        source, fields = self._rows, [self.product.fields[name] for name in self.product.keys]
+        source, fields = self._rows, [self.product.key_fields[name] for name in self.product.keys]
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
         events = rows.select(*keys, *(column.alias(name) for name, column in self._event_columns().items()))
         orders = [order_field(i) for i in range(len(source.order))]
-        events = rows_with_values(events, [name for name in events.columns if name not in orders])
+        events = filter_rows_with_values(events, [name for name in events.columns if name not in orders])
         if source.time is None:
             events = events.withColumn("ts", F.lit(0).cast("bigint"))
         order = [F.col("ts"), *(F.col(quote(name)).asc_nulls_last() for name in orders)]
         order += [F.col("value")] if source.value is not None else []
-        order += [F.col(quote(name)) for name in self.product.reads]
+        order += [F.col(quote(name)) for name in self.product.source_columns]
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
         place = F.row_number().over(Window.partitionBy(*map(quote, fields)).orderBy(*order))
@@ -137,7 +137,7 @@ class ByProduct(Computation):
         from pyspark.sql import functions as F
 
         source = self._rows
-        found = {name: F.col(quote(name)) for name in self.product.reads}
+        found = {name: F.col(quote(name)) for name in self.product.source_columns}
         found |= {order_field(i): F.col(quote(name)) for i, name in enumerate(source.order)}
         if source.value is not None:
             found["value"] = F.col(quote(source.value)).cast("double" if source.numbers else "string")
@@ -157,4 +157,4 @@ class _ProductRows:
     def __call__(self, rows: pa.Table) -> pa.Table:
         others = (name for name in rows.column_names if is_internal(name))
         values = {name.removeprefix(INTERNAL): rows[name] for name in others}
-        return self.product.of_rows(rows.select(self.product.keys), pa.table(values)).select(list(self.names))
+        return self.product.aggregate_rows(rows.select(self.product.keys), pa.table(values)).select(list(self.names))

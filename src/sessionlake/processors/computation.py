@@ -77,7 +77,7 @@ def compute_groups(
     return map_groups(rows, by, _GROUPS, function, ddl).localCheckpoint()
 
 
-def rows_with_values(rows: DataFrame, names: Iterable[str]) -> DataFrame:
+def filter_rows_with_values(rows: DataFrame, names: Iterable[str]) -> DataFrame:
     """Filters rows to those that are not null in any of these columns."""
     from pyspark.sql import functions as F
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sessionlake.delta.storage.values import rows_of
+from sessionlake.delta.storage.values import to_rows
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ class Difference:
         return ", ".join(parts) or "no row differs"
 
 
-def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most: int = 20) -> Difference:
+def find_difference(before: DataFrame, after: DataFrame, keys: Sequence[str], max_rows: int = 20) -> Difference:
     """Compares two tables row by row. The batch number of a row is ignored.
 
     Args:
         before: The table before.
         after: The table after.
         keys: Columns that identify a row.
-        at_most: The most differing rows to return.
+        max_rows: The most differing rows to return.
     """
     from pyspark.sql import functions as F
 
@@ -98,6 +98,6 @@ def difference(before: DataFrame, after: DataFrame, keys: Sequence[str], at_most
             row[_BEFORE],
             row[_AFTER],
         )
-        for row in rows_of(other.orderBy(*map(quote, keys)).limit(at_most).toArrow())
+        for row in to_rows(other.orderBy(*map(quote, keys)).limit(max_rows).toArrow())
     )
     return Difference(after.count(), counts, first, columns)

@@ -18,19 +18,19 @@ from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import ConfigError, LakeError, LossError
-from sessionlake.gold.declared.tables import product_of
+from sessionlake.gold.declared.tables import create_product
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.processors import keyed
-from sessionlake.processors.load import config_hash_of, processor_ref
+from sessionlake.processors.load import create_processor_ref, hash_config
 from sessionlake.processors.output import HEAD_COMMENTS, OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
-from sessionlake.processors.shard import MessageProcessor, message_processor
+from sessionlake.processors.shard import MessageProcessor, create_message_processor
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.settings.processors import ProductProcessor
-from sessionlake.silver.decisions import binding_decisions
+from sessionlake.silver.decisions import read_binding_decisions
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
     build_packed_stream,
@@ -41,15 +41,15 @@ from sessionlake.silver.job import (
     sum_ledger_counts,
     sum_partition_counts,
 )
-from sessionlake.silver.stream_times import StreamTimesLog, require_continued
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.folded import Folded, collect
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.folded import FoldedBatch, collect_reports
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.journal import discard_building, require_uninterrupted
-from sessionlake.streaming.manifest import committing, note_stop
-from sessionlake.streaming.operation import rebuild_of
+from sessionlake.streaming.manifest import record_commit, record_stop
+from sessionlake.streaming.operation import create_processor_rebuild
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import ShardFold, fold_shards
 
@@ -83,22 +83,22 @@ def require_usable(settings: Settings, name: str) -> None:
     """
     config = processor_settings(settings, name)
     if isinstance(config, ProductProcessor):
-        product_of(config.product)
+        create_product(config.product)
     elif config.key:
-        processor_ref(config).load_keyed()
+        create_processor_ref(config).load_keyed()
     else:
-        load(settings, name)
+        load_processor(settings, name)
 
 
-def load(settings: Settings, name: str) -> MessageProcessor:
+def load_processor(settings: Settings, name: str) -> MessageProcessor:
     """Loads the processor with this name, which must process sessions, and checks its class.
 
     Raises:
         ConfigError: The processor is not configured, or its class cannot be used.
     """
     config = processor_settings(settings, name)
-    ref = processor_ref(config)
-    processor = message_processor(config, settings.capture, settings.silver.shards, ref)
+    ref = create_processor_ref(config)
+    processor = create_message_processor(config, settings.capture, settings.silver.shards, ref)
     _ = processor.loaded_processor
     return processor
 
@@ -119,20 +119,20 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     require_uninterrupted(settings, config.layer)
     if config.key:
         return keyed.start(spark, settings, config, once=once)
-    processor = load(settings, name)
+    processor = load_processor(settings, name)
     lake = Lake(settings, {config.output_table: table_schema(config, processor.loaded_processor.output)})
     lake.ensure(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
-    discard_building(settings, rebuild_of(config))
+    discard_building(settings, create_processor_rebuild(config))
     _refuse_filled_table(spark, lake, config)
     checkpoint, begin = settings.checkpoint(config.layer), handover.read_active(settings, config.layer)
     require_readable_states(spark, settings, config.layer, processor)
-    fold = processor_fold(spark, lake, processor)
+    fold = create_processor_fold(spark, lake, processor)
     if begin is not None:
         fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = load_offset_log(spark, lake, settings, config.layer, first_batch)
-    times = StreamTimesLog.open(spark, settings, config.layer, log.last_offsets)
+    times = StreamTimesLog.start_log(spark, settings, config.layer, log.last_offsets)
     stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
@@ -146,11 +146,14 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
     Raises:
         LossError: The table has rows.
     """
-    begun = Generations(lake.settings.checkpoint(config.layer), config.layer).current.app_id is not None
+    begun = (
+        CheckpointGenerations(lake.settings.checkpoint(config.layer), config.layer).current_generation.app_id
+        is not None
+    )
     if (
         not begun
         and handover.read_active(lake.settings, config.layer) is None
-        and lake.reader(spark).any(config.output_table)
+        and lake.reader(spark).has_rows(config.output_table)
     ):
         raise LossError(
             f"{config.output_table} holds rows already, though {config.layer} has not run yet",
@@ -160,10 +163,10 @@ def _refuse_filled_table(spark: SparkSession, lake: Lake, config: ProcessorSetti
         )
 
 
-def processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
+def create_processor_fold(spark: SparkSession, lake: Lake, processor: MessageProcessor) -> ShardFold:
     """Returns the fold that judges bronze's messages as silver does, and passes applied messages to the processor."""
     capture = lake.settings.capture
-    return SilverFold(capture.declared, capture, binding_decisions(lake.reader(spark)), processor=processor)
+    return SilverFold(capture.declared, capture, read_binding_decisions(lake.reader(spark)), processor=processor)
 
 
 def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
@@ -206,7 +209,7 @@ class _ProcessorBatch:
     ) -> None:
         self._lake, self._ledger, self._settings, self._config = lake, Ledger(lake), settings, config
         self._output = processor.loaded_processor.output
-        self._hash = config_hash_of(settings, config)
+        self._hash = hash_config(settings, config)
         self._log, self._times = log, times
         self._few = False  # whether the last batch was small: the best guess for the next one
 
@@ -215,17 +218,17 @@ class _ProcessorBatch:
         frame.persist()
         try:
             with without_code_generation(spark, enabled=self._few):
-                folded, written = collect(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
+                folded, written = collect_reports(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [read_report(report) for report in written]
             partitions = sum_partition_counts([*reports])
             if violation := build_stop_error([*reports]):
-                note_stop(self._settings, violation.violation, config.layer)
+                record_stop(self._settings, violation.violation, config.layer)
                 raise violation
             refuse_failures(config.name, reports)
             ranges = list_offset_ranges(partitions)
             self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer)
-            require_continued(config.layer, partitions, self._log.last_offsets)
-            with committing(self._settings, config.layer, txn.version, self._hash, ranges):
+            require_continued_times(config.layer, partitions, self._log.last_offsets)
+            with record_commit(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=config.layer,
                     txn=txn,
@@ -237,14 +240,14 @@ class _ProcessorBatch:
                     config_hash=self._hash,
                 )
                 self._lake.storage.require_claims()  # another process may have taken the layer over
-                self._times.advance(partitions, reports)
+                self._times.add_batch_notes(partitions, reports)
                 self._ledger.write_entry(spark, entry)
         finally:
             frame.unpersist()
         self._log.record_committed_ranges(ranges)
         self._few = entry.messages <= self._lake.limits.few_messages
 
-    def _append(self, folded: Folded, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
+    def _append(self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
         """Appends the batch's records and failures to their tables. A table without new rows gets no commit.
 
         Returns:
@@ -262,7 +265,8 @@ class _ProcessorBatch:
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):
                     raise LakeError(
-                        f"{table}: version {commit.version} holds {commit.rows} rows of a batch of {count}",
+                        f"{table}: version {commit.version} has {commit.rows} rows, but the processor yielded {count} "
+                        "in this batch",
                         fix=f"If rows were removed from {MESSAGES} by hand, restore it (RESTORE TABLE). If another "
                         f"program writes to {table}, name another table under processors.{self._config.name}",
                     )

@@ -30,23 +30,23 @@ from sessionlake.gold.tables.notes import LOGIC
 from sessionlake.ledger.entries import Ledger, LedgerEntry, TableOutput
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.ledger.retained import read_removed_rows_without_limits
-from sessionlake.processors.by_class import ByClass
-from sessionlake.processors.by_product import ByProduct
-from sessionlake.processors.difference import Difference, difference
-from sessionlake.processors.load import config_hash_of
+from sessionlake.processors.by_class import KeyedComputation
+from sessionlake.processors.by_product import ProductComputation
+from sessionlake.processors.difference import Difference, find_difference
+from sessionlake.processors.load import hash_config
 from sessionlake.processors.output import BATCH, BATCH_COMMENT
 from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
-from sessionlake.streaming.checkpoint import last_planned
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import read_last_planned_batch
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.source_columns import (
     can_read_last_version,
-    changed_column,
+    find_changed_column,
     is_ahead_of_table,
-    last_planned_offset,
-    table_id,
+    read_last_planned_offset,
+    read_table_id,
 )
 from sessionlake.streaming.stores import archive_folders
 
@@ -71,7 +71,9 @@ class KeyedTable:
             )
         present = Lake(settings).storage.columns(spark, config.source)
         self.computation = (
-            ByProduct(config, present) if isinstance(config, ProductProcessor) else ByClass(config, present)
+            ProductComputation(config, present)
+            if isinstance(config, ProductProcessor)
+            else KeyedComputation(config, present)
         )
         self.columns = (*self.computation.columns, (BATCH, "bigint"))
         by = self.computation.by
@@ -134,8 +136,11 @@ class KeyedTable:
         if logic is None:
             self.require_same_key(spark)
         elif not self.is_current(spark):
-            begun = Generations(self._settings.checkpoint(config.layer), config.layer).current.app_id is not None
-            if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).any(config.output_table)):
+            begun = (
+                CheckpointGenerations(self._settings.checkpoint(config.layer), config.layer).current_generation.app_id
+                is not None
+            )
+            if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).has_rows(config.output_table)):
                 raise LakeError(
                     f"{config.output_table} was computed by another declaration than the present one (logic {logic}), "
                     "or is incomplete",
@@ -154,13 +159,13 @@ class KeyedTable:
         table already has all rows.
         """
         config, checkpoint = self._config, self._settings.checkpoint(self._config.layer)
-        read, place = last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
-        of_another = read is not None and read.table != table_id(spark, self.lake, config.source)
+        read, place = read_last_planned_offset(checkpoint), (spark, self.lake, config.source, checkpoint)
+        of_another = read is not None and read.table != read_table_id(spark, self.lake, config.source)
         if (
             of_another
             or is_ahead_of_table(*place)
             or not can_read_last_version(*place)
-            or changed_column(*place) is not None
+            or find_changed_column(*place) is not None
         ):
             archive_folders(spark, self.lake, [Path(checkpoint)], uuid.uuid4().hex[:12])
 
@@ -249,7 +254,7 @@ def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *,
     table = KeyedTable(spark, settings, config)
     table.prepare(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
-    other = changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
+    other = find_changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
     if other is not None:
         raise LakeError(
             f"{config.layer}: {config.source} had a column {other} when it was read last, and no longer has it "
@@ -282,7 +287,10 @@ def _refuse_outdated_checkpoint(reader: TableReader, settings: Settings, config:
         LossError: The ledger has later batches than the checkpoint.
     """
     checkpoint = settings.checkpoint(config.layer)
-    app_id, planned = Generations(checkpoint, config.layer).current.app_id, last_planned(checkpoint)
+    app_id, planned = (
+        CheckpointGenerations(checkpoint, config.layer).current_generation.app_id,
+        read_last_planned_batch(checkpoint),
+    )
     recorded = None if app_id is None else read_last_batch(reader, config.layer, app_id)
     if recorded is not None and (planned is None or recorded > planned):
         raise LossError(
@@ -323,7 +331,7 @@ class _KeyedBatch:
             config.source,
             started,
             outputs=tuple(outputs),
-            config_hash=config_hash_of(self.settings, config),
+            config_hash=hash_config(self.settings, config),
         )
         self.ledger.write_entry(spark, entry)
 
@@ -358,7 +366,7 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
     rows, found = _recompute(spark, table, config)
     lake, last = table.lake, read_last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
-    by = config_hash_of(settings, config)
+    by = hash_config(settings, config)
     metadata = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
     columns = lake.storage.columns(spark, config.output_table) != dict(table.columns)
@@ -384,4 +392,4 @@ def _recompute(spark: SparkSession, table: KeyedTable, config: ProcessorSettings
     if not table.lake.exists(spark, config.output_table):
         table.lake.ensure(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)
-    return rows, difference(table.lake.read(spark, config.output_table), rows, table.keys)
+    return rows, find_difference(table.lake.read(spark, config.output_table), rows, table.keys)

@@ -45,7 +45,7 @@ class ProcessorRef:
         Raises:
             ConfigError: The class is not found, is not a `Processor`, or does not accept the options.
         """
-        return make(self, _find_class(self))
+        return create_processor(self, _find_class(self))
 
     def load_keyed(self) -> KeyedProcessor[Any]:
         """Loads the class of a processor with a key, and returns an instance.
@@ -54,11 +54,11 @@ class ProcessorRef:
             ConfigError: The class is not found, is not a `KeyedProcessor`, or does not accept the options.
         """
         processor: KeyedProcessor[Any] = _instantiate(self, _find_class(self), KeyedProcessor)
-        _check_state(self, processor)
+        _require_state_type(self, processor)
         return processor
 
 
-def processor_ref(config: ProcessorSettings) -> ProcessorRef:
+def create_processor_ref(config: ProcessorSettings) -> ProcessorRef:
     """Returns what identifies the class of a configured processor.
 
     Modules that are not installed are looked up in the working folder.
@@ -66,46 +66,47 @@ def processor_ref(config: ProcessorSettings) -> ProcessorRef:
     return ProcessorRef(config.name, config.target, config.options, str(Path.cwd()))
 
 
-def config_hash_of(settings: Settings, config: ProcessorSettings) -> str:
+def hash_config(settings: Settings, config: ProcessorSettings) -> str:
     """Returns a hash of the settings that decide a processor's results."""
     return hashlib.sha256((hash_settings_of_layers(settings) + config.model_dump_json()).encode()).hexdigest()[:16]
 
 
-def make(ref: ProcessorRef, found: Any) -> Processor[Any]:
+def create_processor(ref: ProcessorRef, processor_class: Any) -> Processor[Any]:
     """Returns an instance of a processor class, created with the configured options.
 
     Args:
         ref: The options, and the name for errors.
-        found: What was found under the configured name: it should be a class.
+        processor_class: What was found under the configured name: it should be a class.
 
     Raises:
         ConfigError: It is not a processor class, has wrong declarations, or does not accept the options.
     """
-    processor: Processor[Any] = _instantiate(ref, found, Processor)
-    check_declarations(ref, processor)
+    processor: Processor[Any] = _instantiate(ref, processor_class, Processor)
+    require_declarations(ref, processor)
     return processor
 
 
-def _instantiate(ref: ProcessorRef, found: Any, wanted: type[Any]) -> Any:
-    if not (inspect.isclass(found) and issubclass(found, wanted)):
+def _instantiate(ref: ProcessorRef, processor_class: Any, base_class: type[Any]) -> Any:
+    if not (inspect.isclass(processor_class) and issubclass(processor_class, base_class)):
         raise ConfigError(
-            f"processors.{ref.name}.class: {ref.target} is not a subclass of sessionlake.processors.{wanted.__name__}",
+            f"processors.{ref.name}.class: {ref.target} is not a subclass of "
+            f"sessionlake.processors.{base_class.__name__}",
             fix="Derive it from that class, or name another class",
         )
-    if inspect.isabstract(found):
-        missing = " or ".join(sorted(getattr(found, "__abstractmethods__", ())))
+    if inspect.isabstract(processor_class):
+        missing = " or ".join(sorted(getattr(processor_class, "__abstractmethods__", ())))
         raise ConfigError(
             f"processors.{ref.name}.class: {ref.target} does not define {missing}", fix="Define what is missing"
         )
     try:
-        inspect.signature(found).bind(**ref.options)
+        inspect.signature(processor_class).bind(**ref.options)
     except TypeError as error:
         raise ConfigError(
             f"processors.{ref.name}.options: {ref.target} does not accept them ({error})",
-            fix=f"Give options that it accepts: {inspect.signature(found)}",
+            fix=f"Give options that it accepts: {inspect.signature(processor_class)}",
         ) from None
     try:
-        return found(**ref.options)
+        return processor_class(**ref.options)
     except Exception as error:
         raise ConfigError(
             f"processors.{ref.name}.options: {ref.target} does not accept them: {type(error).__name__}: {error}",
@@ -113,13 +114,13 @@ def _instantiate(ref: ProcessorRef, found: Any, wanted: type[Any]) -> Any:
         ) from error
 
 
-def check_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
+def require_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
     """Checks what a processor class declares: state, version and output.
 
     Raises:
         ConfigError: A declaration cannot be used.
     """
-    state = _check_state(ref, processor)
+    state = _require_state_type(ref, processor)
     try:
         msgspec.msgpack.Decoder(state)
     except (TypeError, NameError) as error:
@@ -141,7 +142,7 @@ def check_declarations(ref: ProcessorRef, processor: Processor[Any]) -> None:
         ) from None
 
 
-def _check_state(ref: ProcessorRef, processor: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
+def _require_state_type(ref: ProcessorRef, processor: Processor[Any] | KeyedProcessor[Any]) -> type[Any]:
     state = getattr(processor, "state", None)
     if not (inspect.isclass(state) and (dataclasses.is_dataclass(state) or issubclass(state, msgspec.Struct))):
         raise ConfigError(

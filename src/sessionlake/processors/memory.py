@@ -54,7 +54,7 @@ class SessionState(msgspec.Struct, array_like=True):
     timers: dict[str, int] = {}
 
 
-class _Stored(msgspec.Struct):
+class _StoredMemory(msgspec.Struct):
     format: str
     processor: str
     shards: int
@@ -62,7 +62,7 @@ class _Stored(msgspec.Struct):
     sessions: bytes
 
 
-_envelopes = msgspec.msgpack.Decoder(_Stored)
+_envelopes = msgspec.msgpack.Decoder(_StoredMemory)
 _sessions = msgspec.msgpack.Decoder(dict[str, SessionState])
 
 
@@ -93,9 +93,9 @@ class ProcessorMemory:
                     session.last = begun.get((key.partition("\0")[0], session.partition), session.last)
 
     @staticmethod
-    def due_of(stored: bytes | None) -> dict[TopicPartition, int]:
+    def read_due_times(stored: bytes | None) -> dict[TopicPartition, int]:
         """Reads `due` from an encoded memory without decoding the sessions."""
-        found = () if stored is None else _open(stored).due
+        found = () if stored is None else _decode_stored(stored).due
         return {(topic, partition): time for topic, partition, time in found}
 
     @classmethod
@@ -107,7 +107,7 @@ class ProcessorMemory:
         """
         if stored is None:
             return cls()
-        found = _open(stored)
+        found = _decode_stored(stored)
         try:
             sessions = _sessions.decode(found.sessions)
         except msgspec.MsgspecError as error:
@@ -115,27 +115,29 @@ class ProcessorMemory:
                 f"processor {found.processor}: its state cannot be read ({error})",
                 fix="Run the version of sessionlake that wrote it, or start the processor over under another name",
             ) from None
-        return cls(cls.due_of(stored), sessions)
+        return cls(cls.read_due_times(stored), sessions)
 
     def encode(self, processor: str, shards: int) -> bytes:
         """Encodes the memory as MessagePack, with the format, the processor's name and the number of shards."""
         due = [(*lane, time) for lane, time in self.due.items()]
-        return msgspec.msgpack.encode(_Stored(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions)))
+        return msgspec.msgpack.encode(
+            _StoredMemory(FORMAT, processor, shards, due, msgspec.msgpack.encode(self.sessions))
+        )
 
 
-def without_session(stored: bytes, topic: str, session_id: str) -> bytes:
+def remove_session(stored: bytes, topic: str, session_id: str) -> bytes:
     """Removes the sessions with this topic and session id, in any partition, from an encoded memory.
 
     Returns the new bytes.
     """
-    found, memory = _open(stored), ProcessorMemory.decode(stored)
+    found, memory = _decode_stored(stored), ProcessorMemory.decode(stored)
     for key in [*memory.sessions]:
         if split_session_key(key)[::2] == (topic, session_id):
             del memory.sessions[key]
     return memory.encode(found.processor, found.shards)
 
 
-def due_of(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
+def due_time_of_session(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
     """Returns a session's topic-partition, and the stream time in ms after which the session is due.
 
     Args:
@@ -147,7 +149,9 @@ def due_of(key: str, session: SessionState, session_timeout: int) -> tuple[Topic
     return (topic, session.partition), min([session.last + 2 * session_timeout, *session.timers.values()])
 
 
-def next_due(sessions: Mapping[str, SessionState], timeout_of: Callable[[str], int]) -> dict[TopicPartition, int]:
+def find_next_due_times(
+    sessions: Mapping[str, SessionState], timeout_of: Callable[[str], int]
+) -> dict[TopicPartition, int]:
     """Returns, by topic-partition, the earliest stream time in ms after which one of the sessions is due.
 
     Args:
@@ -156,22 +160,22 @@ def next_due(sessions: Mapping[str, SessionState], timeout_of: Callable[[str], i
     """
     found: dict[TopicPartition, int] = {}
     for key, session in sessions.items():
-        lane, time = due_of(key, session, timeout_of(split_session_key(key)[0]))
+        lane, time = due_time_of_session(key, session, timeout_of(split_session_key(key)[0]))
         found[lane] = min(found.get(lane, time), time)
     return found
 
 
 def stored_processor_name(stored: bytes) -> str:
     """Reads from an encoded memory (`ProcessorMemory`) the name of the processor that wrote it."""
-    return _open(stored).processor
+    return _decode_stored(stored).processor
 
 
 def stored_shard_count(stored: bytes) -> int:
     """Reads from an encoded memory (`ProcessorMemory`) the number of shards that it was written for."""
-    return _open(stored).shards
+    return _decode_stored(stored).shards
 
 
-def _open(stored: bytes) -> _Stored:
+def _decode_stored(stored: bytes) -> _StoredMemory:
     try:
         found = _envelopes.decode(stored)
     except msgspec.MsgspecError as error:
@@ -196,7 +200,7 @@ class StateCodec:
         self._decoder = msgspec.msgpack.Decoder(processor.state)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def write(self, state: Any) -> bytes:
+    def encode(self, state: Any) -> bytes:
         """Encodes a session's state.
 
         Raises:
@@ -206,7 +210,7 @@ class StateCodec:
             raise TypeError(f"a state must be a {self._processor.state.__name__}, found {type(state).__name__}")
         return self._encoder.encode(state)
 
-    def read_back(self, state: bytes) -> Any:
+    def decode_written(self, state: bytes) -> Any:
         """Decodes a state that `write` has just encoded.
 
         Raises:
@@ -217,7 +221,7 @@ class StateCodec:
         except msgspec.MsgspecError as error:
             raise TypeError(f"the state does not fit {self._processor.state.__name__}: {error}") from None
 
-    def read(self, state: bytes, version: int, session: str) -> Any:
+    def decode_stored(self, state: bytes, version: int, session: str) -> Any:
         """Decodes a stored state. If an earlier version of the class wrote it, it is migrated.
 
         Args:
@@ -231,12 +235,14 @@ class StateCodec:
         wanted = self._processor.version
         whose = f"processor {self._name}: the state of session {session!r} is of version {version}"
         if version > wanted:
-            raise LakeError(f"{whose}, the class is of version {wanted}", fix="Run the newer class again")
+            raise LakeError(
+                f"{whose}, the class is of version {wanted}", fix=f"Use version {version} of the class, or a newer one"
+            )
         try:
             if version == wanted:
                 return self._decoder.decode(state)
             migrated = self._processor.migrate(msgspec.msgpack.decode(state), version)
-            self.write(migrated)
+            self.encode(migrated)
         except Exception as error:
             error_text = f"{type(error).__name__}: {error}"
             if version == wanted:

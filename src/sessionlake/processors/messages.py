@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.processors.api import Message, Row
-from sessionlake.protocol.arrow import contiguous
+from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.chunk import ChangeKind, name_set_flag, name_value_field
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
@@ -33,16 +33,16 @@ def read_messages(
         columns: The declared columns.
     """
     for start in range(0, len(chosen), _SLICE):
-        yield from _read(table, chosen[start : start + _SLICE], outcome, columns)
+        yield from _read_messages(table, chosen[start : start + _SLICE], outcome, columns)
 
 
-def _read(
+def _read_messages(
     table: pa.Table, chosen: Int64s, outcome: JudgingOutcome, columns: tuple[Column, ...]
 ) -> Iterator[tuple[int, Message]]:
     rows = table.take(pa.array(chosen))
     headers = zip(*(rows[name].to_pylist() for name in _HEADERS), strict=True)
     facts = zip(*(getattr(outcome, name)[chosen].tolist() for name in ("applied_at", "position", "epoch")), strict=True)
-    changes = _Changes(contiguous(rows["changes"]), columns)
+    changes = _ChangesByMessage(to_contiguous(rows["changes"]), columns)
     both = zip(chosen.tolist(), headers, facts, strict=True)
     for number, (index, (topic, session, partition, offset, kind, seq, ts, kafka_ts), fact) in enumerate(both):
         at, position, epoch = fact
@@ -58,13 +58,13 @@ def _read(
             stream_time=at,
             position=position,
             epoch=epoch,
-            rows=changes.rows(number),
-            deleted=changes.deleted(number),
+            rows=changes.read_rows(number),
+            deleted=changes.read_deleted(number),
         )
         yield index, message
 
 
-class _Changes:
+class _ChangesByMessage:
     """The rows that several messages set or delete, as Python lists by column."""
 
     def __init__(self, nested: pa.ListArray, columns: tuple[Column, ...]) -> None:
@@ -80,17 +80,17 @@ class _Changes:
             (column.name, plain(name_set_flag(i)), plain(name_value_field(i))) for i, column in enumerate(columns)
         ]
 
-    def rows(self, number: int) -> list[Row]:
+    def read_rows(self, number: int) -> list[Row]:
         """Returns the rows that a message sets, given the message's index."""
         return [
             Row(self._id[i], {name: value[i] for name, was_set, value in self._columns if was_set[i]}, self._rescued[i])
-            for i in self._of(number)
+            for i in self._change_range(number)
             if self._change[i] == ChangeKind.UPSERT
         ]
 
-    def deleted(self, number: int) -> list[str]:
+    def read_deleted(self, number: int) -> list[str]:
         """Returns the ids of the rows that a message deletes, given the message's index."""
-        return [self._id[i] for i in self._of(number) if self._change[i] == ChangeKind.DELETE]
+        return [self._id[i] for i in self._change_range(number) if self._change[i] == ChangeKind.DELETE]
 
-    def _of(self, number: int) -> range:
+    def _change_range(self, number: int) -> range:
         return range(self._bounds[number], self._bounds[number + 1])

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from sessionlake.delta.schemas.columns import PARTITION, SESSION_ID, TOPIC
 from sessionlake.protocol.columns import JsonType, parse_columns
-from sessionlake.protocol.message import is_plain
+from sessionlake.protocol.message import is_plain_name
 from sessionlake.protocol.names import check_columns, internal
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
@@ -61,21 +61,21 @@ class OutputColumns:
 
     Args:
         declared: The declared columns, Spark SQL types by name.
-        head: The columns before the declared ones, as pairs of name and Spark SQL type.
+        leading_columns: The columns before the declared ones, as pairs of name and Spark SQL type.
 
     Raises:
         ValueError: A column cannot be declared so. The text names the column and says what is allowed.
     """
 
-    def __init__(self, declared: Mapping[str, str], head: Sequence[tuple[str, str]] = HEAD) -> None:
+    def __init__(self, declared: Mapping[str, str], leading_columns: Sequence[tuple[str, str]] = HEAD) -> None:
         if not isinstance(declared, Mapping) or not declared:
             raise ValueError("at least one column must be declared, as in {'price': 'double'}")
-        self._head = tuple(head)
-        check_columns(declared, {BATCH, *(name for name, _ in head)}, "the processor's table")
-        self._types = {name: _parse(name, sql) for name, sql in declared.items()}
+        self._head = tuple(leading_columns)
+        check_columns(declared, {BATCH, *(name for name, _ in leading_columns)}, "the processor's table")
+        self._types = {name: _parse_column(name, sql) for name, sql in declared.items()}
         fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
-        names = {f"c{i}": name if is_plain(name) else internal(f"c{i}") for i, name in enumerate(self._types)}
-        self._renamed = {name: internal(f"c{i}") for i, name in enumerate(self._types) if not is_plain(name)}
+        names = {f"c{i}": name if is_plain_name(name) else internal(f"c{i}") for i, name in enumerate(self._types)}
+        self._renamed = {name: internal(f"c{i}") for i, name in enumerate(self._types) if not is_plain_name(name)}
         self._row = msgspec.defstruct("Record", fields, rename=names, forbid_unknown_fields=True, gc=False)
 
     @property
@@ -92,7 +92,7 @@ class OutputColumns:
         )
         return declared | {BATCH: BATCH_COMMENT}
 
-    def check(self, record: Any) -> msgspec.Struct:
+    def check_record(self, record: Any) -> msgspec.Struct:
         """Checks that a record fits the declared columns, and returns it with values of the declared types.
 
         Raises:
@@ -106,31 +106,31 @@ class OutputColumns:
         msgspec.msgpack.encode(row)  # finds text that is not Unicode
         return row
 
-    def table(self, rows: Sequence[tuple[Origin, msgspec.Struct]]) -> pa.Table:
+    def to_table(self, rows: Sequence[tuple[Origin, msgspec.Struct]]) -> pa.Table:
         """Returns an Arrow table of checked records, with all columns except `_batch`."""
         places = [place for place, _ in rows]
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)
         arrays = [pa.array([getattr(place, name) for place in places], arrow) for name, arrow in heads]
-        arrays.append(timestamps([place.time for place in places]))
-        declared = self.declared_arrays([row for _, row in rows])
+        arrays.append(to_timestamps([place.time for place in places]))
+        declared = self.to_declared_arrays([row for _, row in rows])
         return pa.Table.from_arrays([*arrays, *declared.values()], names=[*(name for name, _ in HEAD), *declared])
 
-    def declared_arrays(self, rows: Sequence[msgspec.Struct]) -> dict[str, pa.Array]:
+    def to_declared_arrays(self, rows: Sequence[msgspec.Struct]) -> dict[str, pa.Array]:
         """Returns the values of checked records as Arrow arrays, by declared column."""
         found = {}
         for i, (name, (_, _, arrow)) in enumerate(self._types.items()):
             values = [getattr(row, f"c{i}") for row in rows]
-            found[name] = timestamps(values) if arrow == TIMESTAMP_TYPE else pa.array(values, arrow)
+            found[name] = to_timestamps(values) if arrow == TIMESTAMP_TYPE else pa.array(values, arrow)
         return found
 
 
-def timestamps(milliseconds: list[int | None]) -> pa.Array:
+def to_timestamps(milliseconds: list[int | None]) -> pa.Array:
     """Converts milliseconds to Arrow timestamps. A time outside the years 1 to 9999 becomes the nearest time inside."""
     inside = (None if ms is None else min(max(ms, FIRST_MS), LAST_MS) * 1000 for ms in milliseconds)
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP_TYPE)
 
 
-def _parse(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
+def _parse_column(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
     """Returns, for a declared column, the Spark SQL type, the type of the Python values, and the Arrow type.
 
     Args:

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from sessionlake.errors import ProcessorError
-from sessionlake.processors.output import Origin, timestamps
+from sessionlake.processors.output import Origin, to_timestamps
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, ShardReport
 
 _LONGEST = 1000
@@ -61,27 +61,27 @@ class ProcessorFailure(msgspec.Struct):
     error: str
 
     @classmethod
-    def at(cls, place: Origin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
+    def create(cls, origin: Origin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
         """Returns the failure of a call for a message, timer or expiry.
 
         Args:
-            place: The session, and the failure's place among the session's records.
+            origin: The session, and the failure's place among the session's records.
             event: `message`, `timer` or `expiry`.
         """
         return cls(
-            place.topic,
-            place.session_id,
-            place.partition,
-            place.offset,
-            place.position,
-            place.ordinal,
-            place.time,
+            origin.topic,
+            origin.session_id,
+            origin.partition,
+            origin.offset,
+            origin.position,
+            origin.ordinal,
+            origin.time,
             event,
             action,
             error[:_LONGEST],
         )
 
-    def place(self) -> tuple[str, int, int]:
+    def sort_key(self) -> tuple[str, int, int]:
         """A sort key for failures. Sorted by it, the first failure of a batch is the same for any number of shards."""
         return self.topic, self.partition, self.offset
 
@@ -95,7 +95,7 @@ def refuse_failures(processor: str, reports: Iterable[ProcessorReport]) -> None:
     found = [failure for report in reports for failure in report.failures]
     if not found:
         return
-    first = min(found, key=ProcessorFailure.place)
+    first = min(found, key=ProcessorFailure.sort_key)
     what = {
         "message": "",
         "timer": f" (a timer, at {first.time})",
@@ -136,14 +136,14 @@ ERRORS_SCHEMA = pa.schema(
 )
 
 
-def error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> pa.Table:
+def create_error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> pa.Table:
     """Returns failed calls as rows of `silver.processor_errors`, without `_batch`."""
     names = ("topic", "partition", "session_id", "offset", "position", "ordinal", "time", "event", "action", "error")
     columns = {name: [getattr(failure, name) for failure in failures] for name in names}
     arrays = [
         pa.array([processor] * len(failures), pa.string()),
         *(pa.array(columns[name], field.type) for name, field in zip(names[:6], list(ERRORS_SCHEMA)[1:7], strict=True)),
-        timestamps(columns["time"]),
+        to_timestamps(columns["time"]),
         *(pa.array([str(value) for value in columns[name]], pa.string()) for name in names[7:]),
     ]
     return pa.Table.from_arrays(arrays, schema=ERRORS_SCHEMA)

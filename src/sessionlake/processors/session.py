@@ -30,7 +30,7 @@ _TIMER_BYTES = 9
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessorLimits:
     """The largest state of a session, in bytes, and the most records of one call.
 
     A call that exceeds one of them fails.
@@ -54,27 +54,27 @@ class LoadedProcessor:
     processor: Processor[Any]
     codec: StateCodec
     output: OutputColumns
-    limits: Limits
+    limits: ProcessorLimits
 
 
-def prepare_processor(name: str, processor: Processor[Any], limits: Limits) -> LoadedProcessor:
+def create_loaded_processor(name: str, processor: Processor[Any], limits: ProcessorLimits) -> LoadedProcessor:
     """Returns a processor instance together with its state codec, output columns and limits."""
     return LoadedProcessor(name, processor, StateCodec(name, processor), OutputColumns(processor.output), limits)
 
 
 @dataclass
-class Results:
+class BatchResults:
     """What a processor has yielded for one batch of a shard.
 
     Attributes:
         records: The output records, each with its origin.
         failures: The failed calls.
-        failed: Row indices of the messages that the processor did not process.
+        failed_messages: Row indices of the messages that the processor did not process.
     """
 
     records: list[tuple[Origin, msgspec.Struct]] = field(default_factory=list)
     failures: list[ProcessorFailure] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)
+    failed_messages: list[int] = field(default_factory=list)
 
 
 class ProcessorStoppedError(Exception):
@@ -84,7 +84,7 @@ class ProcessorStoppedError(Exception):
     """
 
 
-class Life:
+class SessionLife:
     """One life of a session: passes its messages, timers and expiry to the processor, and keeps its state.
 
     Args:
@@ -103,7 +103,7 @@ class Life:
         session_state: SessionState,
         policy: OnViolation,
         timeout: int,
-        results: Results,
+        results: BatchResults,
     ) -> None:
         self._loaded, self._session, self._policy = loaded, session, policy
         self.session_state = session_state
@@ -128,9 +128,11 @@ class Life:
         if session_state.stopped is not None:
             error_text = f"not processed: the processor was stopped for the session at offset {session_state.stopped}"
             self._record_failure("message", message.stream_time, FailureAction.SKIPPED, error_text)
-            self._results.failed.append(index)
-        elif not self._call("message", message.stream_time, lambda state: self._processor.on_message(state, message)):
-            self._results.failed.append(index)
+            self._results.failed_messages.append(index)
+        elif not self._call_processor(
+            "message", message.stream_time, lambda state: self._processor.on_message(state, message)
+        ):
+            self._results.failed_messages.append(index)
 
     def fire_timers(self, now: int) -> None:
         """Fires the timers that are set for a time before stream time `now`.
@@ -143,7 +145,7 @@ class Life:
             if at >= now:
                 return
             del self.session_state.timers[name]
-            self._fire("timer", Timer(at, name), after=at)
+            self._fire_timer("timer", Timer(at, name), after=at)
 
     @property
     def has_applied_message(self) -> bool:
@@ -151,28 +153,28 @@ class Life:
         return self.session_state.position != -1
 
     @property
-    def over_past(self) -> int:
+    def expires_after(self) -> int:
         """The stream time in ms after which the life is over, even without another message."""
         return self.session_state.last + 2 * self._timeout
 
-    def end(self, now: int, reached: int) -> None:
+    def end_life(self, now: int, last_arrival: int) -> None:
         """Ends the life: fires the timers that are still due, and reports the expiry if there was no `end`.
 
         Args:
             now: The stream time in ms at which it became known that the life is over.
-            reached: Stream time in ms when the life's last message arrived. If that message has an old timestamp, the
-                life may be over at once.
+            last_arrival: Stream time in ms when the life's last message arrived. If that message has an old timestamp,
+                the life may be over at once.
 
         Raises:
             ProcessorStoppedError: A call failed, and the job must stop.
         """
-        self.fire_timers(min(now, max(reached, self.over_past + 1)))
+        self.fire_timers(min(now, max(last_arrival, self.expires_after + 1)))
         self.session_state.timers = {}
         if self.has_applied_message and not self.session_state.ended and self.session_state.stopped is None:
-            self._fire("expiry", Timer(self.session_state.last + self._timeout, expired=True), after=NEVER)
+            self._fire_timer("expiry", Timer(self.session_state.last + self._timeout, expired=True), after=NEVER)
 
-    def _fire(self, event: str, timer: Timer, *, after: int) -> None:
-        self._call(event, timer.at, lambda state: self._processor.on_timeout(state, timer), after=after)
+    def _fire_timer(self, event: str, timer: Timer, *, after: int) -> None:
+        self._call_processor(event, timer.at, lambda state: self._processor.on_timeout(state, timer), after=after)
 
     # -- one call
 
@@ -180,8 +182,8 @@ class Life:
     def _processor(self) -> Processor[Any]:
         return self._loaded.processor
 
-    def _call(
-        self, event: str, time: int, work: Callable[[Any], Iterable[Emitted] | None], *, after: int | None = None
+    def _call_processor(
+        self, event: str, time: int, call: Callable[[Any], Iterable[Emitted] | None], *, after: int | None = None
     ) -> bool:
         """Calls the processor, and adds what it yields to the results. Returns False if the call failed.
 
@@ -190,26 +192,26 @@ class Life:
         Args:
             event: `message`, `timer` or `expiry`.
             time: Stream time of the call, in ms.
-            work: Calls the processor with the state.
+            call: Calls the processor with the state.
             after: New timers must be set for a later time than this, in ms. None for no limit.
         """
         session_state, codec = self.session_state, self._loaded.codec
         if self._state is None and session_state.state:
-            self._state = codec.read(session_state.state, session_state.version, self._session.session_id)
+            self._state = codec.decode_stored(session_state.state, session_state.version, self._session.session_id)
         try:
             state = self._processor.initial(self._session) if self._state is None else self._state
-            records, timers = self._split_emitted(work(state), after)
+            records, timers = self._split_emitted(call(state), after)
             timers = {name: at for name, at in (session_state.timers | timers).items() if at != NEVER}
-            stored = codec.write(state)
-            self._refuse_too_big(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
-            self._state = codec.read_back(stored)
+            stored = codec.encode(state)
+            self._require_small_state(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
+            self._state = codec.decode_written(stored)
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             self._state = None
             self._handle_failure(event, time, error)
             return False
         session_state.state, session_state.version, session_state.timers = stored, self._processor.version, timers
         for record in records:
-            self._results.records.append((self._origin(time), record))
+            self._results.records.append((self._create_origin(time), record))
             session_state.ordinal += 1
         return True
 
@@ -224,12 +226,12 @@ class Life:
             if count > limit:
                 raise OverflowError(f"more than {limit} records of one call, the limit of max_records_per_call")
             if isinstance(item, Timer):
-                timers[item.name] = _checked_time(item, after)
+                timers[item.name] = _check_timer_time(item, after)
             else:
-                records.append(self._loaded.output.check(item))
+                records.append(self._loaded.output.check_record(item))
         return records, timers
 
-    def _refuse_too_big(self, size: int) -> None:
+    def _require_small_state(self, size: int) -> None:
         limit = self._loaded.limits.state_bytes
         if size > limit:
             raise OverflowError(
@@ -254,10 +256,10 @@ class Life:
         )
 
     def _record_failure(self, event: str, time: int, action: FailureAction, error_text: str) -> None:
-        self._results.failures.append(ProcessorFailure.at(self._origin(time), event, action, error_text))
+        self._results.failures.append(ProcessorFailure.create(self._create_origin(time), event, action, error_text))
         self.session_state.ordinal += 1
 
-    def _origin(self, time: int) -> Origin:
+    def _create_origin(self, time: int) -> Origin:
         session_state, session = self.session_state, self._session
         return Origin(
             session.topic,
@@ -270,7 +272,7 @@ class Life:
         )
 
 
-def _checked_time(timer: Timer, after: int | None) -> int:
+def _check_timer_time(timer: Timer, after: int | None) -> int:
     """Returns the time of a timer that the processor set, after it has checked the timer.
 
     Args:

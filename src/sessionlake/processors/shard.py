@@ -15,25 +15,25 @@ from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
-from sessionlake.processors.memory import ProcessorMemory, SessionState, due_of, next_due
+from sessionlake.processors.memory import ProcessorMemory, SessionState, due_time_of_session, find_next_due_times
 from sessionlake.processors.messages import read_messages
 from sessionlake.processors.outputs import (
     FailureAction,
     ProcessorFailure,
     ProcessorOutput,
     ProcessorReport,
-    error_rows,
+    create_error_rows,
     write_report,
 )
 from sessionlake.processors.session import (
-    Life,
-    Limits,
+    BatchResults,
     LoadedProcessor,
+    ProcessorLimits,
     ProcessorStoppedError,
-    Results,
-    prepare_processor,
+    SessionLife,
+    create_loaded_processor,
 )
-from sessionlake.protocol.arrow import dictionary_codes, session_keys, split_session_key
+from sessionlake.protocol.arrow import build_session_keys, encode_as_codes, split_session_key
 from sessionlake.protocol.chunk import encode_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.reasons import CODE_OF, Reason
@@ -60,7 +60,7 @@ class MessageProcessor:
     ref: ProcessorRef
     columns: tuple[Column, ...]
     capture: CaptureSettings
-    limits: Limits
+    limits: ProcessorLimits
     on_error: OnViolation | None
     shards: int
     loaded: LoadedProcessor | None = field(default=None, repr=False)
@@ -80,7 +80,7 @@ class MessageProcessor:
     def loaded_processor(self) -> LoadedProcessor:
         """The processor instance. Its class is loaded on first use."""
         if self.loaded is None:
-            self.loaded = prepare_processor(self.ref.name, self.ref.load(), self.limits)
+            self.loaded = create_loaded_processor(self.ref.name, self.ref.load(), self.limits)
         return self.loaded
 
     def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
@@ -89,7 +89,7 @@ class MessageProcessor:
         Args:
             memory: The encoded memory of the shard (`ProcessorMemory`).
         """
-        return ProcessorMemory.due_of(memory)
+        return ProcessorMemory.read_due_times(memory)
 
     def process_batch(
         self, memory: bytes | None, judged: JudgedBatch, malformed: pa.Table
@@ -107,17 +107,17 @@ class MessageProcessor:
         batch = _ShardBatch(self, ProcessorMemory.decode(memory), judged)
         batch.run()
         results, verdict = batch.results, judged.outcome.verdict
-        verdict[results.failed] = Verdict.QUARANTINED
+        verdict[results.failed_messages] = Verdict.QUARANTINED
         tables = {
-            ProcessorOutput.RECORDS: self.loaded_processor.output.table(results.records),
-            ProcessorOutput.ERRORS: error_rows(self.ref.name, results.failures),
+            ProcessorOutput.RECORDS: self.loaded_processor.output.to_table(results.records),
+            ProcessorOutput.ERRORS: create_error_rows(self.ref.name, results.failures),
         }
         stopped = [failure for failure in results.failures if failure.action is FailureAction.STOPPED]
         report = ProcessorReport(
             partitions=count_by_partition(judged, malformed),
             rows={str(kind): table.num_rows for kind, table in tables.items()},
             violations=find_first_violation(judged, self.rules),
-            failures=sorted(stopped, key=ProcessorFailure.place)[:1],
+            failures=sorted(stopped, key=ProcessorFailure.sort_key)[:1],
             silences=judged.silences,
         )
         rows = [(str(kind), encode_ipc(table)) for kind, table in tables.items() if table.num_rows]
@@ -125,11 +125,11 @@ class MessageProcessor:
         return remembered, [*rows, (str(ProcessorOutput.REPORT), write_report(report))]
 
 
-def message_processor(
+def create_message_processor(
     config: ProcessorSettings, capture: CaptureSettings, shards: int, ref: ProcessorRef
 ) -> MessageProcessor:
     """Returns the `MessageProcessor` for a configured processor, to run in a stream with this number of shards."""
-    limits = Limits(config.max_state_bytes, config.max_records_per_call)
+    limits = ProcessorLimits(config.max_state_bytes, config.max_records_per_call)
     return MessageProcessor(ref, capture.declared, capture, limits, config.on_error, shards)
 
 
@@ -162,18 +162,18 @@ class _ShardBatch:
         self._owner, self.memory, self._judged = owner, memory, judged
         self._now = judged.clock.stream_times_by_partition
         self.memory.set_first_times(judged.clock.first_known_times)
-        self._keys = session_keys(judged.messages)
+        self._keys = build_session_keys(judged.messages)
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
-        self.results = Results()
+        self.results = BatchResults()
 
     def run(self) -> None:
         """Passes the messages and timers of every session in the batch to the processor."""
-        spans = self._life_spans()
-        applied = _MessagesByLife(self._applied_messages())
-        for key in sorted({*self._due_sessions(), *self._sessions_with_messages()}):
+        spans = self._find_lives()
+        applied = _MessagesByLife(self._read_applied_messages())
+        for key in sorted({*self._find_due_sessions(), *self._find_sessions_with_messages()}):
             with suppress(ProcessorStoppedError):  # then the batch is not committed, so the rest does not matter
                 self._process_session(key, spans.get(key, []), applied)
-        self.memory.due = self._next_due()
+        self.memory.due = self._find_next_due_times()
 
     def _process_session(self, key: str, spans: list[_LifeInBatch], applied: _MessagesByLife) -> None:
         """Passes a session's messages and timers in the batch to the processor, one life after the other."""
@@ -197,31 +197,33 @@ class _ShardBatch:
                 )
             session_state.last, session_state.partition = span.last, span.partition
             life = self._create_life(Session(topic, session_id, span.partition), session_state)
-            for index, message in applied.of(key, span.life):
+            for index, message in applied.take_messages(key, span.life):
                 life.process_message(index, message)
             now = self._now[topic, span.partition]
             if following is not None:
-                life.end(following.first_arrival, span.last_arrival)
-            elif now > life.over_past:
-                life.end(now, span.last_arrival)
+                life.end_life(following.first_arrival, span.last_arrival)
+            elif now > life.expires_after:
+                life.end_life(now, span.last_arrival)
             else:
                 life.fire_timers(now)
                 if life.has_applied_message or key in self._holding:
                     self.memory.sessions[key] = session_state
 
-    def _create_life(self, session: Session, session_state: SessionState) -> Life:
+    def _create_life(self, session: Session, session_state: SessionState) -> SessionLife:
         rules = self._owner.rules.find_rules(session.topic)
         policy = self._owner.on_error or rules.on_violation
-        return Life(self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results)
+        return SessionLife(
+            self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results
+        )
 
     # -- messages of the batch
 
-    def _life_spans(self) -> dict[str, list[_LifeInBatch]]:
+    def _find_lives(self) -> dict[str, list[_LifeInBatch]]:
         """Returns, by session key, the lives that have messages in the batch, in order."""
         judged, released = self._judged, self._judged.held_before_count
         arrived = np.flatnonzero(judged.outcome.reason != CODE_OF[Reason.SKIPPED])
         arrived = arrived[arrived >= released]
-        owner = dictionary_codes(self._keys)[0][arrived]
+        owner = encode_as_codes(self._keys)[0][arrived]
         life = judged.outcome.life[arrived]
         starts = np.flatnonzero(np.append(True, (np.diff(owner) != 0) | (np.diff(life) != 0))[: len(arrived)])
         first, last = arrived[starts], arrived[np.append(starts[1:], len(arrived))[: len(starts)] - 1]
@@ -237,14 +239,14 @@ class _ShardBatch:
             found.setdefault(key, []).append(_LifeInBatch(*span))
         return found
 
-    def _applied_messages(self) -> Iterator[tuple[str, int, int, Message]]:
+    def _read_applied_messages(self) -> Iterator[tuple[str, int, int, Message]]:
         """Yields the applied messages as session key, life, row index and message.
 
         They are sorted by session key and order of application.
         """
         outcome = self._judged.outcome
         applied = np.flatnonzero(outcome.verdict == Verdict.APPLIED)
-        owner, keys = dictionary_codes(self._keys.take(pa.array(applied)))
+        owner, keys = encode_as_codes(self._keys.take(pa.array(applied)))
         names = keys.to_pylist()
         rank = np.empty(len(names), np.int64)
         rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
@@ -253,24 +255,24 @@ class _ShardBatch:
         for code, (index, message) in zip(owner[order].tolist(), found, strict=True):
             yield names[code], int(outcome.life[index]), index, message
 
-    def _sessions_with_messages(self) -> set[str]:
+    def _find_sessions_with_messages(self) -> set[str]:
         return set(self._keys.unique().to_pylist())
 
     # -- sessions that are due
 
-    def _due_sessions(self) -> list[str]:
+    def _find_due_sessions(self) -> list[str]:
         """Returns the keys of sessions that are due, and so must be processed even without a message."""
         if all(time >= self._now.get(lane, time) for lane, time in self.memory.due.items()):
             return []
         sessions = self.memory.sessions.items()
         found = (
-            (key, *due_of(key, session_state, self._timeout_of(split_session_key(key)[0])))
+            (key, *due_time_of_session(key, session_state, self._timeout_of(split_session_key(key)[0])))
             for key, session_state in sessions
         )
         return [key for key, lane, time in found if time < self._now[lane]]
 
-    def _next_due(self) -> dict[TopicPartition, int]:
-        return next_due(self.memory.sessions, self._timeout_of)
+    def _find_next_due_times(self) -> dict[TopicPartition, int]:
+        return find_next_due_times(self.memory.sessions, self._timeout_of)
 
     def _timeout_of(self, topic: str) -> int:
         return self._owner.rules.find_rules(topic).session_timeout
@@ -283,7 +285,7 @@ class _MessagesByLife:
         self._messages = messages
         self._head = next(messages, None)
 
-    def of(self, key: str, life: int) -> Iterator[tuple[int, Message]]:
+    def take_messages(self, key: str, life: int) -> Iterator[tuple[int, Message]]:
         """Yields row index and message of the applied messages of one life.
 
         Earlier lives' messages that nobody read are skipped.

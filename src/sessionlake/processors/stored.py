@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.errors import LakeError
-from sessionlake.integrity.state import ShardState, changed_column
+from sessionlake.integrity.state import ShardState, find_changed_column
 from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split_state_parts
-from sessionlake.silver.states import has_state, state_frame
+from sessionlake.silver.states import has_state, read_state_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,14 +34,14 @@ def require_readable_states(spark: SparkSession, settings: Settings, layer: str,
     if not has_state(settings, layer):
         return
     # A rebuild may have left states that an earlier version of the code wrote.
-    states = state_frame(spark, settings, layer).select("chunk")
-    found = states.mapInArrow(_Check(processor), "fault string").orderBy("fault").first()
+    states = read_state_frame(spark, settings, layer).select("chunk")
+    found = states.mapInArrow(_StateCheck(processor), "fault string").orderBy("fault").first()
     if found is not None:
         raise LakeError(f"checkpoint {settings.checkpoint(layer)}: {found['fault']}", why="Nothing was processed")
 
 
 @dataclass(frozen=True)
-class _Check:
+class _StateCheck:
     """A `mapInArrow` function that reads the states of shards. It yields an error text for each unreadable state."""
 
     processor: MessageProcessor
@@ -65,7 +65,7 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
         LakeError: A session's state cannot be read.
     """
     judging, memory = split_state_parts(state)
-    if (other := changed_column(judging, processor.columns)) is not None:
+    if (other := find_changed_column(judging, processor.columns)) is not None:
         name = processor.ref.name
         raise LakeError(
             f"processor {name}: its states were written with a column {other}, which capture.columns no longer has "
@@ -85,4 +85,4 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
     codec = processor.loaded_processor.codec
     for key, kept in ProcessorMemory.decode(memory).sessions.items():
         if kept.state:
-            codec.read(kept.state, kept.version, split_session_key(key)[2])
+            codec.decode_stored(kept.state, kept.version, split_session_key(key)[2])

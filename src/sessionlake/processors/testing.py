@@ -23,12 +23,12 @@ from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.processors.api import KeyedProcessor, Processor
 from sessionlake.processors.by_class import process_key
-from sessionlake.processors.load import ProcessorRef, check_declarations
+from sessionlake.processors.load import ProcessorRef, require_declarations
 from sessionlake.processors.memory import ProcessorMemory
 from sessionlake.processors.output import HEAD, OutputColumns
 from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, read_report, refuse_failures
-from sessionlake.processors.session import prepare_processor
-from sessionlake.processors.shard import message_processor
+from sessionlake.processors.session import create_loaded_processor
+from sessionlake.processors.shard import create_message_processor
 from sessionlake.protocol.arrow import SESSION, split_session_key
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.types import Payloads
@@ -37,8 +37,8 @@ from sessionlake.silver.fold.pack import Packer
 from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import build_stop_error, sum_partition_counts
-from sessionlake.silver.stream_times import times_after
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.silver.stream_times import list_times_after_batch
+from sessionlake.streaming.payloads import build_payload_rules
 
 __all__ = ["Result", "Sent", "run", "run_keyed"]
 
@@ -164,7 +164,7 @@ def run_keyed(
         for whose, of_key in found.items():
             calls = process_key(processor, dict(zip(key, whose, strict=True)), of_key)
             records = [*chain.from_iterable(calls)]
-            _ = [output.check(record) for record in records]
+            _ = [output.check_record(record) for record in records]
             results[whose] = [dict(record) for record in records]
         return results
 
@@ -194,7 +194,7 @@ def fold(
         ProcessorError: The processor failed under `fail`.
         IntegrityViolationError: The messages break their integrity class under `fail`.
     """
-    return fold_raw(processor, ([raw] for raw in _raw_tables(batches, shards)), capture, shards, **settings)
+    return fold_raw(processor, ([raw] for raw in _create_raw_tables(batches, shards)), capture, shards, **settings)
 
 
 def fold_raw(
@@ -220,28 +220,28 @@ def fold_raw(
     """
     config = ProcessorSettings(name="test", target="test:test", **settings)
     ref = ProcessorRef(config.name, type(processor).__name__)
-    check_declarations(ref, processor)
-    each = message_processor(config, capture, shards, ref)
-    each.loaded = prepare_processor(config.name, processor, each.limits)
+    require_declarations(ref, processor)
+    each = create_message_processor(config, capture, shards, ref)
+    each.loaded = create_loaded_processor(config.name, processor, each.limits)
     judged = SilverFold(capture.declared, capture, processor=each)
     result, states, times = Result(), dict.fromkeys(range(shards)), StreamTimeNotes()
     for tasks in batches:
-        packer = Packer(rules_of(capture), shards, earlier_times=times)
-        reports = _collect(
-            result, config.name, list(_folded(judged, [packer.pack_block(raw) for raw in tasks], states))
+        packer = Packer(build_payload_rules(capture), shards, earlier_times=times)
+        reports = _collect_results(
+            result, config.name, list(_fold_batches(judged, [packer.pack_block(raw) for raw in tasks], states))
         )
-        times = times.add_notes(times_after(sum_partition_counts([*reports]), reports))
+        times = times.add_notes(list_times_after_batch(sum_partition_counts([*reports]), reports))
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
         for key, kept in ProcessorMemory.decode(split_state_parts(state)[1]).sessions.items():
             name = split_session_key(key)
             if kept.state:
-                result.states[name] = each.loaded.codec.read(kept.state, kept.version, name[2])
+                result.states[name] = each.loaded.codec.decode_stored(kept.state, kept.version, name[2])
     return result
 
 
-def _folded(
+def _fold_batches(
     judged: SilverFold, packed: Iterable[pa.RecordBatch], states: dict[int, bytes | None]
 ) -> Iterator[tuple[str, bytes]]:
     chunks: dict[int, list[bytes]] = {}
@@ -254,7 +254,7 @@ def _folded(
         yield from emitted
 
 
-def _collect(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
+def _collect_results(result: Result, name: str, emitted: Payloads) -> list[ProcessorReport]:
     reports = [read_report(payload) for kind, payload in emitted if kind == ProcessorOutput.REPORT]
     if violation := build_stop_error([*reports]):
         raise violation
@@ -277,7 +277,7 @@ def _decode_rows(payload: bytes) -> list[dict[str, Any]]:
     return rows
 
 
-def _raw_tables(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
+def _create_raw_tables(batches: Iterable[Sequence[Sent]], shards: int) -> Iterator[pa.Table]:
     """Yields, for each batch, a table of raw messages with the columns that `Packer` reads."""
     offsets: dict[tuple[str, int], int] = {}
     for batch in batches:

@@ -68,10 +68,10 @@ def types_module(settings: Settings) -> str:
     """
     declared = ((column.name, column.sql) for column in settings.capture.declared)
     changes = TABLES[CHANGES].columns_for(settings)
-    return _MODULE.format(values=_fields(declared), changes=_fields(changes), table=CHANGES)
+    return _MODULE.format(values=_field_lines(declared), changes=_field_lines(changes), table=CHANGES)
 
 
-def _fields(columns: Iterable[tuple[str, str]]) -> str:
+def _field_lines(columns: Iterable[tuple[str, str]]) -> str:
     lines = (
         f"        {json.dumps(name, ensure_ascii=False)}: {_PYTHON[sql]}{'' if name in _ALWAYS else ' | None'},\n"
         for name, sql in columns

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.properties import CHANGE_FEED
-from sessionlake.processors.by_product import ByProduct
+from sessionlake.processors.by_product import ProductComputation
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.spark.compare import TableComparison, compare_rows
-from sessionlake.streaming.handover import last_version_read
+from sessionlake.streaming.handover import read_last_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,9 +35,9 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
             f"{config.output_table} is not compared: it is incomplete. Run `sessionlake rebuild {config.output_table}`"
         )
     now = table.lake.latest_version(spark, config.source)
-    if _has_unread(spark, settings, table, config, now):
+    if _has_unread_changes(spark, settings, table, config, now):
         return f"{config.output_table} is not compared: {config.source} has rows that it has not read yet. {first}"
-    work = ByProduct(config, table.lake.storage.columns(spark, config.source))
+    work = ProductComputation(config, table.lake.storage.columns(spark, config.source))
     truth = work.recompute_in_sql(table.read_source(spark, now))
     return compare_rows(
         config.output_table,
@@ -48,13 +48,15 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     )
 
 
-def _has_unread(spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, now: int) -> bool:
+def _has_unread_changes(
+    spark: SparkSession, settings: Settings, table: KeyedTable, config: ProductProcessor, now: int
+) -> bool:
     """Returns True if the source table has changes that the processor has not read yet.
 
     A newer version alone does not mean that: not every version adds or changes rows.
     """
     feed = table.lake.storage.properties(spark, config.source).get(CHANGE_FEED) == "true"
-    version = last_version_read(settings, config.layer, feed=feed)
+    version = read_last_version(settings, config.layer, is_change_feed=feed)
     if version is None:
         return not table.read_source(spark, now).isEmpty()
     if version >= now:

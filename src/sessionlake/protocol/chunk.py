@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import contiguous
+from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.message import MessageType
 
@@ -68,7 +68,7 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the Arrow schema of a chunk. Times are int64 milliseconds since the Unix epoch.
 
     `seq` is null if the message is malformed or has none (class `none`). `size` is the Kafka value's size in bytes.
-    `reason` is a code of `reasons.CODES`: 0 if the message is well-formed, and `erased.CODE` if it was erased.
+    `reason` is a code of `reasons.CODES`: 0 if the message is well-formed, and `erased.ERASED_CODE` if it was erased.
     `clock` is the highest Kafka timestamp that counts, of the message and earlier ones in its segment: messages with
     consecutive offsets that one task reads. The fold computes stream time from it.
     """
@@ -162,7 +162,7 @@ def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], c
     if list(earlier_columns) == [(column.name, column.sql) for column in columns]:
         return table.replace_schema_metadata(chunk_schema(columns).metadata)
     places = {name: place for place, (name, _) in enumerate(earlier_columns)}
-    lists = contiguous(table["changes"])
+    lists = to_contiguous(table["changes"])
     changes = lists.flatten()
     set_by_all = pc.equal(table["type"], MessageType.SNAPSHOT).combine_chunks()
     owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())

@@ -19,16 +19,16 @@ from sessionlake.kafka.clients import require_broker, spark_kafka_options
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, Messages
+from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, UpsertMessages
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_topic
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import map_batches
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.checkpoint import require_readable
+from sessionlake.streaming.checkpoint import require_readable_checkpoint
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.source_columns import changed_column, is_ahead_of_table
+from sessionlake.streaming.source_columns import find_changed_column, is_ahead_of_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +102,7 @@ def start(
     require_broker(settings)
     checkpoint, lake = settings.checkpoint(publication.name), Lake(settings)
     query = PublishQuery(publication.layer, checkpoint, publication.topic)
-    require_readable(checkpoint, publication.layer, instead=query.restart_hint)
+    require_readable_checkpoint(checkpoint, publication.layer, other_fix=query.restart_hint)
     require_change_feed(spark, lake, publication.table)
     _refuse_speculation(spark)
     lake.ensure(spark, [LEDGER])
@@ -131,7 +131,7 @@ def _require_resumable(spark: SparkSession, lake: Lake, publication: Publication
         LakeError: a column of the table has changed since the last run.
         LossError: the table was restored from a backup that is older than the last run.
     """
-    other = changed_column(spark, lake, publication.table, query.checkpoint)
+    other = find_changed_column(spark, lake, publication.table, query.checkpoint)
     if other is not None:
         raise LakeError(
             f"publish: {publication.table} had a column {other} when it was published last, and no longer has it",
@@ -170,7 +170,7 @@ class _PublishBatch:
         self._lake.storage.require_claims()
         fault_point("before:kafka")
         with without_code_generation(spark, enabled=self._few):
-            count, first, last = self._send(changes, txn.version)
+            count, first, last = self._send_changes(changes, txn.version)
         self._few = count <= self._lake.limits.few_messages
         fault_point("after:kafka")
         if not count:  # versions that changed no row, such as a compaction
@@ -190,7 +190,7 @@ class _PublishBatch:
         if self._on_batch:
             self._on_batch(entry)
 
-    def _send(self, changes: DataFrame, batch: int) -> tuple[int, int, int]:
+    def _send_changes(self, changes: DataFrame, batch: int) -> tuple[int, int, int]:
         """Sends changes to Kafka.
 
         Returns:
@@ -198,7 +198,7 @@ class _PublishBatch:
         """
         from pyspark.sql import functions as F
 
-        messages = self._messages(changes, batch).persist()
+        messages = self._create_messages(changes, batch).persist()
         try:
             account = messages.agg(F.count("version"), F.min("version"), F.max("version")).collect()[0]
             if account[0]:
@@ -209,12 +209,12 @@ class _PublishBatch:
             messages.unpersist()
         return tuple(account)
 
-    def _messages(self, changes: DataFrame, batch: int) -> DataFrame:
+    def _create_messages(self, changes: DataFrame, batch: int) -> DataFrame:
         """Returns the messages to send. All messages of a key are in one Spark task and in order."""
         from pyspark.sql import functions as F
 
         key = self._table.key
-        sent = self._table.columns(name for name in changes.columns if name not in FEED)
+        sent = self._table.select_columns(name for name in changes.columns if name not in FEED)
         tasks = changes.sparkSession.sparkContext.defaultParallelism
         written = F.col(CHANGE) != DELETE
         ordered = (
@@ -223,7 +223,7 @@ class _PublishBatch:
             .repartition(tasks, *map(quote, key))
             .sortWithinPartitions(VERSION, *map(quote, key), written)
         )
-        return map_batches(ordered, Messages(key, batch), DDL)
+        return map_batches(ordered, UpsertMessages(key, batch), DDL)
 
 
 def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:

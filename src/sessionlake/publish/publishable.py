@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sessionlake.delta.schemas.names import GOLD, ROWS, VIEWS
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared.tables import product_of, tables_of, with_finals
+from sessionlake.gold.declared.tables import add_final_tables, create_product, declared_gold_tables
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.snapshots import ROW_KEY
@@ -28,7 +28,7 @@ class PublishableTable:
     results: tuple[str, ...] = ()
     sends_all: bool = False
 
-    def columns(self, names: Iterable[str]) -> list[str]:
+    def select_columns(self, names: Iterable[str]) -> list[str]:
         """Returns those of the columns `names` that are sent."""
         return [name for name in names if self.sends_all or name in self.results or not name.startswith("_")]
 
@@ -40,9 +40,10 @@ def publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
     """
     found = {ROWS: PublishableTable(ROW_KEY, sends_all=True)}
     found |= {
-        table.table: PublishableTable(table.row_keys, table.results) for table in with_finals(tables_of(settings))
+        table.table: PublishableTable(table.row_keys, table.results)
+        for table in add_final_tables(declared_gold_tables(settings))
     }
-    products = {table: product_of(one) for table, one in _processor_products(settings).items()}
+    products = {table: create_product(one) for table, one in _processor_products(settings).items()}
     return found | {table: PublishableTable(product.row_keys, product.results) for table, product in products.items()}
 
 

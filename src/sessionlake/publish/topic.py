@@ -72,10 +72,10 @@ def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: 
     try:
         known = admin.list_topics(timeout=_TIMEOUT_SECONDS).topics
         if topic in known:
-            _require_fit(admin, topic)
-            written = _count_written(settings, topic, list(known[topic].partitions))
+            _require_matching_limits(admin, topic)
+            written = _count_written_messages(settings, topic, list(known[topic].partitions))
         elif first:
-            _create(admin, topic)
+            _create_topic(admin, topic)
             written = 0
         else:
             raise BrokerError(
@@ -96,7 +96,7 @@ def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: 
     return written
 
 
-def _create(admin: AdminClient, topic: str) -> None:
+def _create_topic(admin: AdminClient, topic: str) -> None:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import NewTopic
 
@@ -109,7 +109,7 @@ def _create(admin: AdminClient, topic: str) -> None:
         ) from error
 
 
-def _require_fit(admin: AdminClient, topic: str) -> None:
+def _require_matching_limits(admin: AdminClient, topic: str) -> None:
     """Checks that a topic neither drops messages by age or size, nor accepts only small messages.
 
     Raises:
@@ -145,7 +145,7 @@ def _alter_hint(topic: str, config: str) -> str:
     return f"Run `kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {config}`"
 
 
-def _count_written(settings: Settings, topic: str, partitions: list[int]) -> int:
+def _count_written_messages(settings: Settings, topic: str, partitions: list[int]) -> int:
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer({**client_config(settings), "group.id": "sessionlake-publish", "log_level": 0})

@@ -17,6 +17,8 @@ from sessionlake.feeds.paths import Path, PathError, parse_path
 from sessionlake.settings.section import Section
 
 _UNITS = {"s": "epoch_s", "ms": "epoch_ms", "us": "epoch_us", "ns": "epoch_ns"}
+OTHERS = "*"
+"""The key of `row` that stands for all columns that `row` does not name."""
 Scalar = str | bool | int | float | None
 
 
@@ -135,7 +137,10 @@ class RowsSettings(Section):
     at: PathText | None = None
     """Path to one row."""
     row: dict[str, PathText] | Literal["all", "key"]
-    """A path for each column; `all`: every column by its own name; `key`: the key columns by their own names."""
+    """A path for each column; `all`: every column by its own name; `key`: the key columns by their own names.
+
+    Beside paths, `"*": all` reads all other columns by their own names.
+    """
     delete: Literal[True] | dict[str, Scalar] | None = None
     """True if the rows are deleted; or values of columns that mark a deleted row."""
     absent: Literal["keep", "null"] | None = None
@@ -151,6 +156,8 @@ class RowsSettings(Section):
             raise ValueError(f"each: {self.each.text!r} gives one value: end it with [*], or write at")
         if self.at is not None and self.at.gives_elements:
             raise ValueError(f"at: {self.at.text!r} gives several values: write each")
+        if isinstance(self.row, dict) and OTHERS in self.row and self.row[OTHERS].text != "all":
+            raise ValueError(f'row: "*" is all or left out, found {self.row[OTHERS].text!r}')
         return self
 
 

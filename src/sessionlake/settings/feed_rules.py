@@ -10,7 +10,7 @@ from typing import Any
 from sessionlake.feeds.feed import Body, Condition, Kind, Order, Ordering, Presence, Rows, Rule
 from sessionlake.feeds.paths import Constant, Each, Path, parse_path
 from sessionlake.feeds.values import FeedColumn, typed_constant
-from sessionlake.settings.feed_parts import OrderSettings, RowsSettings, RuleSettings, Scalar, TimeSettings
+from sessionlake.settings.feed_parts import OTHERS, OrderSettings, RowsSettings, RuleSettings, Scalar, TimeSettings
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,20 @@ def _rows(
     where = f"{where}: rows"
     by_name: tuple[FeedColumn, ...] = ()
     values: tuple[tuple[FeedColumn, Path], ...] = ()
+    takes_all = part.row == "all"
     if isinstance(part.row, dict):
+        takes_all = OTHERS in part.row
         values = tuple(
-            (known_column(name, columns, where), _typed(path, columns[name])) for name, path in part.row.items()
+            (known_column(name, columns, where), _typed(path, columns[name]))
+            for name, path in part.row.items()
+            if name != OTHERS
         )
-        lacking = [column.name for column in key if column.name not in part.row]
+        by_name = tuple(column for name, column in columns.items() if takes_all and name not in part.row)
+        lacking = [column.name for column in key if column.name not in part.row and not takes_all]
         if lacking:
             raise ValueError(f"{where}: row lacks the key's column {', '.join(lacking)}")
     else:
-        by_name = tuple(columns.values()) if part.row == "all" else key
+        by_name = tuple(columns.values()) if takes_all else key
     delete: bool | tuple[tuple[FeedColumn, Any], ...] = part.delete is True
     if isinstance(part.delete, dict):
         given = {column.name for column, _ in values} | {column.name for column in by_name}
@@ -122,13 +127,12 @@ def _rows(
             raise ValueError(f"{where}: delete looks at {', '.join(lacking)}, which row does not take")
         delete = tuple((columns[name], _deleting(value, columns[name])) for name, value in part.delete.items())
     absent = part.absent or ("null" if rule.is_ is Kind.SNAPSHOT else "keep")
-    rescue = part.row == "all" if feed.rescue is None else feed.rescue
     return Rows(
         source=part.each or part.at,
         each=part.each is not None,
         values=values,
         by_name=by_name,
-        rescue=rescue and part.row == "all",
+        rescue=takes_all and feed.rescue is not False,
         delete=delete,
         absent_is_null=absent == "null",
         expect=part.expect,

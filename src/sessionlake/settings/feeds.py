@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sessionlake.feeds.feed import Check, DecoderUse, Feed, Keep, Order, Ordering, Time
+from sessionlake.feeds.feed import Check, DecoderUse, Feed, Keep, KeyFormat, Order, Ordering, Time
 from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.values import FeedColumn, feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
@@ -25,6 +25,7 @@ from sessionlake.settings.feed_parts import (
     Scalar,
     TimeSettings,
 )
+from sessionlake.settings.feed_presets import apply_preset
 from sessionlake.settings.feed_rules import FeedDefaults, convert_order, convert_rule, exact_value, known_column
 from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, Section
 
@@ -36,8 +37,13 @@ class FeedSettings(Section):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=100)
     """Name of the feed, and of its views: `silver.<name>` and `silver.<name>_changes`."""
+    uses: str | None = None
+    """A preset whose keys apply where the feed has none: `debezium`, `maxwell`, `canal`, `upsert`, `sparkplug`,
+    `aws_shadow`, `gtfs_realtime` or `opcua`."""
     topics: Regex
     """Regular expression that must match the topic's whole name. The first feed that matches reads the topic."""
+    key_format: KeyFormat = KeyFormat.TEXT
+    """How Kafka keys are encoded, which paths read at `kafka.key`."""
     columns: dict[str, str | ColumnSettings]
     """The columns of a row and their Spark SQL types; `{type, from}` where the values need a hint to be read."""
     key: list[str] = Field(min_length=1)
@@ -78,6 +84,11 @@ class FeedSettings(Section):
     session_timeout: Duration | Literal["never"] | None = None
     """Overrides `capture.session_timeout`. `never`: sessions do not expire."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, value: Any) -> Any:
+        return apply_preset(value)
+
     @model_validator(mode="after")
     def _usable(self) -> Self:
         self.made()
@@ -115,6 +126,7 @@ def _feed(settings: FeedSettings) -> Feed:
             convert_rule(number, rule, defaults, columns, key) for number, rule in enumerate(settings.messages, 1)
         ),
         unavailable=tuple(map(exact_value, settings.unavailable)),
+        key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
         keep=_keep(settings.keep, columns),
         check=None if check is None else Check(check.checksum, check.with_, check.rows),

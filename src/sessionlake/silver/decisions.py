@@ -29,7 +29,7 @@ from sessionlake.ledger.progress import has_read_message
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import Violation
 from sessionlake.streaming import manifest
-from sessionlake.streaming.manifest import Batch, unfinished_batch
+from sessionlake.streaming.manifest import ManifestBatch, read_unfinished_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,29 +81,33 @@ class RecordedDecision:
         return f"{place}: {meaning}. It takes effect when silver runs again"
 
 
-def decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
+def read_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
     """Returns the decisions in force, by message. A message whose last decision was withdrawn is left out."""
-    return {place: Decision(last) for place, (*_, (_, last)) in _recorded(reader).items() if last != WITHDRAWN}
+    return {
+        place: Decision(last)
+        for place, (*_, (_, last)) in _read_recorded_decisions(reader).items()
+        if last != WITHDRAWN
+    }
 
 
-def binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
+def read_binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
     """Returns the decisions in force, and all that silver has followed according to the ledger, by message.
 
     A followed decision counts even if `ops.decisions` has lost it.
     """
-    return decisions(reader) | _followed(reader)
+    return read_decisions(reader) | _read_followed_decisions(reader)
 
 
-def _recorded(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
+def _read_recorded_decisions(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
     """Returns for each message the rows of `ops.decisions` about it, as decision time and decision, oldest first."""
     found: dict[DecisionKey, list[tuple[datetime, str]]] = {}
     for row in reader.rows(DECISIONS, columns=[*_PLACE, "decision", "decided_at"]):
-        place = _key_of(row)
+        place = _key_of_row(row)
         found.setdefault(place, []).append((row["decided_at"], row["decision"]))
     return {place: sorted(rows) for place, rows in found.items()}
 
 
-def decide(
+def record_decision(
     settings: Settings,
     spark: SparkSession | None,
     session: str,
@@ -138,23 +142,24 @@ def decide(
     reader = lake.reader(spark)
     place, stopped = _find_stop(settings, _MessageFilter(session, offset, topic, partition))
     topic, partition, _, offset = place
-    known = decisions(reader).get(place)
+    known = read_decisions(reader).get(place)
     if known is not None:
         raise UsageError(
-            f"{_describe(place)}: already decided: {known}", fix="Run the command with --withdraw to take that back"
+            f"{_describe_message(place)}: already decided: {known}",
+            fix="Run the command with --withdraw to take that back",
         )
     # If silver stopped there, only silver counts: a processor that got past this message judged it by other rules.
-    layers = [SILVER] if SILVER in stopped else _layers(settings)
+    layers = [SILVER] if SILVER in stopped else _list_layers_with_stops(settings)
     passed = [layer for layer in layers if has_read_message(reader, layer, topic, partition, offset)]
-    _require_ahead(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
+    _require_not_passed(passed, f"topic {topic}, partition {partition}", offset, decision, stopped)
     for layer in layers:
-        _require_not_in_unfinished_batch(unfinished_batch(settings, layer), layer, topic, partition, offset)
+        _require_not_in_unfinished_batch(read_unfinished_batch(settings, layer), layer, topic, partition, offset)
     decided = RecordedDecision(*place, decision, who, why, datetime.now(UTC))
-    _write(lake, spark, reader, decided)
+    _write_decision(lake, spark, reader, decided)
     return decided
 
 
-def withdraw(
+def withdraw_decision(
     settings: Settings,
     spark: SparkSession | None,
     session: str,
@@ -185,57 +190,57 @@ def withdraw(
     """
     lake = Lake(settings)
     reader = lake.reader(spark)
-    followed = _followed(reader)
+    followed = _read_followed_decisions(reader)
     meant = _MessageFilter(session, offset, topic, partition)
-    mine = [place for place in sorted(decisions(reader)) if meant.fits(place)]
+    mine = [place for place in sorted(read_decisions(reader)) if meant.matches(place)]
     pending = [place for place in mine if place not in followed]
     if not pending:
         if mine:
             raise UsageError(f"{meant}: silver has followed the decision, so it cannot be withdrawn")
         raise UsageError(f"{meant}: there is no decision to withdraw")
     if len(pending) > 1:
-        places = "; ".join(map(_describe, pending))
+        places = "; ".join(map(_describe_message, pending))
         raise UsageError(f"{meant}: there are several decisions: {places}", fix=f"Choose one with {_CHOICES}")
     place = pending[0]
     _require_not_followed(settings, reader, place)
     decided = RecordedDecision(*place, None, who, why, datetime.now(UTC))
-    _write(lake, spark, reader, decided)
+    _write_decision(lake, spark, reader, decided)
     return decided
 
 
-def _followed(reader: TableReader) -> dict[DecisionKey, Decision]:
+def _read_followed_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
     """Returns the decisions that batches of silver have followed, by message, from the ledger."""
     rows = to_dicts(LedgerReader(reader, "decisions").read_entries(("layer", operator.eq, SILVER)))
     items = (item for row in rows for item in row["decisions"] or ())
-    return {_key_of(item): Decision(item["decision"]) for item in items}
+    return {_key_of_row(item): Decision(item["decision"]) for item in items}
 
 
-def _key_of(row: Mapping[str, Any]) -> DecisionKey:
+def _key_of_row(row: Mapping[str, Any]) -> DecisionKey:
     return row["topic"], row["partition"], row["session_id"], row["offset"]
 
 
-def _require_not_followed(settings: Settings, reader: TableReader, place: DecisionKey) -> None:
+def _require_not_followed(settings: Settings, reader: TableReader, key: DecisionKey) -> None:
     """Refuses to withdraw a decision that a layer followed or may have followed: a rebuild would judge otherwise."""
-    (topic, partition, _, offset), stopped = place, _stops(settings)
-    for layer in _layers(settings):
-        if unfinished_batch(settings, layer) is not None:
+    (topic, partition, _, offset), stopped = key, _read_stops(settings)
+    for layer in _list_layers_with_stops(settings):
+        if read_unfinished_batch(settings, layer) is not None:
             raise UsageError(
                 f"{layer} was interrupted while it committed a batch",
                 fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
             )
-        waits = layer in stopped and _place_of(stopped[layer]) == place
+        waits = layer in stopped and _key_of_violation(stopped[layer]) == key
         if not waits and has_read_message(reader, layer, topic, partition, offset):
-            raise UsageError(f"{_describe(place)}: {layer} has passed it, so the decision cannot be withdrawn")
+            raise UsageError(f"{_describe_message(key)}: {layer} has passed it, so the decision cannot be withdrawn")
 
 
-def _layers(settings: Settings) -> list[str]:
+def _list_layers_with_stops(settings: Settings) -> list[str]:
     """Returns the names of the layers that judge sessions and so follow decisions: silver and the processors."""
     return [SILVER, *(processor.layer for processor in settings.processors)]
 
 
-def _stops(settings: Settings) -> dict[str, Violation]:
+def _read_stops(settings: Settings) -> dict[str, Violation]:
     """Returns the violation at which each stopped layer has stopped, by layer."""
-    found = {layer: stopped_at(settings, layer) for layer in _layers(settings)}
+    found = {layer: read_stop(settings, layer) for layer in _list_layers_with_stops(settings)}
     return {layer: stop for layer, stop in found.items() if stop is not None}
 
 
@@ -255,23 +260,23 @@ class _MessageFilter:
             parts += [] if value is None else [f"{name} {value}"]
         return ", ".join(parts)
 
-    def fits(self, place: DecisionKey) -> bool:
+    def matches(self, key: DecisionKey) -> bool:
         """Returns True if what the user said fits this message."""
-        topic, partition, session, offset = place
+        topic, partition, session, offset = key
         given = ((self.topic, topic), (self.partition, partition), (self.offset, offset))
         return session == self.session and all(wanted in (None, found) for wanted, found in given)
 
 
-def _describe(place: DecisionKey) -> str:
-    topic, partition, session, offset = place
+def _describe_message(key: DecisionKey) -> str:
+    topic, partition, session, offset = key
     return f"session {session!r}, topic {topic}, partition {partition}, offset {offset}"
 
 
-def _place_of(stop: Violation) -> DecisionKey:
-    return stop.topic, stop.partition, stop.session_id, stop.offset
+def _key_of_violation(violation: Violation) -> DecisionKey:
+    return violation.topic, violation.partition, violation.session_id, violation.offset
 
 
-def _find_stop(settings: Settings, meant: _MessageFilter) -> tuple[DecisionKey, set[str]]:
+def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[DecisionKey, set[str]]:
     """Finds the message that the user means.
 
     Returns:
@@ -280,48 +285,59 @@ def _find_stop(settings: Settings, meant: _MessageFilter) -> tuple[DecisionKey, 
     Raises:
         UsageError: No layer has stopped at such a message, or processors have stopped at several that fit.
     """
-    stops = _stops(settings)
-    mine = {layer: _place_of(stop) for layer, stop in stops.items() if meant.fits(_place_of(stop))}
+    stops = _read_stops(settings)
+    mine = {
+        layer: _key_of_violation(stop)
+        for layer, stop in stops.items()
+        if message_filter.matches(_key_of_violation(stop))
+    }
     if not mine:
-        places = "; ".join(f"{layer} stopped at {_describe(_place_of(stop))}" for layer, stop in stops.items())
+        places = "; ".join(
+            f"{layer} stopped at {_describe_message(_key_of_violation(stop))}" for layer, stop in stops.items()
+        )
         if SILVER not in stops:
             places = "; ".join(filter(None, ["silver is not known to have stopped", places]))
-        raise UsageError(f"no layer has stopped at {meant}, so there is nothing to decide: {places}")
+        raise UsageError(f"no layer has stopped at {message_filter}, so there is nothing to decide: {places}")
     if SILVER not in mine and len(set(mine.values())) > 1:
-        places = "; ".join(map(_describe, sorted(set(mine.values()))))
+        places = "; ".join(map(_describe_message, sorted(set(mine.values()))))
         raise UsageError(
-            f"{meant}: processors have stopped at several messages: {places}", fix=f"Choose one with {_CHOICES}"
+            f"{message_filter}: processors have stopped at several messages: {places}",
+            fix=f"Choose one with {_CHOICES}",
         )
     place = mine[SILVER] if SILVER in mine else next(iter(mine.values()))
     return place, {layer for layer, other in mine.items() if other == place}
 
 
-def _require_ahead(passed: list[str], place: str, offset: int, decision: Decision, stopped: set[str]) -> None:
+def _require_not_passed(
+    passed_offset: list[str], key: str, offset: int, decision: Decision, stopped_layers: set[str]
+) -> None:
     """Refuses a decision about a message that is already processed: it would only change the result of a rebuild.
 
     A layer can stop at a message that it has processed: at a gap that was not filled in time (class `once`), or when a
     held message is released (`window`). Then only a decision to skip the message is refused.
 
     Args:
-        passed: The layers that have processed the message.
-        place: The topic-partition, for the error.
+        passed_offset: The layers that have processed the message.
+        key: The topic-partition, for the error.
         offset: The offset of the message.
         decision: The decision.
-        stopped: The layers that have stopped at the message.
+        stopped_layers: The layers that have stopped at the message.
     """
-    gone = [layer for layer in passed if layer not in stopped]
+    gone = [layer for layer in passed_offset if layer not in stopped_layers]
     if gone:
         raise UsageError(
-            f"{place}: {' and '.join(gone)} has already processed offset {offset}, so there is nothing to decide"
+            f"{key}: {' and '.join(gone)} has already processed offset {offset}, so there is nothing to decide"
         )
-    if passed and decision is Decision.SKIP:
+    if passed_offset and decision is Decision.SKIP:
         raise UsageError(
-            f"{place}: offset {offset} was processed before it became a violation, so it cannot be skipped any more",
+            f"{key}: offset {offset} was processed before it became a violation, so it cannot be skipped any more",
             fix="Choose --accept-gap or --isolate",
         )
 
 
-def _require_not_in_unfinished_batch(batch: Batch | None, layer: str, topic: str, partition: int, offset: int) -> None:
+def _require_not_in_unfinished_batch(
+    batch: ManifestBatch | None, layer: str, topic: str, partition: int, offset: int
+) -> None:
     """Refuses a decision about a message whose batch is unfinished, because some tables may already have its result."""
     spans = [] if batch is None else batch.offsets
     if any((name, part) == (topic, partition) and first <= offset <= last for name, part, first, last in spans):
@@ -331,14 +347,14 @@ def _require_not_in_unfinished_batch(batch: Batch | None, layer: str, topic: str
         )
 
 
-def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: RecordedDecision) -> None:
+def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: RecordedDecision) -> None:
     if not reader.exists(DECISIONS):
         raise LakeError(
             f"the table {DECISIONS} does not exist yet",
             why="There is nothing to decide before silver has run",
             fix="Run `sessionlake run silver` first",
         )
-    before = _recorded(reader).get(decided.place, [])
+    before = _read_recorded_decisions(reader).get(decided.place, [])
     # The last decision must have the latest time, even if the system clock now shows an earlier time.
     at = max([decided.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
     row = asdict(decided) | {"decision": str(decided.decision or WITHDRAWN), "decided_at": at}
@@ -364,18 +380,21 @@ def _write(lake: Lake, spark: SparkSession | None, reader: TableReader, decided:
 # -- where a layer stopped
 
 
-def stopped_at(settings: Settings, layer: str = SILVER) -> Violation | None:
+def read_stop(settings: Settings, layer: str = SILVER) -> Violation | None:
     """Returns the violation at which silver or a processor stands now; None if it has passed it or never stopped."""
-    return manifest.stopped_at(settings, layer, Violation)
+    return manifest.read_stop(settings, layer, Violation)
 
 
-def ledger_decisions(
-    decided: Iterable[DecisionKey], known: dict[DecisionKey, Decision]
+def list_ledger_decisions(
+    followed_keys: Iterable[DecisionKey], decisions_by_key: dict[DecisionKey, Decision]
 ) -> tuple[dict[str, object], ...]:
     """Returns the decisions that a batch followed, as rows for the ledger's column `decisions`, sorted by message.
 
     Args:
-        decided: The messages whose decisions were followed.
-        known: All decisions, by message.
+        followed_keys: The messages whose decisions were followed.
+        decisions_by_key: All decisions, by message.
     """
-    return tuple({**dict(zip(_PLACE, place, strict=True)), "decision": str(known[place])} for place in sorted(decided))
+    return tuple(
+        {**dict(zip(_PLACE, place, strict=True)), "decision": str(decisions_by_key[place])}
+        for place in sorted(followed_keys)
+    )

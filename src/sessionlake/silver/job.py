@@ -31,25 +31,25 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake.silver.decisions import binding_decisions, ledger_decisions
+from sessionlake.silver.decisions import list_ledger_decisions, read_binding_decisions
 from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
 from sessionlake.silver.quarantine import add_raw_messages
-from sessionlake.silver.stream_times import StreamTimesLog, require_continued, stored_times
+from sessionlake.silver.stream_times import StreamTimesLog, open_stored_times, require_continued_times
 from sessionlake.spark.frames import Rows, UnappliedMap
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed, last_planned, starting_options
-from sessionlake.streaming.folded import Folded, collect
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import choose_starting_options, read_last_committed_batch, read_last_planned_batch
+from sessionlake.streaming.folded import FoldedBatch, collect_reports
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_removed_history
 from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import discard_building, require_uninterrupted
-from sessionlake.streaming.manifest import committing, note_shards, note_stop
+from sessionlake.streaming.manifest import record_commit, record_shard_count, record_stop
 from sessionlake.streaming.operation import REBUILD_SILVER
-from sessionlake.streaming.payloads import rules_of
+from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake.streaming.query import LayerQuery
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
 
@@ -89,10 +89,10 @@ def start(
     lake = Lake(settings)
     _prepare_tables(spark, lake)
     resume_from = handover.read_active(settings)
-    decided = binding_decisions(lake.reader(spark))
+    decided = read_binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
     log = load_offset_log(spark, lake, settings, LAYER, first_batch)
-    times = StreamTimesLog.open(spark, settings, LAYER, log.last_offsets)
+    times = StreamTimesLog.start_log(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatchWriter(lake, settings, decided, first_batch, log, times, on_batch)
     frame = build_folded_stream(spark, lake, settings, decided, resume_from)
     query = LayerQuery(LAYER, settings.checkpoint(LAYER))
@@ -108,7 +108,7 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_removed_history(lake.reader(spark), settings)
     handover.refuse_changed_shards(settings)
-    note_shards(settings)
+    record_shard_count(settings)
 
 
 def build_folded_stream(
@@ -132,8 +132,8 @@ def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: 
 
     The ledger may already have the next batch, which Spark will run again; its offsets are left out.
     """
-    checkpoint = Generations(settings.checkpoint(layer), layer).current
-    done = last_committed(checkpoint.folder)
+    checkpoint = CheckpointGenerations(settings.checkpoint(layer), layer).current_generation
+    done = read_last_committed_batch(checkpoint.folder)
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
     return OffsetLog.load_from_ledger(spark, lake, layer, before)
@@ -162,13 +162,14 @@ def build_packed_stream(
     options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
     if resume_from is not None:
         options["startingVersion"] = resume_from.bronze_version + 1
-    elif last_planned(settings.checkpoint(layer)) is None:
+    elif read_last_planned_batch(settings.checkpoint(layer)) is None:
         options |= _read_first_read_options(spark, lake, layer)
     else:
-        options |= starting_options(settings.checkpoint(layer))
+        options |= choose_starting_options(settings.checkpoint(layer))
     raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
-    packer = Packer(rules_of(settings.capture), settings.silver.shards, topic_pattern, stored_times(settings, layer))
+    times = open_stored_times(settings, layer)
+    packer = Packer(build_payload_rules(settings.capture), settings.silver.shards, topic_pattern, times)
     return raw.select(shard, *BRONZE_COLUMNS).mapInArrow(packer, PACKED_SCHEMA)
 
 
@@ -215,14 +216,15 @@ class _SilverBatchWriter:
         frame.persist()
         try:
             with without_code_generation(spark, enabled=self._was_small):
-                folded, written = collect(frame, SilverOutput.REPORT, self._lake.limits.inline_bytes)
+                folded, written = collect_reports(frame, SilverOutput.REPORT, self._lake.limits.inline_bytes)
             reports = [decode_report(report) for report in written]
             partitions = sum_partition_counts(reports)
             self._refuse_violations(reports)
             ranges = list_offset_ranges(partitions)
+            followed_keys = [key for report in reports for key in report.decided]
             self._log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
-            require_continued(LAYER, partitions, self._log.last_offsets)
-            with committing(
+            require_continued_times(LAYER, partitions, self._log.last_offsets)
+            with record_commit(
                 self._settings, LAYER, txn.version, hash_settings_of_layers(self._settings, SILVER), ranges
             ):
                 outputs, rows = self._append_rows(folded, reports, txn)
@@ -235,12 +237,10 @@ class _SilverBatchWriter:
                     outputs=outputs,
                     **sum_ledger_counts(partitions),
                     config_hash=hash_settings_of_layers(self._settings),
-                    decisions=ledger_decisions(
-                        (place for report in reports for place in report.decided), self._decided
-                    ),
+                    decisions=list_ledger_decisions(followed_keys, self._decided),
                 )
                 self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
-                self._times.advance(partitions, reports)
+                self._times.add_batch_notes(partitions, reports)
                 self._ledger.write_entry(spark, entry)
         finally:
             frame.unpersist()
@@ -257,11 +257,11 @@ class _SilverBatchWriter:
         """
         error = build_stop_error(reports)
         if error is not None:
-            note_stop(self._settings, error.violation)
+            record_stop(self._settings, error.violation)
             raise error
 
     def _append_rows(
-        self, folded: Folded, reports: list[ShardReport], txn: Txn
+        self, folded: FoldedBatch, reports: list[ShardReport], txn: Txn
     ) -> tuple[tuple[TableOutput, ...], dict[str, pa.Table]]:
         """Appends the batch's rows to the tables; a table without rows gets no commit.
 
@@ -298,7 +298,7 @@ class _SilverBatchWriter:
         return commit.version
 
 
-def select_table_rows(folded: Folded, kind: str, txn: Txn, columns_ddl: str) -> Rows:
+def select_table_rows(folded: FoldedBatch, kind: str, txn: Txn, columns_ddl: str) -> Rows:
     """Returns the rows for a table: in memory if all its payloads are, otherwise to be unpacked by Spark.
 
     Args:
@@ -309,7 +309,7 @@ def select_table_rows(folded: Folded, kind: str, txn: Txn, columns_ddl: str) -> 
     """
     from pyspark.sql import functions as F
 
-    payloads = folded.inline_payloads([kind])
+    payloads = folded.find_inline_payloads([kind])
     if payloads is not None:
         return unpack_rows(payloads, txn.version)
     frame = folded.frame.where(F.col("kind") == str(kind)).select("payload")

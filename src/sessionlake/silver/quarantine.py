@@ -37,13 +37,13 @@ def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Itera
     """
     if isinstance(rows, pa.Table) and rows.num_rows <= lake.limits.few_messages:
         with suppress(TooLargeError):
-            return _add_in_driver(lake.reader(spark), rows, lake.limits.driver_bytes)
+            return _add_raw_messages_in_driver(lake.reader(spark), rows, lake.limits.driver_bytes)
     return join_raw_messages(lake.read(spark, MESSAGES), to_spark_frame(spark, rows), reports)
 
 
-def _add_in_driver(bronze: TableReader, rows: pa.Table, at_most: int) -> pa.Table:
+def _add_raw_messages_in_driver(bronze: TableReader, rows: pa.Table, max_bytes: int) -> pa.Table:
     near = key_conditions(rows, _PLACE, bronze.schema(MESSAGES))
-    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=at_most)
+    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=max_bytes)
     return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
 
 

@@ -11,14 +11,14 @@ from sessionlake.errors import LakeError
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.sharded import PACKED_SCHEMA, read_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def shard_states(spark: SparkSession, settings: Settings, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
+def read_shard_states(spark: SparkSession, settings: Settings, shard: int | None = None) -> Iterator[tuple[int, bytes]]:
     """Yields pairs of shard number and encoded state, for the shards of silver after the last committed batch.
 
     Args:
@@ -28,13 +28,13 @@ def shard_states(spark: SparkSession, settings: Settings, shard: int | None = No
     """
     from pyspark.sql import functions as F
 
-    frame = state_frame(spark, settings)
+    frame = read_state_frame(spark, settings)
     wanted = frame if shard is None else frame.where(F.col("shard") == shard)
     for row in wanted.toLocalIterator():
         yield row["shard"], bytes(row["chunk"])
 
 
-def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) -> DataFrame:
+def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) -> DataFrame:
     """Returns the shards' states after the last committed batch, as `shard int, chunk binary`.
 
     After a handover, a shard that has had no batch yet has its state only in the handover. This is common for gold: a
@@ -48,44 +48,46 @@ def state_frame(spark: SparkSession, settings: Settings, layer: str = SILVER) ->
     Raises:
         LakeError: The layer has no state yet.
     """
-    checkpoint, handed_over = settings.checkpoint(layer), handover.stored_shards(settings, layer)
-    batch = last_committed(checkpoint)
+    checkpoint, handed_over = settings.checkpoint(layer), handover.list_stored_shards(settings, layer)
+    batch = read_last_committed_batch(checkpoint)
     if batch is None:
         if not handed_over:
             raise LakeError(f"there is no state of {layer} in {checkpoint} yet", fix="Run `sessionlake run silver`")
-        return _handed_over(spark, settings, layer, handed_over)
+        return _read_handed_over_states(spark, settings, layer, handed_over)
     states = read_states(spark, checkpoint, batch)
     if not handed_over:
         return states
     with_state = {row["shard"] for row in states.select("shard").collect()}
     remaining = [number for number in handed_over if number not in with_state]
-    return states.unionByName(_handed_over(spark, settings, layer, remaining)) if remaining else states
+    return states.unionByName(_read_handed_over_states(spark, settings, layer, remaining)) if remaining else states
 
 
-def _handed_over(spark: SparkSession, settings: Settings, layer: str, numbers: list[int]) -> DataFrame:
-    frame = spark.createDataFrame([(number,) for number in numbers], "shard int")
+def _read_handed_over_states(spark: SparkSession, settings: Settings, layer: str, shards: list[int]) -> DataFrame:
+    frame = spark.createDataFrame([(number,) for number in shards], "shard int")
     return frame.mapInPandas(handover.StateReader(str(handover.active_folder(settings, layer))), PACKED_SCHEMA)
 
 
 def has_state(settings: Settings, layer: str) -> bool:
     """Returns True if the layer has stored states: after a committed batch, or in a handover."""
-    return last_committed(settings.checkpoint(layer)) is not None or bool(handover.stored_shards(settings, layer))
+    return read_last_committed_batch(settings.checkpoint(layer)) is not None or bool(
+        handover.list_stored_shards(settings, layer)
+    )
 
 
-def last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
+def read_last_batches(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
     """Returns the batch up to which the states are current, and the last batch in the ledger; -1 if there is none.
 
     They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
     """
     last = read_last_batch(Lake(settings).reader(spark), layer)
-    return handover.next_batch(settings, layer) - 1, -1 if last is None else last
+    return handover.read_next_batch(settings, layer) - 1, -1 if last is None else last
 
 
-def shard_of(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
+def compute_shard(spark: SparkSession, settings: Settings, topic: str, session: str) -> int:
     """Returns the shard of a session, for the number of shards of silver's stored states (not the configured one)."""
     from pyspark.sql import functions as F
 
-    shards = handover.shard_count(settings) or settings.silver.shards
+    shards = handover.read_shard_count(settings) or settings.silver.shards
     number = F.pmod(F.xxhash64(F.lit(topic), F.lit(session.encode())), F.lit(shards))
     row = spark.range(1).select(number.cast("int").alias("shard")).first()
     assert row is not None  # noqa: S101 - one row is one row

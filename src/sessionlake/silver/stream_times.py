@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.bronze.kafka_times import counted_time_column
+from sessionlake.bronze.kafka_times import build_counted_time_column
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.faults import fault_point
@@ -30,7 +30,7 @@ from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Int64s, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
-from sessionlake.streaming.checkpoint import last_planned, write_atomically
+from sessionlake.streaming.checkpoint import read_last_planned_batch, write_atomically
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,19 +39,19 @@ _SETTLED, _RECENT = "settled.arrow", "recent.arrow"
 
 
 @dataclass(frozen=True)
-class StoredTimes:
+class StoredStreamTimes:
     """Looks up stream times in the notes stored in `folder`, in the packing tasks; an `EarlierStreamTimes`."""
 
     folder: str
 
     def read_times_before(self, partitions: Sequence[TopicPartition], offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Returns stream time (ms) and offset of each topic-partition's last note before its offset in `offsets`."""
-        return _read(Path(self.folder)).read_times_before(partitions, offsets)
+        return _read_all_notes(Path(self.folder)).read_times_before(partitions, offsets)
 
 
-def stored_times(settings: Settings, layer: str) -> StoredTimes:
+def open_stored_times(settings: Settings, layer: str) -> StoredStreamTimes:
     """Returns the lookup of stream times in a layer's notes."""
-    return StoredTimes(f"{settings.checkpoint(layer)}.stream_times")
+    return StoredStreamTimes(f"{settings.checkpoint(layer)}.stream_times")
 
 
 class StreamTimesLog:
@@ -61,8 +61,8 @@ class StreamTimesLog:
         self._layer, self._folder, self._times = layer, folder, times
 
     @classmethod
-    def open(
-        cls, spark: SparkSession, settings: Settings, layer: str, ends: Mapping[TopicPartition, int]
+    def start_log(
+        cls, spark: SparkSession, settings: Settings, layer: str, last_offsets: Mapping[TopicPartition, int]
     ) -> StreamTimesLog:
         """Stores the notes before a stream's next batch and returns the log that continues them.
 
@@ -70,25 +70,31 @@ class StreamTimesLog:
             spark: The Spark session.
             settings: The settings of the lake.
             layer: The layer.
-            ends: The last offset of each topic-partition before that batch. If its note is missing, for example because
-                the checkpoint was restored from a backup, its stream time is looked up in bronze.
+            last_offsets: The last offset of each topic-partition before that batch. If the note at this offset is
+                missing, for example because the checkpoint was restored from a backup, bronze gives the stream time.
         """
-        folder = Path(stored_times(settings, layer).folder)
+        folder = Path(open_stored_times(settings, layer).folder)
         folder.mkdir(parents=True, exist_ok=True)
-        names, last = list(ends), np.array(list(ends.values()), np.int64)
-        time, offset = _read(folder).read_times_before(names, last + 1)
+        names, last = list(last_offsets), np.array(list(last_offsets.values()), np.int64)
+        time, offset = _read_all_notes(folder).read_times_before(names, last + 1)
         known = dict(zip(names, time.tolist(), strict=True))
-        missing = {name: ends[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted}
-        known |= _times_from_bronze(spark, Lake(settings), missing)
-        if missing or last_planned(settings.checkpoint(layer)) is None:  # then notes of silences may be missing too
+        missing = {
+            name: last_offsets[name] for name, noted in zip(names, (offset == last).tolist(), strict=True) if not noted
+        }
+        known |= _read_times_from_bronze(spark, Lake(settings), missing)
+        if (
+            missing or read_last_planned_batch(settings.checkpoint(layer)) is None
+        ):  # then notes of silences may be missing too
             for silence in read_silences(Lake(settings).reader(spark)):
-                if silence.behind <= ends.get(silence.place, BEGINNING):  # it is before the next batch
+                if silence.behind <= last_offsets.get(silence.place, BEGINNING):  # it is before the next batch
                     known[silence.place] = max(known[silence.place], silence.until)
         log = cls(layer, folder, StreamTimeNotes())
-        log._store(StreamTimeNotes().add_notes(PartitionTime(*name, known[name], end) for name, end in ends.items()))
+        log._store_notes(
+            StreamTimeNotes().add_notes(PartitionTime(*name, known[name], end) for name, end in last_offsets.items())
+        )
         return log
 
-    def advance(self, batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
+    def add_batch_notes(self, batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> None:
         """Adds the notes of a batch. Must run before the batch's ledger entry is written.
 
         So every batch in the ledger has its notes. The notes from before the batch stay, in case the batch is repeated.
@@ -97,29 +103,31 @@ class StreamTimesLog:
             batch: The counts of the batch by topic-partition.
             reports: The shards' reports about the batch.
         """
-        self._store(self._times.add_notes(times_after(batch, reports)))
+        self._store_notes(self._times.add_notes(list_times_after_batch(batch, reports)))
         fault_point(f"after:{self._layer}.stream_times")
 
-    def _store(self, times: StreamTimeNotes) -> None:
-        if times.settled is not self._times.settled:
-            write_atomically(self._folder / _SETTLED, encode_ipc(times.settled))
-        write_atomically(self._folder / _RECENT, encode_ipc(times.recent))
-        self._times = times
+    def _store_notes(self, notes: StreamTimeNotes) -> None:
+        if notes.settled is not self._times.settled:
+            write_atomically(self._folder / _SETTLED, encode_ipc(notes.settled))
+        write_atomically(self._folder / _RECENT, encode_ipc(notes.recent))
+        self._times = notes
 
 
-def require_continued(layer: str, batch: Iterable[PartitionCounts], ends: Mapping[TopicPartition, int]) -> None:
+def require_continued_times(
+    layer: str, batch: Iterable[PartitionCounts], last_offsets: Mapping[TopicPartition, int]
+) -> None:
     """Checks that each topic-partition's stream time continued from the offset at which the previous batch ended.
 
     Args:
         layer: The layer, for the error.
         batch: The counts of the batch by topic-partition.
-        ends: The last offset of each topic-partition before the batch.
+        last_offsets: The last offset of each topic-partition before the batch.
 
     Raises:
         LakeError: A stream time continued from another offset. The error names the first such topic-partition.
     """
     for part in batch:
-        end = ends.get((part.topic, part.partition), BEGINNING)
+        end = last_offsets.get((part.topic, part.partition), BEGINNING)
         if part.messages and part.previous_offset != end:
             raise LakeError(
                 f"{layer}: topic {part.topic}, partition {part.partition}: stream time was known up to offset "
@@ -129,7 +137,7 @@ def require_continued(layer: str, batch: Iterable[PartitionCounts], ends: Mappin
             )
 
 
-def times_after(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[PartitionTime]:
+def list_times_after_batch(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]) -> Iterable[PartitionTime]:
     """Returns stream time and last offset of each topic-partition that has messages or silences in a batch.
 
     Args:
@@ -146,7 +154,7 @@ def times_after(batch: Iterable[PartitionCounts], reports: Iterable[ShardReport]
     return ends.values()
 
 
-def _read(folder: Path) -> StreamTimeNotes:
+def _read_all_notes(folder: Path) -> StreamTimeNotes:
     # If both files are rewritten, the settled one is written first. So it is read last, to miss no note.
     recent, settled = (_read_notes(folder / name) for name in (_RECENT, _SETTLED))
     return StreamTimeNotes(settled, recent)
@@ -161,33 +169,36 @@ def _read_notes(file: Path) -> pa.Table:
     return found if found.schema.equals(NOTES_SCHEMA, check_metadata=True) else NOTES_SCHEMA.empty_table()
 
 
-def _times_from_bronze(
-    spark: SparkSession, lake: Lake, ends: Mapping[TopicPartition, int]
+def _read_times_from_bronze(
+    spark: SparkSession, lake: Lake, last_offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Returns each topic-partition's highest timestamp (ms) up to its offset in `ends`; `NO_TIME` without one.
+    """Returns each topic-partition's highest timestamp (ms) up to its offset in `last_offsets`; `NO_TIME` without one.
 
     Raises:
-        LakeError: Retention has removed messages after an offset in `ends`.
+        LakeError: Retention has removed messages after an offset in `last_offsets`.
     """
     from pyspark.sql import functions as F
 
-    if not ends:
+    if not last_offsets:
         return {}
-    gone = {place: at for place, at in read_partition_starts(lake.reader(spark)).items() if place in ends}
+    gone = {place: at for place, at in read_partition_starts(lake.reader(spark)).items() if place in last_offsets}
     for place, at in gone.items():
-        if at.last_removed > ends[place]:
+        last_offset = last_offsets[place]
+        if at.last_removed > last_offset:
             raise LakeError(
-                f"{describe_partition_start(place, at)}: stream time up to offset {ends[place]} is not known any more",
+                f"{describe_partition_start(place, at)}: stream time up to offset {last_offset} is not known any more",
                 why="The checkpoint is older than the tables",
                 fix="Restore the newer checkpoint",
             )
     wanted = spark.createDataFrame(
-        [(*name, end) for name, end in ends.items()], "topic string, partition int, end long"
+        [(*name, end) for name, end in last_offsets.items()], "topic string, partition int, end long"
     )
-    topics = sorted({topic for topic, _ in ends})
-    in_reach = F.col("topic").isin(topics) & (F.col("offset") <= max(ends.values()))  # lets Delta skip other files
+    topics = sorted({topic for topic, _ in last_offsets})
+    in_reach = F.col("topic").isin(topics) & (
+        F.col("offset") <= max(last_offsets.values())
+    )  # lets Delta skip other files
     messages = lake.read(spark, MESSAGES).where(in_reach).join(F.broadcast(wanted), ["topic", "partition"])
-    said = F.max(counted_time_column(lake.settings))
+    said = F.max(build_counted_time_column(lake.settings))
     highest = messages.where("offset <= end").groupBy("topic", "partition").agg(F.coalesce(said, F.lit(NO_TIME)))
-    found = dict.fromkeys(ends, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}
+    found = dict.fromkeys(last_offsets, NO_TIME) | {(row[0], row[1]): row[2] for row in highest.collect()}
     return found | {place: max(found[place], at.highest_ms) for place, at in gone.items()}

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sessionlake.delta.storage.txn import Txn
 
 
-def unread_silences(
-    spark: SparkSession, settings: Settings, layer: str, ends: Mapping[TopicPartition, int]
+def read_unread_silences(
+    spark: SparkSession, settings: Settings, layer: str, last_offsets: Mapping[TopicPartition, int]
 ) -> frozenset[Silence]:
     """Returns the silences after the last messages that a layer has processed, which it has not read yet.
 
@@ -39,29 +39,29 @@ def unread_silences(
         spark: The Spark session.
         settings: The settings of the lake.
         layer: Silver, or a processor.
-        ends: For each topic-partition, the last offset in the layer's batches in the ledger.
+        last_offsets: For each topic-partition, the last offset in the layer's batches in the ledger.
 
     Raises:
         LakeError: The checkpoint does not say which versions of bronze the layer has read.
     """
     lake = Lake(settings)
     last = read_last_batch(lake.reader(spark), layer)
-    if last is None or not any(one.behind == ends.get(one.place) for one in read_silences(lake.reader(spark))):
+    if last is None or not any(one.behind == last_offsets.get(one.place) for one in read_silences(lake.reader(spark))):
         return frozenset()
-    following = handover.next_version(settings, layer, last)
+    following = handover.read_next_version(settings, layer, last)
     if following > lake.latest_version(spark, MESSAGES):
         return frozenset()
-    return _read(spark, lake, following, f"{settings.checkpoint(layer)}.unread")
+    return _read_silences_after(spark, lake, following, f"{settings.checkpoint(layer)}.unread")
 
 
-def _read(spark: SparkSession, lake: Lake, version: int, checkpoint: str) -> frozenset[Silence]:
+def _read_silences_after(spark: SparkSession, lake: Lake, bronze_version: int, checkpoint: str) -> frozenset[Silence]:
     """Returns the silences written to bronze from a version on. Compaction does not repeat older silences."""
     found: set[Silence] = set()
 
     def gather(rows: DataFrame, _: Txn) -> None:
         found.update(select_silences(rows))
 
-    options = {"startingVersion": version, **SKIP_REMOVALS}
+    options = {"startingVersion": bronze_version, **SKIP_REMOVALS}
     frame = lake.stream(spark, MESSAGES, lake.settings.silver.max_bytes_per_trigger, options)
     shutil.rmtree(checkpoint, ignore_errors=True)
     query = LayerQuery("unread silences", checkpoint)

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from sessionlake.local import class_archive
-from sessionlake.local.allocator import limit_arenas
-from sessionlake.local.gateway import Jvm, jvm_failure, prepare_start, stop_jvm
-from sessionlake.local.home import require_home
-from sessionlake.local.jars import pyspark_jars, spark_jars
+from sessionlake.local.allocator import limit_malloc_arenas
+from sessionlake.local.gateway import JvmStart, describe_jvm_failure, prepare_jvm_start, stop_jvm
+from sessionlake.local.home import create_home
+from sessionlake.local.jars import fetch_spark_jars, pyspark_jars_folder
 from sessionlake.local.java import logging_flags, require_java
 from sessionlake.local.paths import process_folder
 from sessionlake.settings.model import Settings
@@ -84,7 +84,7 @@ def stop_spark() -> None:
             # A thread that did not create the session has no active one.
             (SparkSession.getActiveSession() or context).stop()
         except Exception:
-            if jvm_failure() is None:  # if the JVM has ended, there is nothing to stop
+            if describe_jvm_failure() is None:  # if the JVM has ended, there is nothing to stop
                 raise
     # Without this, the next session would look for the JVM that has ended. pyspark has no public way to reset it.
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001 - no public way, as said
@@ -134,7 +134,7 @@ def _start_local_session(settings: Settings, app: str, *, long_running: bool, re
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     _silence_python_logging()
     if long_running:
-        limit_arenas(_CORES)
+        limit_malloc_arenas(_CORES)
     builder = SparkSession.builder.master(f"local[{2 * _CORES}]").appName(app)
     conf = _ALWAYS | _LAPTOP | {"spark.sql.warehouse.dir": str(settings.warehouse)}
     jvm: AbstractContextManager[None] = nullcontext()
@@ -164,10 +164,12 @@ def _cache_class_lookups(spark: SparkSession) -> None:
 def _prepare_jvm(
     settings: Settings, app: str, extra_flags: Sequence[str]
 ) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
-    java, jars = require_java(), spark_jars()
-    logs = require_home(settings, "warehouse", "logs") / "logs"
+    java, jars = require_java(), fetch_spark_jars()
+    logs = create_home(settings, "warehouse", "logs") / "logs"
     flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *extra_flags, *logging_flags(logs / f"{app}.log")]
-    return prepare_start(Jvm(java, settings.driver_memory, flags, pyspark_jars(), jars[0].parent, logs / f"{app}.out"))
+    return prepare_jvm_start(
+        JvmStart(java, settings.driver_memory, flags, pyspark_jars_folder(), jars[0].parent, logs / f"{app}.out")
+    )
 
 
 def _silence_python_logging() -> None:

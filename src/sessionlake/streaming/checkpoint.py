@@ -30,7 +30,7 @@ RECOVERED = {
 }
 
 
-def recovery_hint(layer: str) -> str:
+def build_recovery_hint(layer: str) -> str:
     """Returns advice about a checkpoint that is lost or cannot be read, as text. What keeps all data comes first."""
     named = SILVER if layer == SILVER_TABLES else layer
     if named in RECOVERED:
@@ -42,22 +42,22 @@ def recovery_hint(layer: str) -> str:
     return f"{restore}; `sessionlake doctor` says whether the tables are intact. {LAST_RESORT}"
 
 
-def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
+def require_readable_checkpoint(checkpoint: str, layer: str, *, other_fix: str = "") -> None:
     """Checks that the checkpoint is new, or that its metadata and latest log entries are intact.
 
     Args:
         checkpoint: The folder of the checkpoint.
         layer: The layer, for the error.
-        instead: What to do if there is no backup, for the error. Empty gives the usual advice for the layer.
+        other_fix: What to do if there is no backup, for the error. Empty gives the usual advice for the layer.
 
     Raises:
         LossError: A file of the checkpoint is damaged. The error names it and says what to do.
     """
     folder = Path(checkpoint)
-    for file in _entries(folder):
+    for file in _list_log_entries(folder):
         why = _find_fault(file)
         if why is not None:
-            hint = f"Restore the checkpoint from a backup, or {instead}" if instead else recovery_hint(layer)
+            hint = f"Restore the checkpoint from a backup, or {other_fix}" if other_fix else build_recovery_hint(layer)
             place = file.relative_to(folder)
             raise LossError(
                 f"{layer}: the checkpoint {folder} is damaged: {place} {why}",
@@ -66,23 +66,23 @@ def require_readable(checkpoint: str, layer: str, *, instead: str = "") -> None:
             )
 
 
-def last_committed(checkpoint: str | Path) -> int | None:
+def read_last_committed_batch(checkpoint: str | Path) -> int | None:
     """Returns Spark's number of the last batch that the query has committed; None if it has committed none.
 
     Spark plans a batch only after the previous one is committed. So a planned batch proves that the previous one was
     committed, even if that commit's log entry is lost. Spark concludes the same.
     """
-    noted, following = _newest(Path(checkpoint) / "commits"), last_planned(checkpoint)
+    noted, following = _find_newest_number(Path(checkpoint) / "commits"), read_last_planned_batch(checkpoint)
     known = max(-1 if noted is None else noted, -1 if following is None else following - 1)
     return None if known < 0 else known
 
 
-def last_planned(checkpoint: str | Path) -> int | None:
+def read_last_planned_batch(checkpoint: str | Path) -> int | None:
     """Returns Spark's number of the last batch that the query has planned; None if it has planned none."""
-    return _newest(Path(checkpoint) / "offsets")
+    return _find_newest_number(Path(checkpoint) / "offsets")
 
 
-def read_planned(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
+def read_planned_batch(checkpoint: str | Path, batch: int) -> tuple[dict[str, Any], Any]:
     """Returns what Spark wrote to its log when it planned a batch: the metadata, and the end offset of the only source.
 
     Raises:
@@ -134,7 +134,7 @@ def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:
         OSError: There is no log entry for the batch.
         ValueError: The entry is incomplete or belongs to another kind of source.
     """
-    _, noted = read_planned(checkpoint, batch)
+    _, noted = read_planned_batch(checkpoint, batch)
     try:
         version, index = int(noted["reservoirVersion"]), int(noted["index"])
         return DeltaOffset(str(noted["reservoirId"]), version, index, bool(noted.get("isStartingVersion", False)))
@@ -143,14 +143,14 @@ def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:
         raise ValueError(f"{entry} is not an offset of a Delta table: {error!r}") from None
 
 
-def starting_options(checkpoint: str | Path) -> dict[str, int]:
+def choose_starting_options(checkpoint: str | Path) -> dict[str, int]:
     """Returns options for Delta's source that make a restart after a query's first batch cheap; later none (`{}`).
 
     At every start, Spark plans the last batch again, even if it is committed and does not run. If that is the first
     batch,
     Delta sorts all files of the snapshot, unless the options name the batch's last version as the start.
     """
-    if last_planned(checkpoint) != 0 or last_committed(checkpoint) != 0:
+    if read_last_planned_batch(checkpoint) != 0 or read_last_committed_batch(checkpoint) != 0:
         return {}
     with suppress(OSError, ValueError):
         place = read_delta_offset(checkpoint, 0)
@@ -160,7 +160,7 @@ def starting_options(checkpoint: str | Path) -> dict[str, int]:
 
 def reads_initial_snapshot(checkpoint: str | Path) -> bool:
     """Returns True if a stream has started and has not yet read all rows that its Delta table had at that time."""
-    batch = last_committed(checkpoint)
+    batch = read_last_committed_batch(checkpoint)
     return batch is not None and read_delta_offset(checkpoint, batch).in_initial_snapshot
 
 
@@ -179,11 +179,11 @@ def write_atomically(file: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def _newest(log: Path) -> int | None:
+def _find_newest_number(log: Path) -> int | None:
     return max((int(file.name) for file in log.glob("*") if file.name.isdecimal()), default=None)
 
 
-def _entries(folder: Path) -> Iterator[Path]:
+def _list_log_entries(folder: Path) -> Iterator[Path]:
     if (folder / "metadata").is_file():
         yield folder / "metadata"
     for log in ("offsets", "commits"):

@@ -17,7 +17,7 @@ from sessionlake.errors import (
     SessionlakeError,
     UsageError,
 )
-from sessionlake.local.gateway import jvm_failure
+from sessionlake.local.gateway import describe_jvm_failure
 from sessionlake.spark.failures import (
     RESULT_TOO_BIG,
     KnownFailure,
@@ -26,7 +26,7 @@ from sessionlake.spark.failures import (
     parse_failure,
     summarize_spark_message,
 )
-from sessionlake.streaming.checkpoint import recovery_hint, require_readable
+from sessionlake.streaming.checkpoint import build_recovery_hint, require_readable_checkpoint
 
 SCHEMA_CHANGED = (
     "DELTA_SCHEMA_CHANGED",
@@ -183,7 +183,7 @@ _NO_FILE = KnownFailure(
 )
 
 
-def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
+def explain_layer_error(error: BaseException, layer: str, checkpoint: str) -> SessionlakeError:
     """Returns the error for the operator about whatever stopped a layer.
 
     An error that this package raised in a Spark worker is returned as it was raised there.
@@ -193,12 +193,12 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
         layer: The layer, which the error text starts with.
         checkpoint: The layer's checkpoint, which is checked for damage.
     """
-    known = _of_death(error) or error
+    known = _explain_dead_jvm(error) or error
     if isinstance(known, SessionlakeError):
         return known
     failure = parse_failure(error)
     if failure.python_exception is not None:
-        return _of_python(failure.python_exception, layer)
+        return _explain_python_error(failure.python_exception, layer)
     for cause in (*_CAUSES, _DISK_FULL, _NO_MEMORY):
         if cause.matches_failure(failure):
             return cause.error_class(f"{layer}: {cause.remedy}\n  Spark says: {failure}")
@@ -208,10 +208,12 @@ def explain(error: BaseException, layer: str, checkpoint: str) -> SessionlakeErr
         return LakeError(
             f"{layer}: its checkpoint {checkpoint} cannot be read",
             why="No table was changed",
-            fix=f"{recovery_hint(layer)}\n  Spark says: {failure}",
+            fix=f"{build_recovery_hint(layer)}\n  Spark says: {failure}",
         )
     try:
-        require_readable(checkpoint, layer)  # Spark's error about damaged JSON names neither a file nor a condition
+        require_readable_checkpoint(
+            checkpoint, layer
+        )  # Spark's error about damaged JSON names neither a file nor a condition
     except LakeError as damaged:
         return LakeError(f"{damaged}\n  Spark says: {failure}")
     return SessionlakeError(f"{layer} stopped: {failure}")
@@ -229,13 +231,13 @@ def explain_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        explanation = explained(error)
+        explanation = find_explanation(error)
         if explanation is None or explanation is error:
             raise
         raise explanation from error
 
 
-def explained(error: Exception) -> SessionlakeError | None:
+def find_explanation(error: Exception) -> SessionlakeError | None:
     """Returns the error for the operator about an error of Spark, the JVM, a table's file or the system.
 
     Returns:
@@ -243,21 +245,21 @@ def explained(error: Exception) -> SessionlakeError | None:
     """
     if isinstance(error, SessionlakeError):
         return error
-    if (dead := _of_death(error)) is not None:
+    if (dead := _explain_dead_jvm(error)) is not None:
         return dead
-    if _is_of_spark(error):
-        return _of_spark(error)
+    if _is_spark_error(error):
+        return _explain_spark_error(error)
     if isinstance(error, OSError) and error.errno is not None:
-        return _of_system(error)
+        return _explain_system_error(error)
     # Table logs are JSON, and some are read in Python.
     if isinstance(error, OSError | JSONDecodeError) or type(error).__module__.partition(".")[0] in _READERS:
-        return _of_reader(error)
+        return _explain_reader_error(error)
     return None
 
 
-def _of_death(error: BaseException) -> MachineError | None:
+def _explain_dead_jvm(error: BaseException) -> MachineError | None:
     """Returns the error for a JVM that has ended; None if `error` does not come from that."""
-    death = jvm_failure() if _is_of_gateway(error) else None
+    death = describe_jvm_failure() if _is_gateway_error(error) else None
     if death is None:
         return None
     if _HEAP_FULL in death:
@@ -268,14 +270,14 @@ def _of_death(error: BaseException) -> MachineError | None:
     )
 
 
-def _of_system(error: OSError) -> MachineError | None:
+def _explain_system_error(error: OSError) -> MachineError | None:
     if isinstance(error, BrokenPipeError):  # the program that reads our output has closed the pipe
         return None
     place = f"{error.filename}: " if error.filename else ""
     return MachineError(f"{place}{error.strerror}", fix="Correct this, then run the command again")
 
 
-def _of_reader(error: Exception) -> LakeError:
+def _explain_reader_error(error: Exception) -> LakeError:
     """Returns the error for the operator about an error of delta-rs or Arrow, which describe errors only as text."""
     text = str(error).strip().partition("\n")[0][:_LONGEST]  # the rest is delta-rs' own backtrace
     if type(error).__name__ == "CommitFailedError":
@@ -283,23 +285,23 @@ def _of_reader(error: Exception) -> LakeError:
     return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {text}")
 
 
-def _is_of_gateway(error: BaseException) -> bool:
+def _is_gateway_error(error: BaseException) -> bool:
     """Returns True if Python raises this error when it can no longer reach the JVM."""
     return isinstance(error, ConnectionError | EOFError) or type(error).__module__.startswith("py4j.")
 
 
-def _is_of_spark(error: Exception) -> bool:
+def _is_spark_error(error: Exception) -> bool:
     return any(kind.__module__.startswith(("py4j.", "pyspark.errors")) for kind in type(error).__mro__)
 
 
-def _of_spark(error: Exception) -> SessionlakeError:
-    failure = _uninterrupted(parse_failure(error))
+def _explain_spark_error(error: Exception) -> SessionlakeError:
+    failure = _require_no_interrupt(parse_failure(error))
     if failure.python_exception is not None:
-        return _of_python(failure.python_exception, "Spark")
-    return _known(failure) or SessionlakeError(f"Spark failed: {failure}")
+        return _explain_python_error(failure.python_exception, "Spark")
+    return _explain_known_failure(failure) or SessionlakeError(f"Spark failed: {failure}")
 
 
-def _uninterrupted(failure: SparkFailure) -> SparkFailure:
+def _require_no_interrupt(failure: SparkFailure) -> SparkFailure:
     """Returns the failure unchanged, unless it was caused by Ctrl-C.
 
     On Ctrl-C, pyspark cancels all jobs. The thread that waits for a job may then see only that it was cancelled.
@@ -315,18 +317,18 @@ def _uninterrupted(failure: SparkFailure) -> SparkFailure:
     return failure
 
 
-def _known(failure: SparkFailure) -> SessionlakeError | None:
+def _explain_known_failure(failure: SparkFailure) -> SessionlakeError | None:
     for cause in _ALWAYS:
         if cause.matches_failure(failure):
             return cause.error_class(f"{cause.remedy}\n  Spark says: {failure}")
     return None
 
 
-def explain_sql_error(doing: str, error: Exception) -> SessionlakeError:
+def explain_sql_error(action: str, error: Exception) -> SessionlakeError:
     """Returns the error for the operator about an error that Spark raised for SQL that the operator wrote.
 
     Args:
-        doing: The start of the error text if the SQL itself is wrong.
+        action: The start of the error text if the SQL itself is wrong.
         error: What Spark raised.
 
     Returns:
@@ -334,16 +336,16 @@ def explain_sql_error(doing: str, error: Exception) -> SessionlakeError:
     """
     from pyspark.errors import PySparkException
 
-    if _is_of_gateway(error) and jvm_failure() is not None:
-        return explained(error) or SessionlakeError(str(error))
-    known = _known(_uninterrupted(parse_failure(error)))
+    if _is_gateway_error(error) and describe_jvm_failure() is not None:
+        return find_explanation(error) or SessionlakeError(str(error))
+    known = _explain_known_failure(_require_no_interrupt(parse_failure(error)))
     if known is not None:
         return known
     text = summarize_spark_message(str(error)) if isinstance(error, PySparkException) else str(parse_failure(error))
-    return UsageError(f"{doing}: {text}")
+    return UsageError(f"{action}: {text}")
 
 
-def _of_python(raised: PythonException, layer: str) -> SessionlakeError:
+def _explain_python_error(raised: PythonException, layer: str) -> SessionlakeError:
     module, _, name = raised.type.rpartition(".")
     own = getattr(errors, name, None) if module == errors.__name__ else None
     if isinstance(own, type) and issubclass(own, SessionlakeError):

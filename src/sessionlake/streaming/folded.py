@@ -16,27 +16,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedBatch:
     """The payloads that the folds of a batch emitted.
 
     Attributes:
         frame: All payloads, `kind string, payload binary`, persisted or checkpointed.
-        inline: The payloads that the driver has, by kind; None in place of each payload that was too large to collect.
+        inline_payloads_by_kind: The payloads that the driver has, by kind; None in place of each payload that was
+            too large to collect.
     """
 
     frame: DataFrame
-    inline: Mapping[str, Sequence[bytes | None]]
+    inline_payloads_by_kind: Mapping[str, Sequence[bytes | None]]
 
-    def inline_payloads(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
+    def find_inline_payloads(self, kinds: Iterable[str] | None = None) -> list[bytes] | None:
         """Returns all payloads of these kinds (None: all kinds), or None if one of the payloads was not collected."""
         contents = [
-            content for kind in (self.inline if kinds is None else kinds) for content in self.inline.get(kind, ())
+            content
+            for kind in (self.inline_payloads_by_kind if kinds is None else kinds)
+            for content in self.inline_payloads_by_kind.get(kind, ())
         ]
         collected = [content for content in contents if content is not None]
         return collected if len(collected) == len(contents) else None
 
 
-def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, list[bytes]]:
+def collect_reports(frame: DataFrame, report: str, inline_bytes: int) -> tuple[FoldedBatch, list[bytes]]:
     """Runs the fold in one job and collects the small payloads and all reports.
 
     Args:
@@ -59,7 +62,7 @@ def collect(frame: DataFrame, report: str, inline_bytes: int) -> tuple[Folded, l
 
 def split_reports(
     frame: DataFrame, collected: Iterable[tuple[str, bytes | None]], report: str
-) -> tuple[Folded, list[bytes]]:
+) -> tuple[FoldedBatch, list[bytes]]:
     """Separates the reports from other collected payloads; returns the payloads without reports, and the reports.
 
     Args:
@@ -71,4 +74,4 @@ def split_reports(
     for kind, payload in collected:
         inline.setdefault(kind, []).append(payload)
     reports = [bytes(decompress_if_compressed(content)) for content in inline.pop(report, []) if content is not None]
-    return Folded(frame, inline), reports
+    return FoldedBatch(frame, inline), reports

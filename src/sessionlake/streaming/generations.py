@@ -27,10 +27,10 @@ import msgspec
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, LossError
 from sessionlake.streaming.checkpoint import (
-    last_committed,
-    last_planned,
-    recovery_hint,
-    require_readable,
+    build_recovery_hint,
+    read_last_committed_batch,
+    read_last_planned_batch,
+    require_readable_checkpoint,
     write_atomically,
 )
 
@@ -69,18 +69,18 @@ class Generation:
     first_batch: int = 0
     app_id: str | None = None
 
-    def txn(self, query_id: str, batch_id: int) -> Txn:
+    def build_txn(self, query_id: str, batch_id: int) -> Txn:
         """Returns the transaction of a batch, given the id of Spark's query and Spark's number of the batch."""
         return Txn(self.app_id or query_id, self.first_batch + batch_id)
 
-    def batch_id(self, batch: int) -> int:
+    def to_spark_batch_id(self, batch: int) -> int:
         """Returns Spark's number of a batch, given the layer's number."""
         return batch - self.first_batch
 
     @property
     def last_planned_batch(self) -> int | None:
         """The layer's number of the last planned batch; None if none was planned."""
-        planned = last_planned(self.folder)
+        planned = read_last_planned_batch(self.folder)
         return None if planned is None else self.first_batch + planned
 
     @property
@@ -89,7 +89,7 @@ class Generation:
         return self.first_batch if self.last_planned_batch is None else self.last_planned_batch + 1
 
 
-class Generations:
+class CheckpointGenerations:
     """All generations of a query's checkpoint.
 
     Args:
@@ -103,34 +103,38 @@ class Generations:
         self._layer = layer
 
     @property
-    def current(self) -> Generation:
+    def current_generation(self) -> Generation:
         """The generation in which the query continues.
 
         Raises:
             LossError: The generation's note, or the metadata of generation 0, cannot be read.
         """
-        number = max((number for number in self._numbers() if self._note(number).is_file()), default=0)
+        number = max((number for number in self._list_numbers() if self._note_file(number).is_file()), default=0)
         if not number:
-            return Generation(0, self._first, app_id=self._app_id())
+            return Generation(0, self._first, app_id=self._read_app_id())
         try:
-            note = msgspec.json.decode(self._note(number).read_bytes(), type=_Note)
+            note = msgspec.json.decode(self._note_file(number).read_bytes(), type=_Note)
         except (OSError, msgspec.MsgspecError) as error:
-            raise self._damaged(self._note(number), str(error)) from None
+            raise self._damaged_error(self._note_file(number), str(error)) from None
         return Generation(number, self._folder / str(number), note.first_batch, note.app_id)
 
     def read_last_known(self) -> tuple[str | None, int]:
         """Returns the query's id (None if unknown) and last batch number (-1 if none), from all readable files."""
-        notes = [(number, note) for number in sorted(self._numbers()) if (note := self._readable(number)) is not None]
-        numbers = [_latest(self._first)]
+        notes = [
+            (number, note)
+            for number in sorted(self._list_numbers())
+            if (note := self._read_note_if_readable(number)) is not None
+        ]
+        numbers = [_find_latest_number(self._first)]
         for number, note in notes:
-            numbers.append(note.first_batch + _latest(self._folder / str(number)))
+            numbers.append(note.first_batch + _find_latest_number(self._folder / str(number)))
         if notes:
             return notes[-1][1].app_id, max(numbers)
         with suppress(LossError):
-            return self._app_id(), max(numbers)
+            return self._read_app_id(), max(numbers)
         return None, max(numbers)
 
-    def start_new(self, first_batch: int, app_id: str | None) -> Generation:
+    def start_generation(self, first_batch: int, app_id: str | None) -> Generation:
         """Creates another generation and returns it. Reads nothing of the earlier ones, which may be damaged.
 
         The caller must give Spark the starting offsets when it first runs the query in the new generation.
@@ -143,57 +147,64 @@ class Generations:
             LossError: The id is lost. Under a new id, everything in the tables would be written again.
         """
         if app_id is None:
-            raise self._damaged(self._first / "metadata", "it is missing")
-        number = max(self._numbers(), default=0) + 1
+            raise self._damaged_error(self._first / "metadata", "it is missing")
+        number = max(self._list_numbers(), default=0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._note(number), msgspec.json.encode(_Note(first_batch, app_id)))
-        return self.current
+        write_atomically(self._note_file(number), msgspec.json.encode(_Note(first_batch, app_id)))
+        return self.current_generation
 
     def remove_superseded(self) -> None:
         """Removes the generations between 0 and the current one, once the current one has committed a batch."""
-        current = self.current
-        if last_committed(current.folder) is None:
+        current = self.current_generation
+        if read_last_committed_batch(current.folder) is None:
             return
-        for number in self._numbers():
+        for number in self._list_numbers():
             if number < current.number:
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
-                self._note(number).unlink(missing_ok=True)
+                self._note_file(number).unlink(missing_ok=True)
 
-    def _readable(self, number: int) -> _Note | None:
+    def _read_note_if_readable(self, number: int) -> _Note | None:
         try:
-            return msgspec.json.decode(self._note(number).read_bytes(), type=_Note)
+            return msgspec.json.decode(self._note_file(number).read_bytes(), type=_Note)
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def _note(self, number: int) -> Path:
+    def _note_file(self, number: int) -> Path:
         return self._folder / f"{number}.json"
 
-    def _numbers(self) -> set[int]:
+    def _list_numbers(self) -> set[int]:
         """Returns the numbers of all generations for which a file or folder exists, even a damaged one."""
         found = (_OF_ONE.fullmatch(entry.name) for entry in self._folder.glob("*"))
         return {int(one[1]) for one in found if one}
 
-    def _app_id(self) -> str | None:
+    def _read_app_id(self) -> str | None:
         file = self._first / "metadata"
         try:
             return str(json.loads(file.read_text(encoding="utf-8"))["id"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError) as error:
-            raise self._damaged(file, str(error)) from None
+            raise self._damaged_error(file, str(error)) from None
 
-    def _damaged(self, file: Path, why: str) -> LakeError:
+    def _damaged_error(self, file: Path, why: str) -> LakeError:
         place = file.relative_to(self._first)
         return LossError(
             f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",
             why="No table was changed",
-            fix=recovery_hint(self._layer),
+            fix=build_recovery_hint(self._layer),
         )
 
 
-def _latest(folder: Path) -> int:
+def _find_latest_number(folder: Path) -> int:
     """Returns Spark's number of the last batch in a checkpoint folder; -1 if there is none."""
-    return max((number for number in (last_planned(folder), last_committed(folder)) if number is not None), default=-1)
+    return max(
+        (
+            number
+            for number in (read_last_planned_batch(folder), read_last_committed_batch(folder))
+            if number is not None
+        ),
+        default=-1,
+    )
 
 
 def require_intact_checkpoint(checkpoint: str, layer: str) -> None:
@@ -202,4 +213,4 @@ def require_intact_checkpoint(checkpoint: str, layer: str) -> None:
     Raises:
         LossError: A file is damaged. The error names it and says what to do.
     """
-    require_readable(str(Generations(checkpoint, layer).current.folder), layer)
+    require_readable_checkpoint(str(CheckpointGenerations(checkpoint, layer).current_generation.folder), layer)

@@ -28,8 +28,8 @@ from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.retained import read_removed_rows_of_table
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity
-from sessionlake.streaming.checkpoint import recovery_hint
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import build_recovery_hint
+from sessionlake.streaming.generations import CheckpointGenerations
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
         LossError: The checkpoint is new and the tables are not empty. The error says what to do.
     """
     checkpoint = settings.checkpoint(layer)
-    if Generations(checkpoint, layer).current.app_id is not None:
+    if CheckpointGenerations(checkpoint, layer).current_generation.app_id is not None:
         return
     entries = list(to_dicts(LedgerReader(lake.reader(spark)).read_entries_since_rebuild(("layer", eq, layer))))
     of_rebuild = [entry["app_id"].startswith(REBUILD) for entry in entries]
@@ -62,13 +62,13 @@ def refuse_fresh_checkpoint(spark: SparkSession, lake: Lake, settings: Settings,
         raise LossError(
             f"the checkpoint {checkpoint} is new, but the {layer} tables already hold data",
             why="Continuing would write everything twice",
-            fix=recovery_hint(layer),
+            fix=build_recovery_hint(layer),
         )
 
 
 def has_data(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Returns True if the layer's tables have rows, which shows that it has processed messages."""
-    return any(lake.reader(spark).any(table) for table in EVIDENCE_TABLES.get(layer, ()))
+    return any(lake.reader(spark).has_rows(table) for table in EVIDENCE_TABLES.get(layer, ()))
 
 
 def refuse_removed_history(reader: TableReader, settings: Settings) -> None:

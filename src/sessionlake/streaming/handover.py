@@ -27,10 +27,10 @@ from sessionlake.settings.model import Settings
 from sessionlake.streaming import manifest
 from sessionlake.streaming.checkpoint import (
     DeltaOffset,
-    last_committed,
-    last_planned,
+    build_recovery_hint,
     read_delta_offset,
-    recovery_hint,
+    read_last_committed_batch,
+    read_last_planned_batch,
     write_atomically,
 )
 from sessionlake.streaming.payload_files import Emissions
@@ -79,24 +79,24 @@ def prepared_folder(settings: Settings, layer: str = SILVER) -> Path:
     return Path(f"{settings.checkpoint(layer)}.handover.next")
 
 
-def read(place: Path, layer: str = SILVER) -> Handover | None:
-    """Reads the handover in the folder `place`; None if there is none.
+def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
+    """Reads the handover in the folder `folder`; None if there is none.
 
     Raises:
         LossError: The handover cannot be read.
     """
-    file = place / _NOTE
+    file = folder / _NOTE
     if not file.is_file():
         return None
     try:
         return msgspec.json.decode(file.read_bytes(), type=Handover)
     except msgspec.MsgspecError as error:
-        raise LossError(f"{file} is damaged ({error})", fix=recovery_hint(layer)) from None
+        raise LossError(f"{file} is damaged ({error})", fix=build_recovery_hint(layer)) from None
 
 
 def read_active(settings: Settings, layer: str = SILVER) -> Handover | None:
     """Reads the handover from which a layer's current checkpoint starts or has started; None if there is none."""
-    return read(active_folder(settings, layer), layer)
+    return read_handover(active_folder(settings, layer), layer)
 
 
 def require_states(settings: Settings, layer: str) -> None:
@@ -107,26 +107,27 @@ def require_states(settings: Settings, layer: str) -> None:
     """
     begin = read_active(settings, layer)
     if begin is not None:
-        lost = sorted({*begin.stored} - {*stored_shards(settings, layer)})
+        lost = sorted({*begin.stored} - {*list_stored_shards(settings, layer)})
         if lost:
             raise LossError(
-                f"{layer}: {active_folder(settings, layer) / f'{lost[0]}.state'} is gone", fix=recovery_hint(layer)
+                f"{layer}: {active_folder(settings, layer) / f'{lost[0]}.state'} is gone",
+                fix=build_recovery_hint(layer),
             )
 
 
-def prepare(
+def prepare_handover(
     settings: Settings,
-    begin: Handover,
+    handover: Handover,
     states: Iterable[tuple[int, bytes]],
     layer: str = SILVER,
     *,
     same_query: bool = False,
 ) -> None:
-    """Writes a handover into the folder for prepared ones; `activate` makes it the active one later.
+    """Writes a handover into the folder for prepared ones; `activate_handover` makes it the active one later.
 
     Args:
         settings: The settings of the lake.
-        begin: The handover; `stored` and `query` are filled in here.
+        handover: The handover; `stored` and `query` are filled in here.
         states: Pairs of shard number and state.
         layer: The layer.
         same_query: True continues the query of the current checkpoint; False starts a new one.
@@ -139,18 +140,18 @@ def prepare(
         write_atomically(place / f"{shard}.state", state)
         stored.append(shard)
     query = metadata.read_text(encoding="utf-8") if same_query and metadata.is_file() else None
-    complete = msgspec.structs.replace(begin, stored=sorted(stored), query=query)
+    complete = msgspec.structs.replace(handover, stored=sorted(stored), query=query)
     write_atomically(place / _NOTE, msgspec.json.encode(complete))
 
 
-def is_prepared(settings: Settings, name: str, layer: str) -> bool:
-    """Returns True if a handover of the operation `name` is prepared and complete, with all states that it lists."""
+def is_prepared(settings: Settings, operation: str, layer: str) -> bool:
+    """Returns True if a handover of this operation is prepared and complete, with all states that it lists."""
     place = prepared_folder(settings, layer)
     try:
-        found = read(place, layer)
+        found = read_handover(place, layer)
     except LossError:
         return False
-    if found is None or found.rebuild != name:
+    if found is None or found.rebuild != operation:
         return False
     return all((place / f"{shard}.state").is_file() for shard in found.stored)
 
@@ -160,14 +161,14 @@ def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
     shutil.rmtree(prepared_folder(settings, layer), ignore_errors=True)
 
 
-def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> None:
-    """Checks that a handover of the operation `name` is active, or is prepared and complete.
+def require_prepared(settings: Settings, operation: str, layer: str, remedy: str) -> None:
+    """Checks that a handover of this operation is active, or is prepared and complete.
 
     Raises:
         LossError: It is neither. The layer could not resume once its tables are replaced.
     """
     # Checked first, because the prepared handover may be there to replace an active one that is damaged.
-    if not is_prepared(settings, name, layer) and not is_active(settings, name, layer):
+    if not is_prepared(settings, operation, layer) and not is_active(settings, operation, layer):
         raise LossError(
             f"{layer}: {prepared_folder(settings, layer)} is gone or damaged",
             why="It has the state that the layer resumes from",
@@ -175,77 +176,79 @@ def require_prepared(settings: Settings, name: str, layer: str, remedy: str) -> 
         )
 
 
-def is_active(settings: Settings, name: str, layer: str) -> bool:
-    """Returns True if the active handover was written by the operation `name`."""
+def is_active(settings: Settings, operation: str, layer: str) -> bool:
+    """Returns True if the active handover was written by this operation."""
     begin = read_active(settings, layer)
-    return begin is not None and begin.rebuild == name
+    return begin is not None and begin.rebuild == operation
 
 
-def first_batch(settings: Settings, layer: str = SILVER) -> int:
+def read_first_batch(settings: Settings, layer: str = SILVER) -> int:
     """Returns the layer's number of the first batch in its checkpoint, which Spark counts as 0."""
     begin = read_active(settings, layer)
     return 0 if begin is None else begin.first_batch
 
 
-def first_batch_or_none(settings: Settings, layer: str = SILVER) -> int | None:
+def read_first_batch_or_none(settings: Settings, layer: str = SILVER) -> int | None:
     """Returns the layer's number of the first batch in its checkpoint; None if the active handover cannot be read."""
     try:
-        return first_batch(settings, layer)
+        return read_first_batch(settings, layer)
     except LossError:
         return None
 
 
-def next_batch(settings: Settings, layer: str = SILVER) -> int:
+def read_next_batch(settings: Settings, layer: str = SILVER) -> int:
     """Returns the layer's number of the batch that follows its last committed batch."""
-    committed = last_committed(settings.checkpoint(layer))
-    return first_batch(settings, layer) + (0 if committed is None else committed + 1)
+    committed = read_last_committed_batch(settings.checkpoint(layer))
+    return read_first_batch(settings, layer) + (0 if committed is None else committed + 1)
 
 
-def last_version_read(settings: Settings, layer: str, *, feed: bool = False) -> int | None:
+def read_last_version(settings: Settings, layer: str, *, is_change_feed: bool = False) -> int | None:
     """Returns the last version that a layer has processed of the table it reads; None before its first batch.
 
     Args:
         settings: The settings of the lake.
         layer: The layer.
-        feed: True if the layer reads the table's change feed. Its batches never end within a version.
+        is_change_feed: True if the layer reads the table's change feed. Its batches never end within a version.
 
     Raises:
         LakeError: The layer has an unfinished batch, or has read only a part of a version.
     """
     checkpoint, begin = Path(settings.checkpoint(layer)), read_active(settings, layer)
-    batch = last_committed(checkpoint)
+    batch = read_last_committed_batch(checkpoint)
     if batch is None and begin is None:
         return None
     run = f"Run `sessionlake run {layer.replace('processor-', 'processor ')} --once` first"
-    if last_planned(checkpoint) != batch:
+    if read_last_planned_batch(checkpoint) != batch:
         raise LakeError(f"{layer} has not finished its last batch", fix=run)
     if batch is None:
         return begin.bronze_version if begin else None
-    version, is_complete = version_reached(settings, layer, batch, feed=feed)
+    version, is_complete = read_version_reached(settings, layer, batch, is_change_feed=is_change_feed)
     if not is_complete:
         raise LakeError(f"{layer} has read only a part of one commit of the layer before it", fix=run)
     return version
 
 
-def version_reached(settings: Settings, layer: str, batch: int, *, feed: bool = False) -> tuple[int, bool]:
+def read_version_reached(
+    settings: Settings, layer: str, batch: int, *, is_change_feed: bool = False
+) -> tuple[int, bool]:
     """Returns the last version of the source table that a batch reads, and True if it reads that version completely.
 
     Args:
         settings: The settings of the lake.
         layer: The layer.
         batch: Spark's number of the batch.
-        feed: True if the layer reads the table's change feed. Its batches never end within a version.
+        is_change_feed: True if the layer reads the table's change feed. Its batches never end within a version.
 
     Raises:
         LakeError: The checkpoint has no readable entry for the batch.
     """
-    place = _place(settings, layer, batch)
+    place = _read_batch_end(settings, layer, batch)
     if place.in_initial_snapshot:
         return place.version, False
-    return place.last_version, feed or place.is_before_version
+    return place.last_version, is_change_feed or place.is_before_version
 
 
-def next_version(settings: Settings, layer: str, batch: int) -> int:
+def read_next_version(settings: Settings, layer: str, batch: int) -> int:
     """Returns the first version of a layer's source table that the layer has not read completely after a batch.
 
     Args:
@@ -257,10 +260,10 @@ def next_version(settings: Settings, layer: str, batch: int) -> int:
         LakeError: The checkpoint has no readable entry for the batch. Or the layer still reads the rows that the table
             had when the layer started, which are not in order of versions.
     """
-    begin, number = read_active(settings, layer), batch - first_batch(settings, layer)
+    begin, number = read_active(settings, layer), batch - read_first_batch(settings, layer)
     if begin is not None and number < 0:
         return begin.bronze_version + 1
-    place = _place(settings, layer, number)
+    place = _read_batch_end(settings, layer, number)
     if place.in_initial_snapshot:
         raise LakeError(
             f"{layer} has read only a part of what the table held when it started",
@@ -269,23 +272,23 @@ def next_version(settings: Settings, layer: str, batch: int) -> int:
     return place.version
 
 
-def _place(settings: Settings, layer: str, batch: int) -> DeltaOffset:
+def _read_batch_end(settings: Settings, layer: str, batch: int) -> DeltaOffset:
     """Returns the point in the layer's source table at which a batch ends. `batch` is Spark's number."""
     checkpoint = settings.checkpoint(layer)
     try:
         return read_delta_offset(checkpoint, batch)
     except (OSError, ValueError) as error:
         unknown = f"{checkpoint} does not say what {layer} has read ({error!r})"
-        raise LakeError(unknown, fix=recovery_hint(layer)) from None
+        raise LakeError(unknown, fix=build_recovery_hint(layer)) from None
 
 
-def stored_shards(settings: Settings, layer: str = SILVER) -> list[int]:
+def list_stored_shards(settings: Settings, layer: str = SILVER) -> list[int]:
     """Returns the numbers of the shards that have a state in the active handover, ascending."""
     return sorted(int(file.stem) for file in active_folder(settings, layer).glob("*.state"))
 
 
-def _state(place: str, shard: int) -> bytes | None:
-    file = Path(place) / f"{shard}.state"
+def _read_state(folder: str, shard: int) -> bytes | None:
+    file = Path(folder) / f"{shard}.state"
     return file.read_bytes() if file.exists() else None
 
 
@@ -296,13 +299,13 @@ class StateReader:
     Input `shard int`; output `shard int, chunk binary`, with null for a shard without a state.
     """
 
-    place: str
+    folder: str
 
     def __call__(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         """Yields the states of a task's shards."""
         for frame in frames:
             for shard in frame["shard"].tolist():
-                yield pd.DataFrame({"shard": [shard], "chunk": [_state(self.place, shard)]})
+                yield pd.DataFrame({"shard": [shard], "chunk": [_read_state(self.folder, shard)]})
 
 
 def refuse_changed_shards(settings: Settings) -> None:
@@ -313,7 +316,7 @@ def refuse_changed_shards(settings: Settings) -> None:
     Raises:
         LakeError: `silver.shards` was changed. The error names both numbers.
     """
-    made = shard_count(settings)
+    made = read_shard_count(settings)
     if made not in (None, settings.silver.shards):
         raise LakeError(
             f"silver.shards is {settings.silver.shards}, but silver's states have {made} shards",
@@ -321,7 +324,7 @@ def refuse_changed_shards(settings: Settings) -> None:
         )
 
 
-def shard_count(settings: Settings) -> int | None:
+def read_shard_count(settings: Settings) -> int | None:
     """Returns the number of shards of silver's states, from its checkpoint or (before a batch) the handover.
 
     Returns:
@@ -330,14 +333,14 @@ def shard_count(settings: Settings) -> int | None:
     Raises:
         LossError: The checkpoint or the handover cannot be read.
     """
-    noted = manifest.read(settings, SILVER).shards
+    noted = manifest.read_manifest(settings, SILVER).shards
     if noted is not None and (Path(settings.checkpoint(SILVER)) / _METADATA).exists():
         return noted
     begin = read_active(settings)
     return None if begin is None else begin.shards
 
 
-def activate(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
+def activate_handover(spark: SparkSession, settings: Settings, rebuild: str, layer: str = SILVER) -> None:
     """Activates the prepared handover of this operation and archives the checkpoint. Can be repeated after a crash."""
     checkpoint = Path(settings.checkpoint(layer))
     if is_prepared(settings, rebuild, layer):
@@ -356,14 +359,14 @@ class ResumedFold:
 
     Attributes:
         fold: The fold of one shard.
-        place: The folder of the handover.
+        folder: The folder of the handover.
     """
 
     fold: ShardFold
-    place: str
+    folder: str
 
     def __call__(self, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
         """Folds a batch of one shard. In the shard's first batch, its state is read from the handover."""
-        begins = _state(self.place, shard) if state is None else None
+        begins = _read_state(self.folder, shard) if state is None else None
         after, out = self.fold(shard, state or begins, chunks)
         return after or begins, out

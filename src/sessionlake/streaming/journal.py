@@ -24,7 +24,7 @@ from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import InterruptedOperationError, LossError
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import write_atomically
-from sessionlake.streaming.operation import FORGET, Operation, operations_of
+from sessionlake.streaming.operation import FORGET, Operation, list_operations
 
 T = TypeVar("T")
 Step = Callable[[], dict[str, int] | None]
@@ -68,14 +68,14 @@ class Journal(Generic[T]):
     done: _Reports = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, settings: Settings, operation: Operation, inputs: T) -> Journal[T]:
+    def start_journal(cls, settings: Settings, operation: Operation, inputs: T) -> Journal[T]:
         """Writes the journal file of an operation that starts to replace tables or states, and returns its journal."""
         journal = cls(settings, operation, inputs)
-        journal.write()
+        journal.write_journal()
         return journal
 
     @classmethod
-    def read(cls, settings: Settings, operation: Operation, kind: type[T]) -> Journal[T] | None:
+    def read_journal(cls, settings: Settings, operation: Operation, kind: type[T]) -> Journal[T] | None:
         """Reads the journal of an unfinished operation, even of a process that died; None if it has replaced nothing.
 
         Args:
@@ -87,13 +87,13 @@ class Journal(Generic[T]):
             LossError: The journal file cannot be read.
         """
         try:
-            stored = _stored(settings, operation)
+            stored = _read_stored(settings, operation)
             if stored is None or stored.step == _BUILD:
                 return None
             return cls(settings, operation, msgspec.json.decode(stored.inputs, type=kind), stored.done)
         except (OSError, msgspec.MsgspecError) as error:
             raise LossError(
-                f"{operation.file(settings)} cannot be read ({error})",
+                f"{operation.journal_file(settings)} cannot be read ({error})",
                 why="It says what is left to do of an interrupted operation",
                 fix=operation.damaged,
             ) from None
@@ -105,16 +105,16 @@ class Journal(Generic[T]):
             reported = work()
             fault_point(f"after:{self.operation.point}:{step}")
             self.done[step] = reported or {}
-            self.write()
+            self.write_journal()
         return self.done[step]
 
-    def write(self) -> None:
+    def write_journal(self) -> None:
         """Writes the journal file with the steps finished so far."""
-        _write(self.settings, self.operation, _REPLACE, self.inputs, self.done)
+        _write_stored(self.settings, self.operation, _REPLACE, self.inputs, self.done)
 
-    def end(self) -> None:
+    def remove_journal(self) -> None:
         """Removes the journal file, so that the layers can start again."""
-        self.operation.file(self.settings).unlink(missing_ok=True)
+        self.operation.journal_file(self.settings).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -125,8 +125,8 @@ def record_building(settings: Settings, operation: Operation, version: int) -> I
     without a checkpoint still needs it. If another rebuild is already replacing tables, its record stays.
     """
     discard_building(settings, operation)
-    if not operation.file(settings).exists():
-        _write(settings, operation, _BUILD, {"version": version}, {})
+    if not operation.journal_file(settings).exists():
+        _write_stored(settings, operation, _BUILD, {"version": version}, {})
     try:
         yield
     except BaseException:
@@ -137,26 +137,28 @@ def record_building(settings: Settings, operation: Operation, version: int) -> I
 def discard_building(settings: Settings, operation: Operation) -> None:
     """Removes the record of a rebuild that died while it was building new tables, if there is one."""
     try:
-        stored = _stored(settings, operation)
+        stored = _read_stored(settings, operation)
     except (OSError, msgspec.MsgspecError):
         return
     if stored is not None and stored.step == _BUILD:
-        operation.file(settings).unlink(missing_ok=True)
+        operation.journal_file(settings).unlink(missing_ok=True)
 
 
-def building_version(settings: Settings, layer: str) -> int | None:
+def read_building_version(settings: Settings, layer: str) -> int | None:
     """Returns the version of bronze from which the layer's rebuild builds; None if no rebuild is in progress.
 
     Raises:
         LossError: The journal file cannot be read.
     """
-    for operation in operations_of(settings):
+    for operation in list_operations(settings):
         if operation.layers is not None and operation.layers[0] == layer:
             try:
-                stored = _stored(settings, operation)
+                stored = _read_stored(settings, operation)
                 inputs = {} if stored is None else msgspec.json.decode(stored.inputs, type=dict[str, Any])
             except (OSError, msgspec.MsgspecError) as error:
-                raise LossError(f"{operation.file(settings)} is damaged ({error})", fix=operation.damaged) from None
+                raise LossError(
+                    f"{operation.journal_file(settings)} is damaged ({error})", fix=operation.damaged
+                ) from None
             if "version" in inputs:
                 return int(inputs["version"])
     return None
@@ -177,13 +179,13 @@ def require_uninterrupted(
     Raises:
         InterruptedOperationError: An operation was interrupted. The error names the commands that finish and cancel it.
     """
-    for operation in operations_of(settings):
+    for operation in list_operations(settings):
         of_layer = layer is None or operation.layers is None or layer in operation.layers
-        if not of_layer or operation in except_for or not operation.file(settings).exists():
+        if not of_layer or operation in except_for or not operation.journal_file(settings).exists():
             continue
         inputs: dict[str, Any] = {"shards": "N"}
         try:
-            stored = _stored(settings, operation)
+            stored = _read_stored(settings, operation)
             if stored is None or stored.step == _BUILD:
                 continue
             if from_bronze and operation is FORGET and BRONZE in stored.done:
@@ -191,18 +193,18 @@ def require_uninterrupted(
             inputs |= msgspec.json.decode(stored.inputs, type=dict[str, Any])
         except (OSError, msgspec.MsgspecError):
             pass  # the command that finishes the operation reports the damaged file
-        raise InterruptedOperationError(operation.interrupted, fix=operation.how_to_finish(inputs["shards"]))
+        raise InterruptedOperationError(operation.interrupted, fix=operation.describe_ways_to_finish(inputs["shards"]))
 
 
-def _stored(settings: Settings, operation: Operation) -> _Stored | None:
+def _read_stored(settings: Settings, operation: Operation) -> _Stored | None:
     try:
-        return msgspec.json.decode(operation.file(settings).read_bytes(), type=_Stored)
+        return msgspec.json.decode(operation.journal_file(settings).read_bytes(), type=_Stored)
     except FileNotFoundError:
         return None
 
 
-def _write(settings: Settings, operation: Operation, step: str, inputs: object, done: _Reports) -> None:
-    file = operation.file(settings)
+def _write_stored(settings: Settings, operation: Operation, step: str, inputs: object, done: _Reports) -> None:
+    file = operation.journal_file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     stored = _Stored(operation.name, step, msgspec.Raw(msgspec.json.encode(inputs)), done)
     write_atomically(file, msgspec.json.encode(stored))

@@ -23,8 +23,13 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import parse_failure
 from sessionlake.spark.frames import read_all_columns
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import RECOVERED, last_committed, read_planned, recovery_hint
-from sessionlake.streaming.generations import Generations, require_intact_checkpoint
+from sessionlake.streaming.checkpoint import (
+    RECOVERED,
+    build_recovery_hint,
+    read_last_committed_batch,
+    read_planned_batch,
+)
+from sessionlake.streaming.generations import CheckpointGenerations, require_intact_checkpoint
 from sessionlake.streaming.guards import has_data, refuse_fresh_checkpoint
 from sessionlake.streaming.sharded import read_states
 
@@ -37,7 +42,7 @@ _NAMED = 3
 RESTORE_OR_MOVE = "restore it from a backup; without one, capture into another home or other schemas"
 
 
-def first_loss(*checks: Callable[[], object]) -> str | None:
+def find_first_loss(*checks: Callable[[], object]) -> str | None:
     """Runs checks in order; returns the error text of the first one that reports a loss, None if none does."""
     for check in checks:
         try:
@@ -72,13 +77,13 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
         return
     batches = f"though {layer} has committed batches ({settings.checkpoint(layer)})"
     if not has_ledger:
-        raise LossError(f"{LEDGER} is gone, {batches}", fix=repair_hint(LEDGER))
+        raise LossError(f"{LEDGER} is gone, {batches}", fix=build_repair_hint(LEDGER))
     refuse_lost_files(spark, lake, LEDGER)
-    if lacks_batches(spark, lake, layer):
-        remedy = repair_hint(LEDGER) if layer in RECOVERED else recovery_hint(layer)
+    if is_ledger_behind(spark, lake, layer):
+        remedy = build_repair_hint(LEDGER) if layer in RECOVERED else build_recovery_hint(layer)
         raise LossError(f"{LEDGER} has no batch of {layer}, {batches}", fix=remedy)
     # Every batch of these layers has a row in the ledger, so the last one must be there.
-    first_batch = handover.first_batch_or_none(settings, layer) if layer in {SILVER, GOLD} else None
+    first_batch = handover.read_first_batch_or_none(settings, layer) if layer in {SILVER, GOLD} else None
     if first_batch is not None:
         refuse_old_ledger(lake.reader(spark), settings, layer, first_batch)
 
@@ -92,17 +97,20 @@ def refuse_old_ledger(reader: TableReader, settings: Settings, layer: str, first
         LossError: The ledger was restored to an older version. The error names its last batch.
     """
     checkpoint = settings.checkpoint(layer)
-    app_id, committed = Generations(checkpoint, layer).read_last_known()[0], last_committed(checkpoint)
+    app_id, committed = (
+        CheckpointGenerations(checkpoint, layer).read_last_known()[0],
+        read_last_committed_batch(checkpoint),
+    )
     if app_id is None or committed is None:  # other checks report a damaged checkpoint
         return
     recorded, done = read_last_batch(reader, layer, app_id), first_batch + committed
     if recorded is None or recorded < done:
         ends = "no batch" if recorded is None else f"batches up to {recorded}"
         lost = f"{LEDGER} has {ends} of {layer}, which has committed batch {done} ({checkpoint})"
-        raise LossError(lost, fix=repair_hint(LEDGER))
+        raise LossError(lost, fix=build_repair_hint(LEDGER))
 
 
-def lacks_batches(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
+def is_ledger_behind(spark: SparkSession | None, lake: Lake, layer: str) -> bool:
     """Returns True if a layer has processed messages but the ledger has no batch of it."""
     return read_last_batch(lake.reader(spark), layer) is None and has_started(spark, lake, layer)
 
@@ -122,7 +130,7 @@ def refuse_lost_tables(spark: SparkSession | None, lake: Lake, layer: str, table
     for table in tables:
         if not lake.exists(spark, table) and has_started(spark, lake, layer):
             raise LossError(
-                f"{table} is gone, though {layer} has processed messages", fix=repair_hint(table, RESTORE_OR_MOVE)
+                f"{table} is gone, though {layer} has processed messages", fix=build_repair_hint(table, RESTORE_OR_MOVE)
             )
 
 
@@ -137,20 +145,20 @@ def refuse_lost_topics(spark: SparkSession | None, lake: Lake) -> None:
     refuse_unknown_topics(known, (span.topic for span in read_layer_offsets(lake.reader(spark), BRONZE)))
 
 
-def refuse_unknown_topics(known: Collection[str], taken: Iterable[str]) -> None:
+def refuse_unknown_topics(known_topics: Collection[str], topics_with_messages: Iterable[str]) -> None:
     """Refuses to run bronze if `ops.topics` lacks a topic with messages, and so its topic ids and offset shifts.
 
     Args:
-        known: The topics in `ops.topics`.
-        taken: The topics of which the ledger counts messages.
+        known_topics: The topics in `ops.topics`.
+        topics_with_messages: The topics of which the ledger counts messages.
 
     Raises:
         LossError: Topics are missing. The error names some of them.
     """
-    lost = sorted({*taken} - {*known})
+    lost = sorted({*topics_with_messages} - {*known_topics})
     if lost:
         lacks = f"{TOPICS} has no row of {', '.join(lost[:_NAMED])}, though {BRONZE} has processed messages of it"
-        raise LossError(lacks, fix=repair_hint(TOPICS, RESTORE_OR_MOVE))
+        raise LossError(lacks, fix=build_repair_hint(TOPICS, RESTORE_OR_MOVE))
 
 
 def refuse_lost_state(settings: Settings, layer: str) -> None:
@@ -160,13 +168,15 @@ def refuse_lost_state(settings: Settings, layer: str) -> None:
         LossError: A state store lacks the batch. The error names the store's folder.
     """
     checkpoint = Path(settings.checkpoint(layer))
-    batch = last_committed(checkpoint)
+    batch = read_last_committed_batch(checkpoint)
     if batch is None:
         return
-    stores = (checkpoint / "state" / "0" / str(number) for number in range(_stores(checkpoint, batch, layer)))
+    stores = (
+        checkpoint / "state" / "0" / str(number) for number in range(_count_state_stores(checkpoint, batch, layer))
+    )
     lacking = next((store for store in stores if not any(store.glob(f"{batch + 1}*"))), None)
     if lacking is not None:
-        raise LossError(f"{layer}: {lacking} lacks the state of batch {batch}", fix=recovery_hint(layer))
+        raise LossError(f"{layer}: {lacking} lacks the state of batch {batch}", fix=build_recovery_hint(layer))
 
 
 def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) -> None:
@@ -176,40 +186,44 @@ def refuse_lost_checkpoint(spark: SparkSession, settings: Settings, layer: str) 
         LossError: The checkpoint fails one of these checks. The error says which.
     """
     handover.require_states(settings, layer)
-    checkpoint, lake, first_batch = settings.checkpoint(layer), Lake(settings), handover.first_batch(settings, layer)
+    checkpoint, lake, first_batch = (
+        settings.checkpoint(layer),
+        Lake(settings),
+        handover.read_first_batch(settings, layer),
+    )
     require_intact_checkpoint(checkpoint, layer)
     refuse_fresh_checkpoint(spark, lake, settings, layer)
     refuse_lost_state(settings, layer)
-    committed = last_committed(checkpoint)
+    committed = read_last_committed_batch(checkpoint)
     done = first_batch - 1 if committed is None else first_batch + committed
-    app_id = Generations(checkpoint, layer).current.app_id
+    app_id = CheckpointGenerations(checkpoint, layer).current_generation.app_id
     recorded = None if app_id is None else read_last_batch(lake.reader(spark), layer, app_id)
     # A batch is in the ledger before it is committed in the checkpoint.
     if recorded is not None and recorded > done + 1:
         old = f"the checkpoint {checkpoint} ends with batch {done}, the tables hold batches up to {recorded}"
-        raise LossError(old, fix=recovery_hint(layer))
+        raise LossError(old, fix=build_recovery_hint(layer))
     if committed is None:
         return
     try:
         read_all_columns(read_states(spark, checkpoint, committed))
     except Exception as error:
         raise LossError(
-            f"the states in {checkpoint} cannot be read ({parse_failure(error)})", fix=recovery_hint(layer)
+            f"the states in {checkpoint} cannot be read ({parse_failure(error)})", fix=build_recovery_hint(layer)
         ) from error
 
 
-def _stores(checkpoint: Path, batch: int, layer: str) -> int:
+def _count_state_stores(checkpoint: Path, batch: int, layer: str) -> int:
     """Returns the number of state stores of a stream. Its first batch fixes the number; Spark logs it with every batch.
 
     Raises:
         LossError: Spark's log entry is damaged.
     """
     try:
-        metadata, _ = read_planned(checkpoint, batch)
+        metadata, _ = read_planned_batch(checkpoint, batch)
         return int(metadata["conf"]["spark.sql.shuffle.partitions"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         lost = f"{checkpoint} does not say how many state stores it has ({error!r})"
-        raise LossError(lost, fix=recovery_hint(layer)) from None
+        raise LossError(lost, fix=build_recovery_hint(layer)) from None
 
 
 def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> None:
@@ -222,11 +236,11 @@ def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> Non
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
         raise LossError(
-            f"{table} needs files that are gone: {named}", fix=repair_hint(table, "restore them from a backup")
+            f"{table} needs files that are gone: {named}", fix=build_repair_hint(table, "restore them from a backup")
         )
 
 
-def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
     """Checks that each of these tables either does not exist or has a readable log.
 
     Raises:
@@ -246,7 +260,7 @@ def require_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None
             ) from error
 
 
-def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
+def refuse_unreadable_rows(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> None:
     """Checks that every row of these tables can be read.
 
     Raises:
@@ -254,12 +268,12 @@ def refuse_unreadable(spark: SparkSession, lake: Lake, tables: Iterable[str]) ->
     """
     for table in tables:
         if not lake.exists(spark, table):
-            raise LossError(f"{table} is gone", fix=repair_hint(table))
+            raise LossError(f"{table} is gone", fix=build_repair_hint(table))
         refuse_lost_files(spark, lake, table)
         try:
             read_all_columns(lake.read(spark, table))
         except Exception as error:
-            raise LossError(f"{table} cannot be read ({parse_failure(error)})", fix=repair_hint(table)) from error
+            raise LossError(f"{table} cannot be read ({parse_failure(error)})", fix=build_repair_hint(table)) from error
 
 
 def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> Counter[str]:
@@ -282,22 +296,22 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             booked[output["table"]] += output["rows"]
     for table in booked.keys() & TABLES.keys():
         if booked[table] and not lake.exists(spark, table):
-            raise LossError(f"{table} is gone", fix=repair_hint(table))
-    gone = removed_rows(reader)
+            raise LossError(f"{table} is gone", fix=build_repair_hint(table))
+    gone = count_removed_rows(reader)
     for table in tables:
         silent = sum(part.num_rows for part in reader.batches(table, IS_SILENCE)) if table == MESSAGES else 0
         rows, removed = reader.count(table) - silent, gone.get(table, 0)
         # A batch can be in its tables before it is in the ledger. So extra rows are no loss; missing rows are.
         if rows < booked[table] - removed:
-            booking = f"{booked[table]}{removed_note(removed)}"
+            booking = f"{booked[table]}{describe_removed_rows(removed)}"
             raise LossError(
                 f"{table} holds {rows} rows, but the ledger says {booking}: rows were removed by hand",
-                fix=repair_hint(table, "restore the table (Delta's time travel: RESTORE TABLE)"),
+                fix=build_repair_hint(table, "restore the table (Delta's time travel: RESTORE TABLE)"),
             )
     return gone
 
 
-def removed_rows(reader: TableReader) -> Counter[str]:
+def count_removed_rows(reader: TableReader) -> Counter[str]:
     """Returns by table how many rows retention or `forget` removed. Both record the number before the removal."""
     found = Counter({table: cut.max_missing_rows for table, cut in read_removed_rows_without_limits(reader).items()})
     known = read_receipts(reader)
@@ -309,12 +323,12 @@ def removed_rows(reader: TableReader) -> Counter[str]:
     return found
 
 
-def removed_note(removed: int) -> str:
+def describe_removed_rows(removed: int) -> str:
     """Returns the text to append to a number of rows, which says how many were removed on purpose; empty for 0."""
     return f", less {removed} that maintain.retention or `sessionlake forget` removed" if removed else ""
 
 
-def repair_hint(table: str, otherwise: str = "restore it from a backup") -> str:
+def build_repair_hint(table: str, otherwise: str = "restore it from a backup") -> str:
     """Returns advice about a loss in one of the lake's own tables, as text.
 
     Args:

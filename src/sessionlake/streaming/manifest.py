@@ -20,12 +20,12 @@ from sessionlake.errors import LakeError, LossError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.entries import hash_settings_of_layers as hash_of
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.checkpoint import recovery_hint, write_atomically
+from sessionlake.streaming.checkpoint import build_recovery_hint, write_atomically
 
 T = TypeVar("T")
 
 
-class Batch(msgspec.Struct):
+class ManifestBatch(msgspec.Struct):
     """A batch of a layer, as its manifest records it while the batch is committed and after that.
 
     Attributes:
@@ -53,8 +53,8 @@ class Manifest(msgspec.Struct):
         format: Version of the file's format.
     """
 
-    committing: Batch | None = None
-    committed: Batch | None = None
+    committing: ManifestBatch | None = None
+    committed: ManifestBatch | None = None
     shards: int | None = None
     stopped: dict[str, Any] | None = None
     format: int = 1
@@ -66,13 +66,13 @@ _RESTORE_MANIFEST = (
 )
 
 
-def read(settings: Settings, layer: str) -> Manifest:
+def read_manifest(settings: Settings, layer: str) -> Manifest:
     """Reads the layer's manifest; returns an empty one if there is no file.
 
     Raises:
         LossError: The file cannot be read.
     """
-    file = _file(settings, layer)
+    file = _manifest_file(settings, layer)
     try:
         return msgspec.json.decode(file.read_bytes(), type=Manifest)
     except FileNotFoundError:
@@ -81,22 +81,22 @@ def read(settings: Settings, layer: str) -> Manifest:
         raise LossError(
             f"{layer}: {file} cannot be read ({error})",
             why="It says which batch is only partly committed, and with which settings it was made",
-            fix=(f"{recovery_hint(layer)}. Or by hand: " if layer == SILVER else "") + _RESTORE_MANIFEST,
+            fix=(f"{build_recovery_hint(layer)}. Or by hand: " if layer == SILVER else "") + _RESTORE_MANIFEST,
         ) from None
 
 
-def discard(settings: Settings, layer: str) -> None:
+def remove_manifest(settings: Settings, layer: str) -> None:
     """Removes the layer's manifest file, for a layer that starts over with replaced tables."""
-    _file(settings, layer).unlink(missing_ok=True)
+    _manifest_file(settings, layer).unlink(missing_ok=True)
 
 
-def unfinished_batch(settings: Settings, layer: str) -> Batch | None:
+def read_unfinished_batch(settings: Settings, layer: str) -> ManifestBatch | None:
     """Returns the batch that a layer is committing, or was when its process died; None if there is none.
 
     Raises:
         LossError: The manifest cannot be read.
     """
-    return read(settings, layer).committing
+    return read_manifest(settings, layer).committing
 
 
 def require_finished_batch(settings: Settings, layer: str) -> None:
@@ -105,7 +105,7 @@ def require_finished_batch(settings: Settings, layer: str) -> None:
     Raises:
         LakeError: The layer's process died after it had written only some of the tables.
     """
-    half = unfinished_batch(settings, layer)
+    half = read_unfinished_batch(settings, layer)
     if half is not None:
         raise LakeError(
             f"{layer} was interrupted while it committed batch {half.batch}",
@@ -114,7 +114,7 @@ def require_finished_batch(settings: Settings, layer: str) -> None:
 
 
 @contextmanager
-def committing(
+def record_commit(
     settings: Settings, layer: str, batch: int, config_hash: str, offsets: Sequence[OffsetRange]
 ) -> Iterator[None]:
     """Records before the block that a batch is being committed with these settings, and after it that it is done.
@@ -127,22 +127,22 @@ def committing(
     Raises:
         LakeError: The settings have changed since the batch was started, or the manifest cannot be read.
     """
-    judged_by, found = hash_of(settings, SILVER), read(settings, layer)
+    judged_by, found = hash_of(settings, SILVER), read_manifest(settings, layer)
     half, done = found.committing, found.committed
     if half is not None and half.batch == batch and half.config_hash != config_hash:
-        raise _changed(layer, batch, half.config_hash, config_hash)
+        raise _changed_settings_error(layer, batch, half.config_hash, config_hash)
     if done is not None and done.batch == batch and done.judged_by != judged_by:
-        raise _changed(layer, batch, done.judged_by, judged_by)
+        raise _changed_settings_error(layer, batch, done.judged_by, judged_by)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
     storage_of(settings).require_claims()  # otherwise the file could already belong to another process
-    found.committing = Batch(batch, config_hash, spans, judged_by)
-    _write(settings, layer, found)
+    found.committing = ManifestBatch(batch, config_hash, spans, judged_by)
+    _write_manifest(settings, layer, found)
     yield
     found.committing, found.committed, found.stopped = None, found.committing, None
-    _write(settings, layer, found)
+    _write_manifest(settings, layer, found)
 
 
-def _changed(layer: str, batch: int, before: str, now: str) -> LakeError:
+def _changed_settings_error(layer: str, batch: int, before: str, now: str) -> LakeError:
     return LakeError(
         f"{layer} was interrupted while it committed batch {batch}, and its settings have changed since (config_hash "
         f"{before}, now {now})",
@@ -151,48 +151,48 @@ def _changed(layer: str, batch: int, before: str, now: str) -> LakeError:
     )
 
 
-def stopped_at(settings: Settings, layer: str, kind: type[T]) -> T | None:
+def read_stop(settings: Settings, layer: str, kind: type[T]) -> T | None:
     """Returns the message at which a layer has stopped, as `kind`; None if there is none or it cannot be read."""
     with suppress(LossError, msgspec.ValidationError):
-        stopped = read(settings, layer).stopped
+        stopped = read_manifest(settings, layer).stopped
         return None if stopped is None else msgspec.convert(stopped, kind)
     return None
 
 
-def note_stop(settings: Settings, message: object, layer: str = SILVER) -> None:
+def record_stop(settings: Settings, message: object, layer: str = SILVER) -> None:
     """Records the message at which a layer stops. A failure to write is ignored: the layer will stop there again."""
     with suppress(OSError, LossError):
-        found = read(settings, layer)
+        found = read_manifest(settings, layer)
         found.stopped = msgspec.to_builtins(message)
-        _write(settings, layer, found)
+        _write_manifest(settings, layer, found)
 
 
-def clear_stop(settings: Settings, layer: str = SILVER) -> None:
+def remove_stop(settings: Settings, layer: str = SILVER) -> None:
     """Removes the record of the message at which a layer stopped, once the layer has passed it."""
     with suppress(OSError, LossError):
-        found = read(settings, layer)
+        found = read_manifest(settings, layer)
         if found.stopped is not None:
             found.stopped = None
-            _write(settings, layer, found)
+            _write_manifest(settings, layer, found)
 
 
-def note_shards(settings: Settings) -> None:
+def record_shard_count(settings: Settings) -> None:
     """Records the number of shards of silver's checkpoint, from the settings.
 
     Raises:
         LossError: The manifest cannot be read.
     """
-    found = read(settings, SILVER)
+    found = read_manifest(settings, SILVER)
     if found.shards != settings.silver.shards:
         found.shards = settings.silver.shards
-        _write(settings, SILVER, found)
+        _write_manifest(settings, SILVER, found)
 
 
-def _write(settings: Settings, layer: str, manifest: Manifest) -> None:
-    file = _file(settings, layer)
+def _write_manifest(settings: Settings, layer: str, manifest: Manifest) -> None:
+    file = _manifest_file(settings, layer)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, msgspec.json.encode(manifest))
 
 
-def _file(settings: Settings, layer: str) -> Path:
+def _manifest_file(settings: Settings, layer: str) -> Path:
     return Path(f"{settings.checkpoint(layer)}.json")

@@ -34,11 +34,11 @@ class Operation:
     layers: tuple[str, ...] | None = None
     point: str = "publish"
 
-    def file(self, settings: Settings) -> Path:
+    def journal_file(self, settings: Settings) -> Path:
         """Returns the path of the operation's journal file, which exists while the operation is in progress."""
         return Path(settings.checkpoint(FOLDER)) / f"{self.name}.json"
 
-    def how_to_finish(self, shards: object) -> str:
+    def describe_ways_to_finish(self, shards: object) -> str:
         """Returns how to finish or cancel an interrupted operation, as text.
 
         Args:
@@ -76,7 +76,7 @@ RECOVER_BRONZE = Operation(
 )
 
 
-def _rebuild(made: str, target: str, *layers: str) -> Operation:
+def _create_rebuild(made: str, target: str, *layers: str) -> Operation:
     """Returns the kind of operation that rebuilds a layer or table.
 
     Args:
@@ -95,15 +95,15 @@ def _rebuild(made: str, target: str, *layers: str) -> Operation:
     )
 
 
-REBUILD_SILVER = _rebuild("silver", "silver", SILVER, GOLD)
+REBUILD_SILVER = _create_rebuild("silver", "silver", SILVER, GOLD)
 
 
-def rebuild_of(own: ProcessorSettings) -> Operation:
+def create_processor_rebuild(own: ProcessorSettings) -> Operation:
     """Returns the kind of operation that rebuilds a processor's table."""
-    return _rebuild(own.output_table, own.rebuild_argument, own.layer)
+    return _create_rebuild(own.output_table, own.rebuild_argument, own.layer)
 
 
-def operations_of(settings: Settings) -> Iterator[Operation]:
+def list_operations(settings: Settings) -> Iterator[Operation]:
     """Yields all kinds of operations that are possible in a lake with these settings."""
     yield from (REBUILD_SILVER, FORGET, RESHARD, RECOVER_BRONZE)
-    yield from (rebuild_of(own) for own in settings.processors if not own.key)
+    yield from (create_processor_rebuild(own) for own in settings.processors if not own.key)

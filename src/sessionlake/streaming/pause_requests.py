@@ -22,17 +22,17 @@ _VOID_SECONDS = 120.0
 
 
 @contextmanager
-def request_pause(settings: Settings, who: str) -> Iterator[None]:
+def request_pause(settings: Settings, requester: str) -> Iterator[None]:
     """Asks all layers to pause until the block ends.
 
     Args:
         settings: The settings of the lake.
-        who: The reason that the layers report, such as "a session is being forgotten".
+        requester: The reason that the layers report, such as "a session is being forgotten".
     """
-    file, done = _file(settings), threading.Event()
+    file, done = _request_file(settings), threading.Event()
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(who, encoding="utf-8")
-    beat = threading.Thread(target=_beat, args=(file, who, done), name="aside", daemon=True)
+    file.write_text(requester, encoding="utf-8")
+    beat = threading.Thread(target=_renew_request, args=(file, requester, done), name="aside", daemon=True)
     beat.start()
     try:
         yield
@@ -42,9 +42,9 @@ def request_pause(settings: Settings, who: str) -> Iterator[None]:
         file.unlink(missing_ok=True)
 
 
-def pause_reason(settings: Settings) -> str | None:
+def read_pause_reason(settings: Settings) -> str | None:
     """Returns the reason why layers are asked to pause; None if there is no request."""
-    file = _file(settings)
+    file = _request_file(settings)
     try:
         if time.time() - file.stat().st_mtime > _VOID_SECONDS:
             return None
@@ -53,26 +53,26 @@ def pause_reason(settings: Settings) -> str | None:
         return None
 
 
-def wait_while_paused(settings: Settings, stop: threading.Event, why: str, say: Callable[[str], None]) -> None:
+def wait_while_paused(settings: Settings, stop: threading.Event, reason: str, report: Callable[[str], None]) -> None:
     """Waits until nobody requests a pause any longer, or `stop` is set. The caller must have released its claims.
 
     Args:
         settings: The settings of the lake.
         stop: An event that ends the waiting.
-        why: The reason of the pause.
-        say: Called with a message for the operator.
+        reason: The reason of the pause.
+        report: Called with a message for the operator.
     """
-    say(f"pausing: {why}")
-    while pause_reason(settings) is not None and not stop.wait(_LOOK_SECONDS):
+    report(f"pausing: {reason}")
+    while read_pause_reason(settings) is not None and not stop.wait(_LOOK_SECONDS):
         pass
-    say("resuming")
+    report("resuming")
 
 
-def _beat(file: Path, who: str, done: threading.Event) -> None:
+def _renew_request(file: Path, requester: str, done: threading.Event) -> None:
     while not done.wait(_BEAT_SECONDS):
         with suppress(OSError):  # the next rewrite follows soon
-            file.write_text(who, encoding="utf-8")
+            file.write_text(requester, encoding="utf-8")
 
 
-def _file(settings: Settings) -> Path:
+def _request_file(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint('aside')}.request")

@@ -44,7 +44,7 @@ class PayloadFiles:
     min_bytes: int = COMPRESS_ABOVE_BYTES
 
     @classmethod
-    def for_query(cls, scratch: Path | None, query: str) -> PayloadFiles:
+    def create_for_query(cls, scratch: Path | None, query: str) -> PayloadFiles:
         """Returns the files of one query.
 
         Args:
@@ -63,7 +63,7 @@ class PayloadFiles:
             writer.write_table(rows)
         return _FILED + str(path).encode()
 
-    def clear(self) -> None:
+    def remove_files(self) -> None:
         """Removes the files of the last batch."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -89,7 +89,7 @@ def read_payload(payload: bytes | pa.Buffer) -> pa.Table:
     return pa.ipc.open_stream(pa.memory_map(bytes(seen[len(_FILED) :]).decode())).read_all()
 
 
-def unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def unpack_payloads(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """A `mapInArrow` function: takes batches with a column `payload binary` and yields the rows in the payloads."""
     for batch in batches:
         for payload in batch.column("payload"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from sessionlake.errors import ConfigError
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.kafka.registry import RegistrySchemas
-from sessionlake.protocol.binary import decoder_of
+from sessionlake.protocol.binary import create_decoder
 from sessionlake.protocol.decode import DecodeRules
 from sessionlake.protocol.payload import (
     ConfiguredSchemas,
@@ -21,16 +21,16 @@ from sessionlake.protocol.payload import (
 from sessionlake.settings.model import CaptureSettings, PayloadSettings
 
 
-def rules_of(capture: CaptureSettings) -> DecodeRules:
+def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
     """Returns the rules by which a Kafka value is accepted as a message, including its schemas.
 
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
-    return replace(build_decode_rules(capture), payload=payload_of(capture))
+    return replace(build_decode_rules(capture), payload=read_payload_settings(capture))
 
 
-def payload_of(capture: CaptureSettings) -> Payload | None:
+def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     """Returns the format and schemas with which message payloads are decoded; None if they are JSON.
 
     Raises:
@@ -39,11 +39,11 @@ def payload_of(capture: CaptureSettings) -> Payload | None:
     if capture.format is PayloadFormat.JSON:
         return None
     found = capture.payload
-    payload = Payload(capture.format, _schemas(capture.format, found), found.header, found.message)
-    for schema, file in _files(found).items():
+    payload = Payload(capture.format, _read_schemas(capture.format, found), found.header, found.message)
+    for schema, file in _list_schema_files(found).items():
         definition = payload.schemas.definitions([schema])[schema]
         try:
-            decoder_of(payload, definition, (0,), capture.declared)
+            create_decoder(payload, definition, (0,), capture.declared)
         except UnusableSchemaError as error:
             raise ConfigError(
                 f"capture.payload: the schema file {file} cannot be used: {error}",
@@ -52,22 +52,22 @@ def payload_of(capture: CaptureSettings) -> Payload | None:
     return payload
 
 
-def _schemas(kind: PayloadFormat, found: PayloadSettings) -> Schemas:
+def _read_schemas(kind: PayloadFormat, found: PayloadSettings) -> Schemas:
     if found.registry_url:
         auth = found.registry_auth.get_secret_value() if found.registry_auth else None
         return RegistrySchemas(kind, found.registry_url, auth)
     if found.schema_file:
-        return ConfiguredSchemas(every=_definition(kind, found.schema_file))
+        return ConfiguredSchemas(every=_read_definition(kind, found.schema_file))
     return ConfiguredSchemas(
-        by_id=tuple((schema, _definition(kind, file)) for schema, file in found.schema_files.items())
+        by_id=tuple((schema, _read_definition(kind, file)) for schema, file in found.schema_files.items())
     )
 
 
-def _files(found: PayloadSettings) -> dict[int, Path]:
+def _list_schema_files(found: PayloadSettings) -> dict[int, Path]:
     return {0: found.schema_file} if found.schema_file else found.schema_files
 
 
-def _definition(kind: PayloadFormat, file: Path) -> Definition:
+def _read_definition(kind: PayloadFormat, file: Path) -> Definition:
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -75,10 +75,10 @@ def _definition(kind: PayloadFormat, file: Path) -> Definition:
             f"capture.payload: the schema file {file} cannot be read: {error.strerror}",
             fix="Correct the path or the file's permissions",
         ) from None
-    return (content,) if kind is PayloadFormat.AVRO else _descriptors(content, file)
+    return (content,) if kind is PayloadFormat.AVRO else _read_descriptors(content, file)
 
 
-def _descriptors(content: bytes, file: Path) -> Definition:
+def _read_descriptors(content: bytes, file: Path) -> Definition:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.message import DecodeError
 

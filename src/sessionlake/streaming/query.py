@@ -12,29 +12,29 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, SessionlakeError
 from sessionlake.settings.section import milliseconds
 from sessionlake.spark.callbacks import callback_thread_closer
-from sessionlake.streaming.checkpoint import last_committed
-from sessionlake.streaming.errors import explain
+from sessionlake.streaming.checkpoint import read_last_committed_batch
+from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.stores import close_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-Batch = Callable[["DataFrame", Txn], None]
+BatchFunction = Callable[["DataFrame", Txn], None]
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _STATE_FILE = re.compile(r"\.?(\d+)(_[\w-]+)?\.(changelog|zip|delta|snapshot)(\.crc)?")
 _UNFINISHED = re.compile(r"\..+\.tmp(\.crc)?")
 
 
-class _Run:
+class _BatchRunner:
     """The function that Spark calls for every micro-batch from one start of a query to its end.
 
     Attributes:
         raised: The error of a failed batch; None if none has failed.
     """
 
-    def __init__(self, batch: Batch, txn: Callable[[str, int], Txn]) -> None:
-        self._batch: Batch | None = batch
+    def __init__(self, batch: BatchFunction, txn: Callable[[str, int], Txn]) -> None:
+        self._batch: BatchFunction | None = batch
         self._txn = txn
         self._end_thread: Callable[[], None] | None = None
         self.raised: BaseException | None = None
@@ -50,7 +50,7 @@ class _Run:
             self.raised = error
             raise
 
-    def end(self) -> BaseException | None:
+    def finish(self) -> BaseException | None:
         """Releases everything that the batches need; returns the error of a failed batch, None if none has failed.
 
         Spark's query references this object, and the code that commits batches usually references the query. Such a
@@ -82,13 +82,13 @@ class LayerQuery:
         self.checkpoint = checkpoint
         self._query: StreamingQuery | None = None
         self._spark: SparkSession | None = None
-        self._run: _Run | None = None
+        self._run: _BatchRunner | None = None
         self._raised: BaseException | None = None
 
     def start(
         self,
         frame: DataFrame,
-        batch: Batch,
+        batch: BatchFunction,
         *,
         trigger: timedelta,
         once: bool,
@@ -110,7 +110,7 @@ class LayerQuery:
             SessionlakeError: The query cannot start.
         """
         self._release()
-        self._spark, run = frame.sparkSession, _Run(batch, txn)
+        self._spark, run = frame.sparkSession, _BatchRunner(batch, txn)
         self._run = run
         self._raised = None
         if "FileSystemBased" in str(frame.sparkSession.conf.get(_FILE_MANAGER, "")):
@@ -137,7 +137,7 @@ class LayerQuery:
         return self._query
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """True while the query runs."""
         return self.query.isActive
 
@@ -166,7 +166,7 @@ class LayerQuery:
 
     def check(self) -> None:
         """Does nothing while the query runs; raises an error if it failed or was stopped from outside."""
-        if not self.active and self.wait(0):
+        if not self.is_active and self.wait(0):
             raise SessionlakeError(f"{self.layer} was stopped from outside", fix="Run it again")
 
     def drain(self) -> None:
@@ -183,14 +183,14 @@ class LayerQuery:
 
     def _release(self) -> None:
         if self._run is not None:
-            self._raised, self._run = self._run.end(), None
+            self._raised, self._run = self._run.finish(), None
             if self._spark is not None and self._query is not None:
                 close_stores(self._spark, self._query, Path(self.checkpoint))
 
     def _explain(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised, SessionlakeError):
             return self._raised
-        return explain(error, self.layer, self.checkpoint)
+        return explain_layer_error(error, self.layer, self.checkpoint)
 
 
 def discard_abandoned_states(checkpoint: Path) -> None:
@@ -200,7 +200,7 @@ def discard_abandoned_states(checkpoint: Path) -> None:
     write another one of the same name. If a batch is computed again, after a decision or with other settings, it would
     then keep the state of the failed attempt.
     """
-    last = last_committed(checkpoint)
+    last = read_last_committed_batch(checkpoint)
     committed = 0 if last is None else last + 1  # batch n leaves state version n + 1
     for file in (checkpoint / "state").rglob("*"):
         version = _STATE_FILE.fullmatch(file.name)

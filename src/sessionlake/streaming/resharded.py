@@ -20,10 +20,10 @@ _NAMED_SCHEMA = "shard int, chunk binary, names array<struct<topic: string, rest
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
-class Resharder(Protocol):
+class StateResharder(Protocol):
     """Splits and joins the states of a layer's shards. Pure, and picklable because Spark sends it to its workers."""
 
-    def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
+    def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
         """Returns the parts of a state, each as the pair of values whose hash gives the part's new shard.
 
         Args:
@@ -35,7 +35,7 @@ class Resharder(Protocol):
         """
         ...
 
-    def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
+    def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
         """Splits a state into one part for each new shard.
 
         Args:
@@ -48,12 +48,12 @@ class Resharder(Protocol):
         """
         ...
 
-    def join(self, parts: Sequence[bytes]) -> bytes:
+    def join_states(self, parts: Sequence[bytes]) -> bytes:
         """Returns the state of a new shard, joined from its parts; without parts, the state of an empty shard."""
         ...
 
 
-def reshard_states(states: DataFrame, resharder: Resharder, shards: int) -> DataFrame:
+def reshard_states(states: DataFrame, resharder: StateResharder, shards: int) -> DataFrame:
     """Returns the states of the new shards, computed from the states of the old ones.
 
     A task may receive several states at once, but splits one at a time to save memory.
@@ -70,47 +70,49 @@ def reshard_states(states: DataFrame, resharder: Resharder, shards: int) -> Data
 
     def join(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         parts = [bytes(chunk) for chunk in rows["chunk"] if chunk is not None]
-        return pd.DataFrame({"shard": [int(key[0])], "chunk": [resharder.join(parts)]})
+        return pd.DataFrame({"shard": [int(key[0])], "chunk": [resharder.join_states(parts)]})
 
     # The same hash as in the streams. A null part does not change the hash.
     target = F.transform("names", lambda name: F.pmod(F.xxhash64(name["topic"], name["rest"]), F.lit(shards)))
-    named = states.mapInArrow(_Names(resharder), _NAMED_SCHEMA)
-    parts = named.select("shard", "chunk", target.alias("targets")).mapInArrow(_Split(resharder), PACKED_SCHEMA)
+    named = states.mapInArrow(_SessionLister(resharder), _NAMED_SCHEMA)
+    parts = named.select("shard", "chunk", target.alias("targets")).mapInArrow(_StateSplitter(resharder), PACKED_SCHEMA)
     every = states.sparkSession.range(shards).selectExpr("CAST(id AS INT) AS shard", "CAST(NULL AS BINARY) AS chunk")
     return parts.unionByName(every).groupBy("shard").applyInPandas(join, PACKED_SCHEMA)
 
 
 @dataclass(frozen=True)
-class _Names:
-    """A `mapInArrow` function that adds to each state the column `names`: the pairs that `Resharder.names` returns."""
+class _SessionLister:
+    """A `mapInArrow` function that adds to each state the column `names`: the result of `list_sessions`."""
 
-    resharder: Resharder
+    resharder: StateResharder
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in _one_by_one(batch):
-                names = [{"topic": topic, "rest": rest} for topic, rest in self.resharder.names(**_state(row))]
+            for row in _iterate_rows(batch):
+                names = [
+                    {"topic": topic, "rest": rest} for topic, rest in self.resharder.list_sessions(**_to_state_row(row))
+                ]
                 yield pa.RecordBatch.from_pylist([row | {"names": names}], _NAMED)
 
 
 @dataclass(frozen=True)
-class _Split:
+class _StateSplitter:
     """A `mapInArrow` function that splits each state and yields its parts as `shard int, chunk binary`."""
 
-    resharder: Resharder
+    resharder: StateResharder
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in _one_by_one(batch):
-                for shard, part in self.resharder.split(**_state(row), targets=row["targets"]).items():
+            for row in _iterate_rows(batch):
+                for shard, part in self.resharder.split_state(**_to_state_row(row), targets=row["targets"]).items():
                     yield pa.RecordBatch.from_pylist([{"shard": shard, "chunk": part}], _PACKED)
 
 
-def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def _iterate_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Yields the rows of a batch as dictionaries. Only one row at a time is converted, to save memory."""
     for number in range(batch.num_rows):
         yield from batch.slice(number, 1).to_pylist()
 
 
-def _state(row: dict[str, Any]) -> dict[str, Any]:
+def _to_state_row(row: dict[str, Any]) -> dict[str, Any]:
     return {"shard": row["shard"], "state": row["chunk"]}

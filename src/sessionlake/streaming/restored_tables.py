@@ -13,7 +13,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LossError
 from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.losses import RESTORE_OR_MOVE, repair_hint
+from sessionlake.streaming.losses import RESTORE_OR_MOVE, build_repair_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ _LATEST = 20
 _AT_MOST = 5_000
 
 
-def refuse_restored(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
+def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Iterable[str]) -> None:
     """Checks that none of these tables was restored to an older version, by RESTORE or from a backup.
 
     If the ledger was restored too, bronze's tables are assumed to be restored with it. They are then compared only with
@@ -33,25 +33,25 @@ def refuse_restored(spark: SparkSession | None, lake: Lake, tables: Iterable[str
         LossError: A table was restored. The error names it.
     """
     reader = lake.reader(spark)
-    known = versions_after_batches(reader)
+    known = read_versions_after_batches(reader)
     existing = (table for table in dict.fromkeys([LEDGER, *tables]) if lake.exists(spark, table))
-    entries = _entries(reader)
+    entries = _count_entries(reader)
     suspects = [
-        table for table in existing if not _only_batches(table, lake.latest_version(spark, table), known, entries)
+        table for table in existing if not _has_only_batches(table, lake.latest_version(spark, table), known, entries)
     ]
-    found = {table: _latest_commits(spark, lake, table) for table in suspects}
+    found = {table: _read_latest_commits(spark, lake, table) for table in suspects}
     with_ledger = LEDGER in found and unrepaired_restore(found[LEDGER])
     for table in (table for table in tables if table in found):
         commits = found[table]
-        last, left = commits[-1].version, _left_at(spark, lake, table, commits[-1].version, known)
+        last, left = commits[-1].version, _find_last_batch_version(spark, lake, table, commits[-1].version, known)
         why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else unrepaired_restore(commits)
         if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:
-            raise LossError(f"{table} has lost its latest changes: {why}", fix=_repair_hint(lake.settings, table))
+            raise LossError(f"{table} has lost its latest changes: {why}", fix=_build_repair_hint(lake.settings, table))
 
 
-def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
+def _read_latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[LoggedCommit]:
     """Returns the latest commits of a table, with at least the last `_LATEST` that change rows if there are so many."""
     count = 2 * _LATEST
     while True:
@@ -64,18 +64,18 @@ def _latest_commits(spark: SparkSession | None, lake: Lake, table: str) -> list[
         count *= 4
 
 
-def _repair_hint(settings: Settings, table: str) -> str:
+def _build_repair_hint(settings: Settings, table: str) -> str:
     """Returns advice about a table that was restored to an older version, as text."""
     own = next((own for own in settings.processors if own.output_table == table), None)
     if own is not None:
         return f"Run `sessionlake rebuild {own.rebuild_argument}`, which builds it again"
-    return repair_hint(table, f"bring the newer version back (RESTORE TABLE), or {RESTORE_OR_MOVE}")
+    return build_repair_hint(table, f"bring the newer version back (RESTORE TABLE), or {RESTORE_OR_MOVE}")
 
 
 _Versions = dict[str, list[tuple[datetime, int]]]
 
 
-def versions_after_batches(reader: TableReader) -> _Versions:
+def read_versions_after_batches(reader: TableReader) -> _Versions:
     """Returns the versions that batches left in each table since its layer was rebuilt, each with its commit time.
 
     Returns:
@@ -88,13 +88,13 @@ def versions_after_batches(reader: TableReader) -> _Versions:
     return found
 
 
-def _entries(reader: TableReader) -> int | None:
+def _count_entries(reader: TableReader) -> int | None:
     """Returns the number of entries in the ledger; None if old entries were replaced by sums."""
     books = LedgerReader(reader, "batches")
     return None if books.has_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
 
 
-def _only_batches(table: str, latest: int, known: _Versions, entries: int | None) -> bool:
+def _has_only_batches(table: str, latest: int, known: _Versions, entries: int | None) -> bool:
     """Returns True if the ledger explains all recent commits of a table as commits of batches.
 
     The sum that replaces old entries contains only their last version. So earlier commits cannot be attributed to
@@ -103,7 +103,7 @@ def _only_batches(table: str, latest: int, known: _Versions, entries: int | None
     Args:
         table: The table.
         latest: The table's latest version.
-        known: Versions that batches left, as `versions_after_batches` returns them.
+        known: Versions that batches left, as `read_versions_after_batches` returns them.
         entries: The number of entries in the ledger; None if old entries were replaced by sums.
     """
     if table == LEDGER:  # each entry is one version
@@ -115,7 +115,7 @@ def _only_batches(table: str, latest: int, known: _Versions, entries: int | None
     return unbroken and (entries is not None or len(versions) >= min(_LATEST, latest))
 
 
-def _left_at(spark: SparkSession | None, lake: Lake, table: str, last: int, known: _Versions) -> int:
+def _find_last_batch_version(spark: SparkSession | None, lake: Lake, table: str, last: int, known: _Versions) -> int:
     """Returns the highest version that a batch left in a table; -1 if no batch did.
 
     A table that was dropped and recreated counts its versions from 0 again. So batches from before its creation are
@@ -126,7 +126,7 @@ def _left_at(spark: SparkSession | None, lake: Lake, table: str, last: int, know
         lake: The lake.
         table: The table.
         last: The table's latest version.
-        known: Versions that batches left, as `versions_after_batches` returns them.
+        known: Versions that batches left, as `read_versions_after_batches` returns them.
     """
     left = known.get(table, ())
     if all(version <= last for _, version in left):

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from sessionlake.errors import add_place_note
-from sessionlake.local.paths import plain_link
+from sessionlake.local.paths import link_without_special_characters
 from sessionlake.protocol.types import Payloads
 from sessionlake.streaming.payload_files import NO_FILES, Emissions, PayloadFiles, encode_payloads
 
@@ -43,7 +43,7 @@ class ShardFold(Protocol):
         ...
 
 
-def payload_table(payloads: Payloads) -> pa.Table:
+def build_payload_table(payloads: Payloads) -> pa.Table:
     """Returns payloads as a table of `FOLDED_SCHEMA`, for payloads that did not pass through the stream."""
     return pa.table({"kind": [kind for kind, _ in payloads], "payload": [content for _, content in payloads]}, _FOLDED)
 
@@ -63,7 +63,7 @@ def fold_shards(packed: DataFrame, fold: ShardFold, files: PayloadFiles = NO_FIL
     def call(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterable[pd.DataFrame]:
         chunks = [bytes(chunk) for frame in frames for chunk in frame["chunk"]]
         before = bytes(state.get[0]) if state.exists else None
-        after, out = _folded(fold, int(key[0]), before, chunks)
+        after, out = _fold_checked(fold, int(key[0]), before, chunks)
         if after is not None:
             state.update((after,))
         if out:
@@ -82,7 +82,11 @@ def read_states(spark: SparkSession, checkpoint: str, batch: int) -> DataFrame:
             commit entry, and that entry can be lost.
     """
     # Spark's reader encodes the path as a URI and then uses the result as a path.
-    stored = spark.read.format("statestore").option("batchId", batch).load(str(plain_link(Path(checkpoint))))
+    stored = (
+        spark.read.format("statestore")
+        .option("batchId", batch)
+        .load(str(link_without_special_characters(Path(checkpoint))))
+    )
     return stored.selectExpr("key.shard AS shard", "value.groupState.state AS chunk")
 
 
@@ -102,7 +106,7 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
     def call(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         before = [bytes(chunk) for chunk in rows.loc[rows["is_state"], "chunk"]]
         chunks = [bytes(chunk) for chunk in rows.loc[~rows["is_state"], "chunk"]]
-        after, out = _folded(fold, int(key[0]), before[0] if before else None, chunks)
+        after, out = _fold_checked(fold, int(key[0]), before[0] if before else None, chunks)
         state = after if after is not None else before[0] if before else None
         emitted = [*encode_payloads(out), *([] if state is None else [("state", state)])]
         return pd.DataFrame([(int(key[0]), kind, payload) for kind, payload in emitted], columns=_SLICE_COLUMNS)
@@ -114,7 +118,9 @@ def fold_slice(packed: DataFrame, states: DataFrame, fold: ShardFold) -> DataFra
 _SLICE_COLUMNS = ["shard", "kind", "payload"]
 
 
-def _folded(fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]) -> tuple[bytes | None, Emissions]:
+def _fold_checked(
+    fold: ShardFold, shard: int, state: bytes | None, chunks: list[bytes]
+) -> tuple[bytes | None, Emissions]:
     """Calls the fold and adds the shard's number to its errors, because Spark's own error does not contain it."""
     try:
         return fold(shard, state, chunks)

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
-from sessionlake.streaming.checkpoint import DeltaOffset, last_planned, read_delta_offset
+from sessionlake.streaming.checkpoint import DeltaOffset, read_delta_offset, read_last_planned_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
+def find_changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> str | None:
     """Returns a column that the table had in the version last read by a stream, and now lacks or has with another type.
 
     Returns:
         The column's name and type. None if there is none, or if that version cannot be read: then Delta reports why.
     """
-    place = last_planned_offset(checkpoint)
+    place = read_last_planned_offset(checkpoint)
     if place is None:
         return None
     try:
@@ -36,37 +36,37 @@ def changed_column(spark: SparkSession, lake: Lake, table: str, checkpoint: str)
 
 def is_ahead_of_table(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
     """Returns True if a stream has read versions that its table no longer has. False if the table was recreated."""
-    place = last_planned_offset(checkpoint)
+    place = read_last_planned_offset(checkpoint)
     if place is None or place.last_version <= lake.latest_version(spark, table):
         return False
-    return table_id(spark, lake, table) == place.table
+    return read_table_id(spark, lake, table) == place.table
 
 
 def can_read_last_version(spark: SparkSession, lake: Lake, table: str, checkpoint: str) -> bool:
     """Returns True if the version last read by a stream can still be read. If not, later commits may be gone too."""
-    place = last_planned_offset(checkpoint)
+    place = read_last_planned_offset(checkpoint)
     if place is None:
-        return last_planned(checkpoint) is None
+        return read_last_planned_batch(checkpoint) is None
     try:
         return bool(lake.read(spark, table, place.last_version).columns)
     except LakeError:
         return False
 
 
-def last_planned_offset(checkpoint: str) -> DeltaOffset | None:
+def read_last_planned_offset(checkpoint: str) -> DeltaOffset | None:
     """Returns the point in a table at which the last planned batch of its stream ends.
 
     Returns:
         The offset. None if no batch was planned or the checkpoint is damaged, which the start of the stream reports.
     """
-    last = last_planned(checkpoint)
+    last = read_last_planned_batch(checkpoint)
     try:
         return None if last is None else read_delta_offset(checkpoint, last)
     except (OSError, ValueError):
         return None
 
 
-def table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
+def read_table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
     """Returns Delta's id of the table, if it has one. A table created later under the same name has another id."""
     found = lake.delta(spark, table).detail().select("id").first()
     return None if found is None else str(found["id"])

@@ -35,14 +35,14 @@ def close_stores(spark: SparkSession, query: StreamingQuery, checkpoint: Path) -
     """Closes the state stores of an ended query, if they are in this process's JVM."""
     from py4j.protocol import Py4JError
 
-    if not _in_one_process(spark):
+    if not _is_one_process(spark):
         return
     jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
     state = jvm.org.apache.spark.sql.execution.streaming.state
     with suppress(Py4JError, OSError):  # the JVM has ended too, or its platform lacks these classes
         place = query._jsq.streamingQuery().resolvedCheckpointRoot()  # noqa: SLF001 (as Spark names its stores)
         run = jvm.java.util.UUID.fromString(query.runId)
-        for operator, partition in _numbers(checkpoint / "state"):
+        for operator, partition in _list_store_numbers(checkpoint / "state"):
             store = state.StateStoreId(f"{place}/state", operator, partition, _STORE)
             state.StateStore.unload(state.StateStoreProviderId(store, run))
 
@@ -63,25 +63,25 @@ def archive_folders(spark: SparkSession, lake: Lake, folders: Iterable[Path], re
         ClaimedError: Another process has taken over a claim of this process.
     """
     existing = [folder for folder in folders if folder.exists()]
-    if existing and (on_databricks() or not _in_one_process(spark)):
+    if existing and (on_databricks() or not _is_one_process(spark)):
         jvm: Any = spark._jvm  # noqa: SLF001 (the way to the JVM that Spark and Delta take themselves)
         upkeep = jvm.org.apache.spark.network.util.JavaUtils.timeStringAsMs(spark.conf.get(_UPKEEP))
         time.sleep(_WAITED_INTERVALS * upkeep / 1000)
     lake.storage.require_claims()
     for folder in existing:
-        folder.rename(archived_path(folder, rebuild))
+        folder.rename(build_archived_path(folder, rebuild))
 
 
-def archived_path(folder: Path, rebuild: str) -> Path:
+def build_archived_path(folder: Path, rebuild: str) -> Path:
     """Returns the path to which a folder is renamed when the operation `rebuild` archives it."""
     return folder.with_name(f"{folder.name}.before-{rebuild}")
 
 
-def _in_one_process(spark: SparkSession) -> bool:
+def _is_one_process(spark: SparkSession) -> bool:
     return spark.sparkContext.master.startswith(_ONE_PROCESS)
 
 
-def _numbers(stores: Path) -> list[tuple[int, int]]:
+def _list_store_numbers(stores: Path) -> list[tuple[int, int]]:
     """Returns the operator number and partition number of every state store that has a folder."""
     found = (folder.relative_to(stores).parts for folder in stores.glob("*/*"))
     return [(int(one), int(other)) for one, other in found if one.isdecimal() and other.isdecimal()]

@@ -34,7 +34,7 @@ _USER = {"userName": "ada@example.com", "short_name": "ada"}
 
 
 @dataclass(frozen=True, order=True)
-class Fault:
+class FileFault:
     """A fault in a file, with its line."""
 
     file: str
@@ -52,9 +52,9 @@ class BundleFiles:
     documents: Mapping[str, Document]
 
     @cached_property
-    def merged(self) -> Tree:
+    def merged_content(self) -> Tree:
         """Content of all files merged, with references unresolved. Callers must not change it."""
-        return reduce(merge, (copy.deepcopy(document.content) for document in self.documents.values()))
+        return reduce(merge_content, (copy.deepcopy(document.content) for document in self.documents.values()))
 
     @property
     def targets(self) -> Tree:
@@ -62,7 +62,7 @@ class BundleFiles:
         found = self.documents[BUNDLE_FILE].content.get("targets") or {}
         return {name: target or {} for name, target in found.items()}
 
-    def fault(self, text: str, *key: str | int, file: str | None = None) -> Fault:
+    def make_fault(self, text: str, *key: str | int, file: str | None = None) -> FileFault:
         """Returns a fault at the line of a key, or of its nearest ancestor that the files have.
 
         Args:
@@ -77,32 +77,32 @@ class BundleFiles:
             if key[:depth] in document.lines and file in {None, name}
         ]
         _, name, line = max(found, default=(0, file or BUNDLE_FILE, 1))
-        return Fault(name, line, text)
+        return FileFault(name, line, text)
 
-    def depth(self, *key: str | int) -> int:
+    def count_existing_keys(self, *key: str | int) -> int:
         """Returns how many leading parts of a key's path exist in the files."""
         lines = [document.lines for document in self.documents.values()]
         return max((n for n in range(1, len(key) + 1) if any(key[:n] in known for known in lines)), default=0)
 
 
 @dataclass(frozen=True)
-class Target:
+class ResolvedTarget:
     """One resolved target of a bundle."""
 
     name: str
     config: Tree
 
     @property
-    def production(self) -> bool:
+    def is_production(self) -> bool:
         """True if the target's mode is `production`."""
         return bool(self.config.get("mode") == PRODUCTION)
 
     @property
     def jobs(self) -> Tree:
         """The target's jobs, by key."""
-        return self.of("jobs")
+        return self.resources_of_kind("jobs")
 
-    def of(self, kind: str) -> Tree:
+    def resources_of_kind(self, kind: str) -> Tree:
         """Returns the target's resources of a kind, by key."""
         return dict(self.config.get("resources", {}).get(kind, {}))
 
@@ -125,43 +125,43 @@ def read_bundle(folder: Path) -> BundleFiles:
     )
 
 
-def resolve(files: BundleFiles, name: str, given: Mapping[str, Any]) -> Target:
+def resolve_target(files: BundleFiles, name: str, variables: Mapping[str, Any]) -> ResolvedTarget:
     """Returns a target as it would be deployed.
 
     Args:
         files: The bundle's files.
         name: Name of the target.
-        given: Values of variables. A variable without a value or default becomes `<name>`.
+        variables: Values of variables. A variable without a value or default becomes `<name>`.
 
     Raises:
         ConfigError: A reference `${…}` names something that does not exist, or refers to itself.
     """
-    config = copy.deepcopy(files.merged)
+    config = copy.deepcopy(files.merged_content)
     chosen = config.pop("targets")[name] or {}
     declared = {key: (spec or {}).get("default", f"<{key}>") for key, spec in config.pop("variables", {}).items()}
-    values = declared | dict(given) | chosen.pop("variables", {})
-    config = merge(config, chosen)
+    values = declared | dict(variables) | chosen.pop("variables", {})
+    config = merge_content(config, chosen)
     config["bundle"] = config.get("bundle", {}) | {"target": name}
     config["var"] = values
     _apply_workspace(config, name)
     _apply_presets(config)
     _apply_identities(config)
-    return Target(name, _resolved(config, config, ()))
+    return ResolvedTarget(name, _resolve_references(config, config, ()))
 
 
-def merge(base: Any, over: Any) -> Any:
+def merge_content(base: Any, over: Any) -> Any:
     """Merges mappings key by key and lists by concatenation. Any other value of `over` replaces that of `base`."""
     if isinstance(base, dict) and isinstance(over, dict):
-        return base | {key: merge(base[key], value) if key in base else value for key, value in over.items()}
+        return base | {key: merge_content(base[key], value) if key in base else value for key, value in over.items()}
     return [*base, *over] if isinstance(base, list) and isinstance(over, list) else over
 
 
-def texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def iterate_texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yields every text below a node, with its path of keys."""
     if isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for own, value in items:
-            yield from texts(value, (*key, own))
+            yield from iterate_texts(value, (*key, own))
     elif isinstance(node, str):
         yield key, node
 
@@ -187,7 +187,7 @@ def _apply_presets(config: Tree) -> None:
 
 def _apply_identities(config: Tree) -> None:
     """Copies the bundle's `run_as` and `permissions` to each resource. Levels get the names of its kind."""
-    permissions = _resolved(config.get("permissions", []), config, ())
+    permissions = _resolve_references(config.get("permissions", []), config, ())
     for kind, found in config.get("resources", {}).items():
         levels = LEVELS_BELOW.get(kind, {})
         translated = [{**given, "level": levels[given["level"]]} for given in permissions if given["level"] in levels]
@@ -207,20 +207,20 @@ def _add_prefix(kind: str, resource: Tree, prefix: str) -> None:
         resource["name"] = re.sub(r"\W+", "_", prefix).lstrip("_") + str(resource.get("name", ""))
 
 
-def _resolved(node: Any, config: Tree, seen: tuple[str, ...]) -> Any:
+def _resolve_references(node: Any, config: Tree, seen: tuple[str, ...]) -> Any:
     if isinstance(node, dict):
-        return {key: _resolved(value, config, seen) for key, value in node.items()}
+        return {key: _resolve_references(value, config, seen) for key, value in node.items()}
     if isinstance(node, list):
-        return [_resolved(value, config, seen) for value in node]
+        return [_resolve_references(value, config, seen) for value in node]
     if not isinstance(node, str):
         return node
     reference = REFERENCE.fullmatch(node)
     if reference:
-        return _looked_up(reference[1], config, seen)
-    return REFERENCE.sub(lambda match: str(_looked_up(match[1], config, seen)), node)
+        return _look_up_reference(reference[1], config, seen)
+    return REFERENCE.sub(lambda match: str(_look_up_reference(match[1], config, seen)), node)
 
 
-def _looked_up(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
+def _look_up_reference(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
     node: Any = config
     for part in path.split("."):
         if not isinstance(node, dict) or part not in node:
@@ -231,4 +231,4 @@ def _looked_up(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
         node = node[part]
     if path in seen:
         raise ConfigError(f"${{{path}}} refers to itself", fix="Give it a value")
-    return _resolved(node, config, (*seen, path))
+    return _resolve_references(node, config, (*seen, path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sessionlake.databricks.bundle.files import Target, Tree
+from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
 from sessionlake.databricks.bundle.job_rules import JobFault
 from sessionlake.protocol.columns import find_repeated_names
 
@@ -22,19 +22,19 @@ _ASKS = {"CAN_USE", "CAN_MONITOR", "CAN_MANAGE", "IS_OWNER"}
 _IDENTITIES = ("service_principal_name", "group_name", "user_name")
 
 
-def permission_faults(target: Target, kind: str, resource: Tree) -> Iterator[JobFault]:
+def find_permission_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[JobFault]:
     """Yields the faults in a resolved resource's permissions, and in the rights of the identity that it runs as."""
-    for who in find_repeated_names(_identity(given) for given in resource.get("permissions", [])):
+    for who in find_repeated_names(_describe_identity(given) for given in resource.get("permissions", [])):
         # The deployment only warns, but `bundle validate --strict` fails.
         yield ("permissions",), f"{who} has two levels, here or from the bundle's permissions: one is ignored"
     if kind == "alerts" and "run_as" in resource:
-        who = _identity(resource["run_as"])
-        for warehouse in target.of("sql_warehouses").values():
-            levels = [given["level"] for given in warehouse.get("permissions", []) if _identity(given) == who]
+        who = _describe_identity(resource["run_as"])
+        for warehouse in target.resources_of_kind("sql_warehouses").values():
+            levels = [given["level"] for given in warehouse.get("permissions", []) if _describe_identity(given) == who]
             if warehouse["id"] == resource.get("warehouse_id") and not _ASKS.intersection(levels):
                 text = f"it runs as {who}, who may not query its warehouse: that needs {', '.join(sorted(_ASKS))}"
                 yield ("warehouse_id",), text
 
 
-def _identity(given: Tree) -> str:
+def _describe_identity(given: Tree) -> str:
     return next((str(given[name]) for name in _IDENTITIES if name in given), "nobody")

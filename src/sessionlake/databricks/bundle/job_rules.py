@@ -48,29 +48,29 @@ _DAY_OF_MONTH = re.compile(r"L(-\d{1,2})?|LW|\d{1,2}W")
 _DAY_OF_WEEK = re.compile(r"L|[1-7]L|[1-7]#[1-5]|[A-Z]{3}L|[A-Z]{3}#[1-5]")
 
 
-def job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
+def find_job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
     """Yields all faults of one resolved job."""
-    yield from _task_faults(job)
-    yield from _command_faults(job, refused)
-    yield from _trigger_faults(job)
-    yield from _schedule_faults(job)
-    yield from _cluster_faults(job)
+    yield from _find_task_faults(job)
+    yield from _find_command_faults(job, refused)
+    yield from _find_trigger_faults(job)
+    yield from _find_schedule_faults(job)
+    yield from _find_cluster_faults(job)
 
 
-def cron_fault(expression: str) -> str | None:
+def find_cron_fault(expression: str) -> str | None:
     """Returns the fault in a Quartz expression, or None."""
     fields = expression.split()
     if len(fields) not in (6, 7):
         return f"cron '{expression}': 6 or 7 fields are needed, found {len(fields)}"
     for (name, low, high, names), text in zip(_FIELDS, fields, strict=False):
-        if not all(_item_fits(name, item, low, high, names) for item in text.split(",")):
+        if not all(_is_valid_item(name, item, low, high, names) for item in text.split(",")):
             return f"cron '{expression}': {name} '{text}'"
     if (fields[3] == "?") == (fields[5] == "?"):
         return f"cron '{expression}': exactly one of day of month and day of week must be ?"
     return None
 
 
-def _task_faults(job: Tree) -> Iterator[JobFault]:
+def _find_task_faults(job: Tree) -> Iterator[JobFault]:
     tasks = job.get("tasks", [])
     if not tasks:
         yield (), "the job has no tasks: is its key misspelt?"
@@ -94,7 +94,7 @@ def _task_faults(job: Tree) -> Iterator[JobFault]:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: {field} {task[field]!r} is not defined"
 
 
-def _command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
+def _find_command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
     """Yields faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
@@ -106,7 +106,7 @@ def _command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
             yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
 
 
-def _trigger_faults(job: Tree) -> Iterator[JobFault]:
+def _find_trigger_faults(job: Tree) -> Iterator[JobFault]:
     if "continuous" not in job:
         return
     for kind in ("schedule", "trigger"):
@@ -124,17 +124,17 @@ def _trigger_faults(job: Tree) -> Iterator[JobFault]:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: a continuous job may not have {field}"
 
 
-def _schedule_faults(job: Tree) -> Iterator[JobFault]:
+def _find_schedule_faults(job: Tree) -> Iterator[JobFault]:
     if "schedule" not in job:
         return
-    if fault := cron_fault(job["schedule"]["quartz_cron_expression"]):
+    if fault := find_cron_fault(job["schedule"]["quartz_cron_expression"]):
         yield ("schedule", "quartz_cron_expression"), fault
     zone = job["schedule"]["timezone_id"]
     if zone not in available_timezones():
         yield ("schedule", "timezone_id"), f"time zone {zone!r} is unknown"
 
 
-def _cluster_faults(job: Tree) -> Iterator[JobFault]:
+def _find_cluster_faults(job: Tree) -> Iterator[JobFault]:
     for number, item in enumerate(job.get("job_clusters", [])):
         cluster, key = item.get("new_cluster", {}), ("job_clusters", number, "new_cluster")
         if cluster.get("data_security_mode") not in _MODES:
@@ -145,7 +145,7 @@ def _cluster_faults(job: Tree) -> Iterator[JobFault]:
             yield key, "a cluster must have either autoscale or num_workers"
 
 
-def _item_fits(name: str, item: str, low: int, high: int, names: list[str]) -> bool:
+def _is_valid_item(name: str, item: str, low: int, high: int, names: list[str]) -> bool:
     """Returns True if one item of a Quartz field is valid.
 
     An item is `*`, `?`, a value, a range, any of these with a step, or a special form of a day field.

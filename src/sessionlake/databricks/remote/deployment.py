@@ -33,23 +33,23 @@ class DeployedJob:
     """
 
     id: int
-    word: str
+    short_name: str
     name: str
-    place: tuple[str, str]
+    deployment: tuple[str, str]
     settings: Any
 
     @property
     def warehouse(self) -> str:
         """Name of the SQL warehouse of the job's deployment."""
-        return f"{self.place[1]}sessionlake"
+        return f"{self.deployment[1]}sessionlake"
 
     @property
     def target(self) -> str:
         """Target of the bundle; empty for a job that no bundle deployed."""
-        return self.place[0]
+        return self.deployment[0]
 
 
-def deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str, DeployedJob]:
+def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str, DeployedJob]:
     """Returns the jobs of one deployment, by their words.
 
     In development targets each user has a copy; only those of the current user are considered.
@@ -62,37 +62,38 @@ def deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str, Depl
         RemoteError: No deployment matches, or several do.
     """
     me = str(client.current_user.me().user_name)
-    found = [_named(job) for job in client.jobs.list(limit=_PAGE) if _may_be_meant(job, me)]
+    found = [_parse_job(job) for job in client.jobs.list(limit=_PAGE) if _is_own_or_production_job(job, me)]
     jobs = [job for job in found if job is not None]
     fitting = [job for job in jobs if target in {None, job.target}]
-    if len({job.place for job in fitting}) == 1 and len({job.word for job in fitting}) == len(fitting):
-        return {job.word: job for job in sorted(fitting, key=lambda job: job.word)}
+    if len({job.deployment for job in fitting}) == 1 and len({job.short_name for job in fitting}) == len(fitting):
+        return {job.short_name: job for job in sorted(fitting, key=lambda job: job.short_name)}
     wanted = "" if target is None else f" of target {target}"
     if not fitting:
-        visible = f". There is {_places(jobs)}" if jobs else ""
+        visible = f". There is {_describe_deployments(jobs)}" if jobs else ""
         raise RemoteError(
             f"{client.config.host} has no job sessionlake-…{wanted} that {me} may see{visible}",
             fix="Deploy it (databricks bundle deploy), or ask for the right to see it",
         )
     raise RemoteError(
-        f"{client.config.host} has several deployments{wanted}: {_places(fitting)}", fix="Choose one with --target"
+        f"{client.config.host} has several deployments{wanted}: {_describe_deployments(fitting)}",
+        fix="Choose one with --target",
     )
 
 
-def job_called(jobs: Mapping[str, DeployedJob], word: str) -> DeployedJob:
+def choose_job(jobs: Mapping[str, DeployedJob], short_name: str) -> DeployedJob:
     """Returns the job with this word.
 
     Raises:
         RemoteError: There is none. The text lists the deployment's jobs.
     """
-    if word not in jobs:
+    if short_name not in jobs:
         raise RemoteError(
-            f"there is no job sessionlake-{word} in this deployment", fix=f"Name one of {', '.join(jobs)}"
+            f"there is no job sessionlake-{short_name} in this deployment", fix=f"Name one of {', '.join(jobs)}"
         )
-    return jobs[word]
+    return jobs[short_name]
 
 
-def job_environment(client: WorkspaceClient, jobs: Iterable[DeployedJob]) -> dict[str, str]:
+def read_job_environment(client: WorkspaceClient, jobs: Iterable[DeployedJob]) -> dict[str, str]:
     """Returns the environment variables of the deployment's clusters, which include the catalog and schema names."""
     found: dict[str, str] = {}
     for job in jobs:
@@ -104,12 +105,12 @@ def job_environment(client: WorkspaceClient, jobs: Iterable[DeployedJob]) -> dic
     return found
 
 
-def _may_be_meant(job: BaseJob, me: str) -> bool:
+def _is_own_or_production_job(job: BaseJob, me: str) -> bool:
     name = job.settings.name if job.settings and job.settings.name else ""
     return not name.startswith(_DEVELOPMENT) or job.creator_user_name == me
 
 
-def _named(job: BaseJob) -> DeployedJob | None:
+def _parse_job(job: BaseJob) -> DeployedJob | None:
     settings = job.settings
     fits = _NAME.fullmatch(settings.name or "") if settings else None
     if settings is None or fits is None:
@@ -120,7 +121,7 @@ def _named(job: BaseJob) -> DeployedJob | None:
     return DeployedJob(int(job.job_id or 0), fits["word"], fits[0], place, settings)
 
 
-def _places(jobs: Iterable[DeployedJob]) -> str:
+def _describe_deployments(jobs: Iterable[DeployedJob]) -> str:
     """Describes the deployments of jobs for an error text, by the distinct names, targets and ids of their jobs."""
     named = sorted({(job.target or "deployed by no bundle", job.name, job.id) for job in jobs})
     return ", ".join(f"{name} ({target}, job {number})" for target, name, number in named)

@@ -40,22 +40,22 @@ class RunStatus:
     state: str
     started: datetime | None
     ended: datetime | None
-    says: str
+    message: str
     page: str
 
     @property
-    def done(self) -> bool:
+    def has_succeeded(self) -> bool:
         """True if the run succeeded."""
         return self.state in _DONE
 
 
-def latest_run(client: WorkspaceClient, job: DeployedJob, *, ended: bool = False) -> RunStatus | None:
+def find_latest_run(client: WorkspaceClient, job: DeployedJob, *, ended: bool = False) -> RunStatus | None:
     """Returns a job's latest run, or with `ended` the latest one that has ended; None if there is none."""
     runs = client.jobs.list_runs(job_id=job.id, limit=1, completed_only=ended or None)
-    return next(map(run_status, runs), None)
+    return next(map(make_run_status, runs), None)
 
 
-def run_status(run: BaseRun | Run) -> RunStatus:
+def make_run_status(run: BaseRun | Run) -> RunStatus:
     """Returns the status of a run of the Jobs API."""
     status = run.status
     state = status.state.value if status and status.state else "UNKNOWN"
@@ -65,14 +65,14 @@ def run_status(run: BaseRun | Run) -> RunStatus:
     return RunStatus(
         int(run.run_id or 0),
         state,
-        _moment(run.start_time),
-        _moment(run.end_time),
+        _ms_to_datetime(run.start_time),
+        _ms_to_datetime(run.end_time),
         (why.message if why is not None else None) or "",
         run.run_page_url or "",
     )
 
 
-def trigger_of(job: DeployedJob) -> str:
+def describe_trigger(job: DeployedJob) -> str:
     """Returns what starts the job automatically, and whether it is paused. Empty for a job that is started by hand."""
     for name in _TRIGGERS:
         trigger = getattr(job.settings, name)
@@ -103,7 +103,7 @@ def set_paused(client: WorkspaceClient, job: DeployedJob, *, paused: bool) -> st
     return None
 
 
-def start(client: WorkspaceClient, job: DeployedJob, words: Sequence[str] = ()) -> int:
+def start_run(client: WorkspaceClient, job: DeployedJob, words: Sequence[str] = ()) -> int:
     """Starts a run and returns its id. For a continuous job the new run replaces the current one.
 
     Args:
@@ -132,9 +132,9 @@ def wait_for_run(client: WorkspaceClient, run: int, say: Callable[[str], None]) 
     """Waits until a run has ended, and reports each change of its state to `say`."""
     before = ""
     while True:
-        status = run_status(client.jobs.get_run(run))
+        status = make_run_status(client.jobs.get_run(run))
         if status.state != before:
-            say(f"run {run}: {status.state}{': ' if status.says else ''}{status.says}")
+            say(f"run {run}: {status.state}{': ' if status.message else ''}{status.message}")
             before = status.state
         if status.state not in _ALIVE:
             return status
@@ -153,12 +153,12 @@ class TaskOutput:
     """
 
     task: str
-    written: str
-    cut: bool
+    text: str
+    is_truncated: bool
     error: str
 
 
-def outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
+def read_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
     """Yields the output of the last attempt of each task of a run.
 
     Raises:
@@ -168,7 +168,7 @@ def outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
     attempts = sorted(found.tasks or (), key=lambda task: task.attempt_number or 0)
     last: dict[str, RunTask] = {task.task_key: task for task in attempts}
     if not last:
-        reason = run_status(found).says or "The run gives no reason"
+        reason = make_run_status(found).message or "The run gives no reason"
         raise RemoteError(f"run {run} has no tasks, so it has run nothing", why=reason)
     for key, task in last.items():
         output = client.jobs.get_run_output(int(task.run_id or 0))
@@ -176,5 +176,5 @@ def outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
         yield TaskOutput(key, output.logs or "", bool(output.logs_truncated), "\n".join(errors))
 
 
-def _moment(ms: int | None) -> datetime | None:
+def _ms_to_datetime(ms: int | None) -> datetime | None:
     return datetime.fromtimestamp(ms / 1000, UTC) if ms else None

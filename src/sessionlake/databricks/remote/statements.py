@@ -27,14 +27,14 @@ _VALUES: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("ARRAY", "MAP", "STRUCT"), json.loads),
     "BINARY": base64.b64decode,
     "BOOLEAN": lambda text: text == "true",
-    "DATE": lambda text: _time_or_text(text, date.fromisoformat),
+    "DATE": lambda text: _parse_time_or_keep_text(text, date.fromisoformat),
     "DECIMAL": Decimal,
-    "TIMESTAMP": lambda text: _time_or_text(text, datetime.fromisoformat),
+    "TIMESTAMP": lambda text: _parse_time_or_keep_text(text, datetime.fromisoformat),
 }
 """Parsers for the API's values, which are all texts, by type name. Values of other types stay texts."""
 
 
-def _time_or_text(text: str, read: Callable[[str], Any]) -> Any:
+def _parse_time_or_keep_text(text: str, read: Callable[[str], Any]) -> Any:
     """Returns the parsed time, or the text if its year is not between 1 and 9999."""
     try:
         return read(text)
@@ -43,14 +43,14 @@ def _time_or_text(text: str, read: Callable[[str], Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Answer:
+class StatementResult:
     """Column names and rows of a statement's result."""
 
     names: list[str]
     rows: list[tuple[Any, ...]]
 
 
-def warehouse_id(client: WorkspaceClient, wanted: str | None, bundle_name: str) -> str:
+def find_warehouse_id(client: WorkspaceClient, wanted: str | None, bundle_name: str) -> str:
     """Returns the id of the SQL warehouse to use.
 
     Args:
@@ -77,7 +77,7 @@ def warehouse_id(client: WorkspaceClient, wanted: str | None, bundle_name: str) 
     )
 
 
-def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Answer:
+def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> StatementResult:
     """Runs a statement to its end and returns its full result. Ctrl-C cancels the statement.
 
     Raises:
@@ -89,23 +89,23 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Answer:
     found = api.execute_statement(sql, warehouse, wait_timeout=_WAIT, on_wait_timeout=OnWait.CONTINUE)
     statement = str(found.statement_id)
     try:
-        while _state(found) in _UNDER_WAY:
+        while _read_state(found) in _UNDER_WAY:
             time.sleep(POLL_SECONDS)
             found = api.get_statement(statement)
-        if _state(found) != "SUCCEEDED":
+        if _read_state(found) != "SUCCEEDED":
             error = found.status.error if found.status else None
-            raise RemoteError(f"query: {(error and error.message) or _state(found)}")
-        return _read(client, statement, found)
+            raise RemoteError(f"query: {(error and error.message) or _read_state(found)}")
+        return _read_result(client, statement, found)
     except KeyboardInterrupt:
         api.cancel_execution(statement)
         raise
 
 
-def _state(found: StatementResponse) -> str:
+def _read_state(found: StatementResponse) -> str:
     return found.status.state.value if found.status and found.status.state else "UNKNOWN"
 
 
-def _read(client: WorkspaceClient, statement: str, found: StatementResponse) -> Answer:
+def _read_result(client: WorkspaceClient, statement: str, found: StatementResponse) -> StatementResult:
     columns = (found.manifest and found.manifest.schema and found.manifest.schema.columns) or []
     reads = [_VALUES.get(column.type_name.value if column.type_name else "", str) for column in columns]
     rows: list[tuple[Any, ...]] = []
@@ -116,9 +116,9 @@ def _read(client: WorkspaceClient, statement: str, found: StatementResponse) -> 
             for row in chunk.data_array or ()
         )
         following = chunk.next_chunk_index
-        chunk = None if following is None else _chunk(client, statement, following)
-    return Answer([str(column.name) for column in columns], rows)
+        chunk = None if following is None else _fetch_chunk(client, statement, following)
+    return StatementResult([str(column.name) for column in columns], rows)
 
 
-def _chunk(client: WorkspaceClient, statement: str, index: int) -> ResultData:
+def _fetch_chunk(client: WorkspaceClient, statement: str, index: int) -> ResultData:
     return client.statement_execution.get_statement_result_chunk_n(statement, index)

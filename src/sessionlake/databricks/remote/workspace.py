@@ -17,7 +17,7 @@ _RETRY_SECONDS = 30
 
 
 @contextmanager
-def workspace(profile: str | None) -> Iterator[WorkspaceClient]:
+def open_workspace(profile: str | None) -> Iterator[WorkspaceClient]:
     """Opens a client of the workspace, and turns the SDK's errors in the block into `RemoteError`.
 
     Args:

@@ -29,7 +29,7 @@ _UNTIL_NEXT = timedelta(hours=3)
 _LOG_STAYS = timedelta(days=30)
 
 
-def last_vacuum(table: DeltaTable) -> Row | None:
+def read_last_vacuum(table: DeltaTable) -> Row | None:
     """Returns `timestamp` and `operationMetrics` of the table's last VACUUM.
 
     None if there is no VACUUM among the latest 1,000 commits.
@@ -38,7 +38,7 @@ def last_vacuum(table: DeltaTable) -> Row | None:
     return history.orderBy("version", ascending=False).select("timestamp", "operationMetrics").first()
 
 
-def minimum_retention(name: str, keep: timedelta) -> timedelta:
+def compute_minimum_retention(name: str, keep: timedelta) -> timedelta:
     """Returns how long removed files of a table stay on the disk even if maintenance never runs.
 
     This is at least seven days for tables from which layers stream.
@@ -59,7 +59,7 @@ def file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedel
     Args:
         name: the table's two-level name.
     """
-    span = minimum_retention(name, kept.file_span)
+    span = compute_minimum_retention(name, kept.file_span)
     if kept.first_unread is None:
         return span
     latest = table.history(1).select("version").first()
@@ -91,7 +91,7 @@ def first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
 
     mode = F.col("operationParameters")["mode"].alias("mode")
     done = table.history().groupBy("operation", mode).agg(F.min("version").alias("first")).collect()
-    others = {row["operation"] for row in done if not _appends(row["operation"], row["mode"])}
+    others = {row["operation"] for row in done if not _is_append(row["operation"], row["mode"])}
     others = {operation for operation in others if not operation.startswith(DEFINITION_OPERATIONS)}
     since = min(row["first"] for row in done)
     if since == 0 and (others <= {"OPTIMIZE"} or all(operation.startswith("VACUUM") for operation in others)):
@@ -103,5 +103,5 @@ def first_read_options(table: DeltaTable, name: str) -> dict[str, int]:
     )
 
 
-def _appends(operation: str, mode: str | None) -> bool:
+def _is_append(operation: str, mode: str | None) -> bool:
     return operation == "STREAMING UPDATE" or (operation == "WRITE" and mode == "Append")

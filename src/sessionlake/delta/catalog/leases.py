@@ -28,7 +28,7 @@ from typing import Protocol
 
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.local.home import Holder, claimed_error
+from sessionlake.local.home import LockHolder, make_claimed_error
 from sessionlake.settings.model import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -78,13 +78,13 @@ class Lease:
         return str(self._holder)
 
     @property
-    def _holder(self) -> Holder:
-        return Holder(self.holder or "", self.doing, self.acquired_at)
+    def _holder(self) -> LockHolder:
+        return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
     def refusal(self, settings: Settings) -> ClaimedError:
         """Returns the error for another process that wants the lease."""
         fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
-        return claimed_error(settings, self._holder, self.name, fix)
+        return make_claimed_error(settings, self._holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
@@ -112,12 +112,13 @@ class Moment:
     """A moment on two clocks.
 
     Attributes:
-        wall: time on the wall clock, which people can set.
-        steady: seconds on the monotonic clock, which nobody can set but which may stop while the machine sleeps.
+        wall_time: time on the wall clock, which people can set.
+        monotonic_seconds: seconds on the monotonic clock, which nobody can set but which may stop while the machine
+            sleeps.
     """
 
-    wall: datetime
-    steady: float
+    wall_time: datetime
+    monotonic_seconds: float
 
     @classmethod
     def now(cls) -> Moment:
@@ -126,15 +127,19 @@ class Moment:
 
     def longest_since(self, before: Moment) -> timedelta:
         """Returns the time since `before`, by the clock that shows the longer time."""
-        return max(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
+        return max(
+            self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
+        )
 
     def shortest_since(self, before: Moment) -> timedelta:
         """Returns the time since `before`, by the clock that shows the shorter time."""
-        return min(self.wall - before.wall, timedelta(seconds=self.steady - before.steady))
+        return min(
+            self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
+        )
 
-    def at_wall(self, wall: datetime) -> Moment:
+    def from_wall_time(self, wall: datetime) -> Moment:
         """Converts a wall-clock time to a moment, assuming that both clocks have run equally fast since then."""
-        return Moment(wall, self.steady - (self.wall - wall).total_seconds())
+        return Moment(wall, self.monotonic_seconds - (self.wall_time - wall).total_seconds())
 
 
 class Claim:
@@ -162,7 +167,7 @@ class Claim:
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
         self.name, self.took_over = name, False
-        self._renewed, self._lease = self._acquire(Holder.this_process(doing))
+        self._renewed, self._lease = self._acquire(LockHolder.describe_this_process(doing))
 
     @property
     def token(self) -> int:
@@ -189,12 +194,12 @@ class Claim:
         with self._lock:
             for _ in range(_ATTEMPTS):
                 begun = self._clock()
-                found = self._write(self._lease, renewed_at=begun.wall, expires_at=begun.wall + LENGTH)
+                found = self._write(self._lease, renewed_at=begun.wall_time, expires_at=begun.wall_time + LENGTH)
                 if found is None or found.claim != self._id:
-                    self._lost = self._loss(found)
+                    self._lost = self._create_lost_lease_error(found)
                     raise self._lost
                 self._lease = found
-                if found.renewed_at == begun.wall:
+                if found.renewed_at == begun.wall_time:
                     self._renewed = begun
                     return
         raise LakeError(
@@ -213,27 +218,27 @@ class Claim:
             for _ in range(_ATTEMPTS):
                 if self._lost is not None or self._lease.claim != self._id or self._lease.holder is None:
                     return
-                freed = _changed(self._lease, holder=None, expires_at=self._clock().wall, settled=settled)
+                freed = _describe_change(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
                 if self._table.write(freed):
                     self._lease = freed
                     return
                 self._lease = self._table.read(self.name) or self._lease
 
-    def _acquire(self, mine: Holder) -> tuple[Moment, Lease]:
+    def _acquire(self, mine: LockHolder) -> tuple[Moment, Lease]:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read(self.name)
-            if before is not None and before.is_held(begun.wall):
+            if before is not None and before.is_held(begun.wall_time):
                 raise before.refusal(self._settings)
-            none = Lease(self.name, 0, 0, "", None, "", begun.wall, begun.wall, begun.wall, settled=True)
+            none = Lease(self.name, 0, 0, "", None, "", begun.wall_time, begun.wall_time, begun.wall_time, settled=True)
             found = self._write(
                 before or none,
                 token=(before or none).token + 1,
                 claim=self._id,
                 holder=mine.process,
                 doing=mine.doing,
-                acquired_at=begun.wall,
-                renewed_at=begun.wall,
-                expires_at=begun.wall + LENGTH,
+                acquired_at=begun.wall_time,
+                renewed_at=begun.wall_time,
+                expires_at=begun.wall_time + LENGTH,
                 settled=False,
             )
             if found is not None and found.claim == self._id:
@@ -242,8 +247,9 @@ class Claim:
                     _warn_taken_over(before)
                 return begun, found
         raise ClaimedError(
-            f"{self.name}: several processes try to claim it in {self._settings.place}",
-            fix="Run the command again",
+            f"{self.name}: several processes try to get its lease in {self._settings.place} at the same time",
+            why="Only one process may write at a time",
+            fix="Run the command again when no other process runs",
         )
 
     def _write(self, before: Lease, **changed: object) -> Lease | None:
@@ -256,10 +262,10 @@ class Claim:
         Returns:
             The row as it is now. It is another row than wanted if another process changed it first.
         """
-        wanted = _changed(before, **changed)
+        wanted = _describe_change(before, **changed)
         return wanted if self._table.write(wanted) else self._table.read(self.name)
 
-    def _loss(self, found: Lease | None) -> ClaimedError:
+    def _create_lost_lease_error(self, found: Lease | None) -> ClaimedError:
         if found is None or found.holder is None:
             then = "another process has had it since"
         else:
@@ -267,10 +273,11 @@ class Claim:
         return ClaimedError(
             f"{self.name}: this process did not renew its lease before {_utc_text(self._lease.expires_at)}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
+            fix="Leave the other process running, or stop it and run the command again",
         )
 
 
-def _changed(before: Lease, **changed: object) -> Lease:
+def _describe_change(before: Lease, **changed: object) -> Lease:
     """Returns the row with changed fields and the next number."""
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
@@ -309,7 +316,7 @@ def hold_lease(
             replaces an error of the block.
     """
     claim, done = Claim(settings, table, name, doing), threading.Event()
-    keeper = threading.Thread(target=_keep, args=(claim, done), name=f"lease-{name}", daemon=True)
+    keeper = threading.Thread(target=_renew_until_done, args=(claim, done), name=f"lease-{name}", daemon=True)
     mine = _HELD.setdefault(table.identifier, [])
     mine.append(claim)
     keeper.start()
@@ -329,7 +336,7 @@ def hold_lease(
         _release(claim, settled=settled)
 
 
-def _keep(claim: Claim, done: threading.Event) -> None:
+def _renew_until_done(claim: Claim, done: threading.Event) -> None:
     """Renews the lease regularly until `done` is set. After an error it tries again, since commits check the lease."""
     while not done.wait(LENGTH.total_seconds() / _RENEWED):
         try:
@@ -376,7 +383,7 @@ def require_leases(table: str) -> None:
         claim.require()
 
 
-def token_of(table: str, name: str) -> int:
+def read_token(table: str, name: str) -> int:
     """Returns the fencing token of the lease that this process holds under this name; 0 if it holds none.
 
     Args:

@@ -21,7 +21,7 @@ from sessionlake.delta.storage.reading import (
     TableReader,
     TableSize,
     TooLargeError,
-    expression,
+    to_arrow_expression,
 )
 
 if TYPE_CHECKING:
@@ -63,25 +63,25 @@ class CachedTable:
 TableCache = dict[str, CachedTable]
 """The cached tables by their full, quoted names in SQL."""
 
-_here: ContextVar[TableCache | None] = ContextVar("memory", default=None)
-_all: dict[int, TableCache] = {}
+_current_cache: ContextVar[TableCache | None] = ContextVar("memory", default=None)
+_all_caches: dict[int, TableCache] = {}
 """The caches of all threads, by Python's `id` of each cache, since two caches may have equal content."""
 
 
 @contextmanager
 def cache_tables() -> Iterator[None]:
     """Caches what this thread reads of tables until the block ends. In nested blocks, the outermost one counts."""
-    if _here.get() is not None:
+    if _current_cache.get() is not None:
         yield
         return
     memory: TableCache = {}
-    token = _here.set(memory)
-    _all[id(memory)] = memory
+    token = _current_cache.set(memory)
+    _all_caches[id(memory)] = memory
     try:
         yield
     finally:
-        del _all[id(memory)]
-        _here.reset(token)
+        del _all_caches[id(memory)]
+        _current_cache.reset(token)
 
 
 def cached_table(identifier: str) -> CachedTable | None:
@@ -90,27 +90,27 @@ def cached_table(identifier: str) -> CachedTable | None:
     Args:
         identifier: the table's full, quoted name in SQL.
     """
-    memory = _here.get()
+    memory = _current_cache.get()
     return None if memory is None else memory.get(identifier)
 
 
 def note_exists(identifier: str) -> None:
     """Adds a cache entry for a table that exists. Does nothing outside `cache_tables`."""
-    memory = _here.get()
+    memory = _current_cache.get()
     if memory is not None:
         memory.setdefault(identifier, CachedTable())
 
 
-def drop_rows(identifier: str) -> None:
+def forget_cached_rows(identifier: str) -> None:
     """Drops the rows of a table from the caches of all threads. Call it after each commit to the table."""
-    for memory in tuple(_all.values()):
+    for memory in tuple(_all_caches.values()):
         if (known := memory.get(identifier)) is not None:
             known.forget_rows()
 
 
-def drop_table(identifier: str) -> None:
+def forget_cached_table(identifier: str) -> None:
     """Removes the cache entry of a table from the caches of all threads. Call it before the table is dropped."""
-    for memory in tuple(_all.values()):
+    for memory in tuple(_all_caches.values()):
         memory.pop(identifier, None)
 
 
@@ -118,15 +118,15 @@ class CachingReader(TableReader):
     """Reads tables from this thread's cache if possible, and else with another reader.
 
     Args:
-        asked: the reader for everything that is not cached.
+        reader: the reader for everything that is not cached.
         identifier: function that returns the full, quoted SQL name of a table, given its two-level name.
-        surely_empty: function that returns True if a table is known to be empty without a Spark job.
+        is_known_empty: function that returns True if a table is known to be empty without a Spark job.
     """
 
     def __init__(
-        self, asked: TableReader, identifier: Callable[[str], str], surely_empty: Callable[[str], bool]
+        self, reader: TableReader, identifier: Callable[[str], str], is_known_empty: Callable[[str], bool]
     ) -> None:
-        self._source, self._identifier, self._is_known_empty = asked, identifier, surely_empty
+        self._source, self._identifier, self._is_known_empty = reader, identifier, is_known_empty
 
     def exists(self, table: str) -> bool:
         return self._source.exists(table)
@@ -134,11 +134,11 @@ class CachingReader(TableReader):
     def schema(self, table: str) -> pa.Schema:
         return self._source.schema(table)
 
-    def size(self, table: str) -> TableSize:
-        return self._source.size(table)
+    def read_size(self, table: str) -> TableSize:
+        return self._source.read_size(table)
 
-    def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        return self._source.files(table, *conditions)
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
+        return self._source.find_files_to_read(table, *conditions)
 
     def count(self, table: str) -> int:
         all_rows = self._cached_rows(table, ())
@@ -164,21 +164,21 @@ class CachingReader(TableReader):
     def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         return self._reader_for(table, ()).sample(table, max_rows, columns)
 
-    def any(self, table: str, *conditions: Condition) -> bool:
-        return self._reader_for(table, conditions).any(table, *conditions)
+    def has_rows(self, table: str, *conditions: Condition) -> bool:
+        return self._reader_for(table, conditions).has_rows(table, *conditions)
 
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         return self._reader_for(table, conditions).count_by(table, by, *conditions)
 
-    def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        return self._reader_for(table, conditions).highest(table, of, by, *conditions)
+    def highest(self, table: str, column: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+        return self._reader_for(table, conditions).highest(table, column, by, *conditions)
 
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
         all_rows, known = self._cached_rows(table, ()), self._cached_table(table)
         if all_rows is not None:
-            found, rows = _filtered(all_rows, conditions), all_rows.num_rows
+            found, rows = _filter_rows(all_rows, conditions), all_rows.num_rows
         elif known is None:
             return self._source.read_with_count(table, *conditions, columns=columns)
         else:
@@ -207,7 +207,9 @@ class CachingReader(TableReader):
             return None
         if known.is_small is None:
             commits = known.commits
-            all_rows = self.schema(table).empty_table() if self._is_known_empty(table) else self._read(table, ())
+            all_rows = (
+                self.schema(table).empty_table() if self._is_known_empty(table) else self._read_into_cache(table, ())
+            )
             if commits != known.commits:
                 return all_rows
             known.is_small = all_rows is not None
@@ -216,12 +218,12 @@ class CachingReader(TableReader):
         wanted = () if known.is_small else tuple(conditions)
         held = next((rows for asked, rows, _ in known.rows if asked == wanted), None)
         if held is None and wanted:
-            commits, held = known.commits, self._read(table, wanted)
+            commits, held = known.commits, self._read_into_cache(table, wanted)
             if held is not None and commits == known.commits:
                 known.rows.append((wanted, held, None))
         return held
 
-    def _read(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
+    def _read_into_cache(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
         try:
             return self._source.table(table, *conditions, max_bytes=_SMALL_BYTES)
         except TooLargeError:
@@ -231,8 +233,8 @@ class CachingReader(TableReader):
 class _RowsReader(TableReader):
     """Implements `TableReader` for one table, over rows in memory."""
 
-    def __init__(self, asked: TableReader, rows: pa.Table) -> None:
-        self._source, self._rows = asked, rows
+    def __init__(self, reader: TableReader, rows: pa.Table) -> None:
+        self._source, self._rows = reader, rows
 
     def exists(self, table: str) -> bool:
         return self._source.exists(table)
@@ -241,17 +243,17 @@ class _RowsReader(TableReader):
         del table
         return self._rows.schema
 
-    def size(self, table: str) -> TableSize:
-        return self._source.size(table)
+    def read_size(self, table: str) -> TableSize:
+        return self._source.read_size(table)
 
-    def files(self, table: str, *conditions: Condition) -> FilesRead | None:
-        return self._source.files(table, *conditions)
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
+        return self._source.find_files_to_read(table, *conditions)
 
     def batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         del table
-        found = _filtered(self._rows, conditions)
+        found = _filter_rows(self._rows, conditions)
         yield from (found if columns is None else found.select(list(columns))).to_batches()
 
     def read_with_count(
@@ -260,6 +262,6 @@ class _RowsReader(TableReader):
         return self._source.read_with_count(table, *conditions, columns=columns)
 
 
-def _filtered(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:
-    wanted = expression(conditions)
+def _filter_rows(rows: pa.Table, conditions: Sequence[Condition]) -> pa.Table:
+    wanted = to_arrow_expression(conditions)
     return rows if wanted is None else rows.filter(wanted)

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.delta.catalog import memory
-from sessionlake.delta.catalog.history import file_retention, first_read_options, last_vacuum, minimum_retention
+from sessionlake.delta.catalog.history import (
+    compute_minimum_retention,
+    file_retention,
+    first_read_options,
+    read_last_vacuum,
+)
 from sessionlake.delta.catalog.lease_table import SparkLeases
-from sessionlake.delta.catalog.leases import hold_lease, require_leases, token_of
+from sessionlake.delta.catalog.leases import hold_lease, read_token, require_leases
 from sessionlake.delta.schemas.ddl import cluster_statement, create_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
@@ -112,7 +117,7 @@ class CatalogStorage(Storage):
 
         If the previous holder did not end normally, it may still try to commit. Delta then skips its commits.
         """
-        session = _required(spark, self._settings)
+        session = _require_session(spark, self._settings)
         written = (
             *WRITTEN_OUTSIDE_BATCHES.get(name, ()),
             *((table, CLAIMED_APP) for table in CLAIMED_TABLES.get(name, ())),
@@ -121,7 +126,7 @@ class CatalogStorage(Storage):
         def retire(token: int) -> None:
             for table, app_id in written:
                 if self.exists(session, table):
-                    self._retire(session, table, Txn.before_holder(app_id, token))
+                    self._retire(session, table, Txn.before_lease_holder(app_id, token))
 
         with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire):
             yield
@@ -133,7 +138,7 @@ class CatalogStorage(Storage):
         require_leases(self.identifier(LEASES))
 
     def token(self, name: str) -> int:
-        return token_of(self.identifier(LEASES), name)
+        return read_token(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
         """Returns settings in which the schemas `silver` and `ops` have the suffix `_rebuild`."""
@@ -150,7 +155,7 @@ class CatalogStorage(Storage):
         name = self.identifier(table)
         if memory.cached_table(name) is not None:
             return True
-        session = _required(spark, self._settings)
+        session = _require_session(spark, self._settings)
         with without_code_generation(session):
             there = bool(session.catalog.tableExists(name))
         if there:
@@ -173,7 +178,7 @@ class CatalogStorage(Storage):
         known = memory.cached_table(self.identifier(table))
         found = None if known is None else known.properties
         if found is None:
-            session = _required(spark, self._settings)
+            session = _require_session(spark, self._settings)
             with without_code_generation(session):
                 rows = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
             found = {row["key"]: row["value"] for row in rows}
@@ -202,7 +207,7 @@ class CatalogStorage(Storage):
         within = self._schema(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
-        wanted = schema.properties(minimum_retention(table, self._settings.maintain.keep))
+        wanted = schema.properties(compute_minimum_retention(table, self._settings.maintain.keep))
         columns = schema.definitions_for(self._settings)
         for statement in create_statements(self.identifier(table), schema, columns, wanted):
             spark.sql(statement)
@@ -212,7 +217,7 @@ class CatalogStorage(Storage):
         spark.sql(cluster_statement(self.identifier(table), keys))
 
     def drop(self, spark: SparkSession, table: str) -> None:
-        memory.drop_table(self.identifier(table))
+        memory.forget_cached_table(self.identifier(table))
         spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
@@ -245,7 +250,7 @@ class CatalogStorage(Storage):
         """Returns the latest version without a Spark job: Delta's error about a version that is too high names it."""
         from pyspark.errors import PySparkException
 
-        session = _required(spark, self._settings)
+        session = _require_session(spark, self._settings)
         try:
             self.read(session, table, {"versionAsOf": _NO_VERSION})
         except PySparkException as error:
@@ -256,14 +261,14 @@ class CatalogStorage(Storage):
         return self.last_commit(session, table).version  # some sessions ask Delta only when rows are read
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
-        session = _required(spark, self._settings)
+        session = _require_session(spark, self._settings)
         with without_code_generation(session):
             history = self.delta(session, table).history(count)
             found = history.select("version", "operation", "operationParameters").collect()
         return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
-        detail = self.delta(_required(spark, self._settings), table).detail().select("createdAt").first()
+        detail = self.delta(_require_session(spark, self._settings), table).detail().select("createdAt").first()
         return None if detail is None or detail["createdAt"] is None else detail["createdAt"].astimezone(UTC)
 
     # -- reading
@@ -275,20 +280,20 @@ class CatalogStorage(Storage):
         return spark.readStream.format("delta").options(**options).table(self.identifier(table))
 
     def reader(self, spark: SparkSession | None) -> TableReader:
-        asked = SparkReader(self, _required(spark, self._settings))
+        asked = SparkReader(self, _require_session(spark, self._settings))
         return memory.CachingReader(asked, self.identifier, asked.is_known_empty)
 
     # -- writing
 
     def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
-        return stage_with_spark(self, _required(spark, self._settings), table, rows)
+        return stage_with_spark(self, _require_session(spark, self._settings), table, rows)
 
     def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows with Spark's writer. They are computed only once, so they are not staged."""
-        StagedFrame(self, table, to_spark_frame(_required(spark, self._settings), rows)).commit(txn)
+        StagedFrame(self, table, to_spark_frame(_require_session(spark, self._settings), rows)).commit(txn)
 
     def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
-        super().replace(_required(spark, self._settings), table, rows, txn)
+        super().replace(_require_session(spark, self._settings), table, rows, txn)
 
     def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
@@ -297,7 +302,7 @@ class CatalogStorage(Storage):
         try:
             writer.saveAsTable(self.identifier(table))
         finally:
-            memory.drop_rows(self.identifier(table))
+            memory.forget_cached_rows(self.identifier(table))
 
     def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
         return first_read_options(self.delta(spark, table), table)
@@ -310,18 +315,18 @@ class CatalogStorage(Storage):
         try:
             yield
         finally:
-            memory.drop_rows(self.identifier(table))
+            memory.forget_cached_rows(self.identifier(table))
 
     def compact(self, spark: SparkSession, table: str) -> Compacted | None:
         """Runs OPTIMIZE if the table has many small files. The platform decides which files OPTIMIZE merges."""
-        before, size = self._files(spark, table)
+        before, size = self._count_files(spark, table)
         if before < _MANY_FILES or before < _WASTE * size / _FULL_BYTES:
             return None
         try:
             spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
         except conflict_errors():
             return None
-        return Compacted(before, self._files(spark, table)[0])
+        return Compacted(before, self._count_files(spark, table)[0])
 
     def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
         return count_with_spark(self, spark, table, chosen)
@@ -334,7 +339,8 @@ class CatalogStorage(Storage):
 
     def purge_vectors(self, table: str) -> int:
         raise UsageError(
-            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}, whose platform does this",
+            f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}",
+            why="In a catalog, the platform removes deletion vectors",
             fix=f"Run `ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL",
         )
 
@@ -344,13 +350,13 @@ class CatalogStorage(Storage):
         self.set_property(spark, table, PURGED, why)
         with temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)} RETAIN 0 HOURS").collect()
-        return self._vacuumed(spark, table)
+        return self._read_vacuum_result(spark, table)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         """True if the last VACUUM was a day ago or earlier. Only VACUUM itself can tell how much it will remove."""
         del kept
         if table not in self._vacuums:
-            last = last_vacuum(self.delta(spark, table))
+            last = read_last_vacuum(self.delta(spark, table))
             self._vacuums[table] = _LONG_AGO if last is None else last["timestamp"].astimezone(UTC)
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
@@ -363,23 +369,23 @@ class CatalogStorage(Storage):
         self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
         with temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.identifier(table)}").collect()
-        return self._vacuumed(spark, table)
+        return self._read_vacuum_result(spark, table)
 
-    def _vacuumed(self, spark: SparkSession, table: str) -> Vacuumed:
-        last = last_vacuum(self.delta(spark, table))
+    def _read_vacuum_result(self, spark: SparkSession, table: str) -> Vacuumed:
+        last = read_last_vacuum(self.delta(spark, table))
         self._vacuums[table] = datetime.now(UTC)
         metrics = {} if last is None else last["operationMetrics"]
         return Vacuumed(int(metrics.get("numFilesToDelete", 0)), int(metrics.get("sizeOfDataToDelete", 0)))
 
-    def _files(self, spark: SparkSession, table: str) -> tuple[int, int]:
+    def _count_files(self, spark: SparkSession, table: str) -> tuple[int, int]:
         """Returns the number of files of the table's latest version, and their size in bytes."""
         row = self.delta(spark, table).detail().select("numFiles", "sizeInBytes").first()
         return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
 
 
-def _required(spark: SparkSession | None, settings: Settings) -> SparkSession:
+def _require_session(spark: SparkSession | None, settings: Settings) -> SparkSession:
     if spark is None:
         raise LakeError(
-            f"The tables of catalog {settings.catalog} can only be read by Spark", fix="Pass the Spark session"
+            f"The tables of catalog {settings.catalog} can only be read by Spark", fix="Pass a Spark session as `spark`"
         )
     return spark

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.folders.table_files import folder_of, open_table
 from sessionlake.delta.folders.version_checksums import write_checksum
 from sessionlake.delta.schemas.properties import CHECKPOINT_INTERVAL, CHECKPOINTS
-from sessionlake.local.paths import log_path
+from sessionlake.local.paths import encode_path_for_log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-def sync(*paths: Path) -> None:
+def sync_to_disk(*paths: Path) -> None:
     """Waits until files and folders are on the disk: the contents of files, and the lists of names in folders.
 
     Raises:
@@ -48,17 +48,17 @@ def sync_files(folder: Path, files: Iterable[Path]) -> None:
     """
     new = [*files]
     if new:
-        sync(*new, *sorted({file.parent for file in new} | {folder}))
+        sync_to_disk(*new, *sorted({file.parent for file in new} | {folder}))
 
 
-def sync_created(folder: Path) -> None:
+def sync_created_folder(folder: Path) -> None:
     """Waits until a new table is on the disk: its version 0, and the folders of table, schema and warehouse.
 
     Args:
         folder: the table's folder.
     """
     sync_files(folder, [folder / "_delta_log" / f"{0:020}.json"])
-    sync(folder.parent, folder.parent.parent)
+    sync_to_disk(folder.parent, folder.parent.parent)
 
 
 def finish_commit(delta: DeltaTable, version: int) -> None:
@@ -84,7 +84,7 @@ def write_checkpoint(delta: DeltaTable) -> None:
     delta.create_checkpoint()
     log = folder_of(delta) / "_delta_log"
     written = (log / f"{delta.version():020}.checkpoint.parquet", log / "_last_checkpoint")
-    sync(*filter(Path.is_file, written), log)
+    sync_to_disk(*filter(Path.is_file, written), log)
 
 
 def _last_checkpoint(folder: Path) -> int:
@@ -117,5 +117,5 @@ def discard_uncommitted(folder: Path, paths: Iterable[str], after: int | None) -
             _LOG.warning("%s: files stay that may be part of it, for its log cannot be read: %s", folder, error)
             return
     for path in left:
-        if not any(log_path(path) in commit for commit in commits):
+        if not any(encode_path_for_log(path) in commit for commit in commits):
             (folder / path).unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from sessionlake.delta.folders.log import TimedFile, commit_corrected_stats, com
 from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.upkeep import identifier
-from sessionlake.delta.folders.writable import Writable, open_writable, spark_only_reason
+from sessionlake.delta.folders.writable import WritableTable, open_writable, spark_only_reason
 from sessionlake.delta.storage.conflicts import conflict_errors
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.upkeep import Compacted
@@ -69,7 +69,7 @@ def size_to_merge_below(sizes: Sequence[int]) -> int | None:
     Args:
         sizes: the sizes of all files of the table, in bytes.
     """
-    tiers = [_tier(size) for size in sizes]
+    tiers = [_size_class(size) for size in sizes]
     return next((bound for n, bound in enumerate(_BOUNDS) if tiers.count(n) >= _ENOUGH[n]), None)
 
 
@@ -83,14 +83,14 @@ def find_mergeable_run(files: Sequence[LiveFile]) -> list[LiveFile]:
     """
     ordered = sorted(files, key=lambda file: (file.modified, file.path))
     for tier, enough in enumerate(_ENOUGH):
-        for run in _runs(ordered, tier):
+        for run in _find_runs(ordered, tier):
             closed = run[-1] is not ordered[-1] and len(run) >= _ENOUGH_CLOSED
-            if closed or sum(_tier(file.size) == tier for file in run) >= enough:
-                return _cut(run)
+            if closed or sum(_size_class(file.size) == tier for file in run) >= enough:
+                return _limit_run(run)
     return []
 
 
-def _runs(files: Sequence[LiveFile], tier: int) -> Iterator[list[LiveFile]]:
+def _find_runs(files: Sequence[LiveFile], size_class: int) -> Iterator[list[LiveFile]]:
     """Yields each longest sequence of adjacent files that belong to this tier or a smaller one.
 
     Files with the same `modified` time are treated as one, since their order is unknown.
@@ -99,12 +99,14 @@ def _runs(files: Sequence[LiveFile], tier: int) -> Iterator[list[LiveFile]]:
         files: in arrival order.
     """
     together = (list(group) for _, group in groupby(files, key=lambda file: file.modified))
-    for small, groups in groupby(together, key=lambda group: all(_tier(file.size) <= tier for file in group)):
+    for small, groups in groupby(
+        together, key=lambda group: all(_size_class(file.size) <= size_class for file in group)
+    ):
         if small:
             yield [file for group in groups for file in group]
 
 
-def _cut(run: Sequence[LiveFile]) -> list[LiveFile]:
+def _limit_run(run: Sequence[LiveFile]) -> list[LiveFile]:
     """Returns the first files of the sequence that together have at most `LARGEST` bytes; at least two files."""
     taken: list[LiveFile] = []
     for _, group in groupby(run, key=lambda file: file.modified):
@@ -115,7 +117,7 @@ def _cut(run: Sequence[LiveFile]) -> list[LiveFile]:
     return taken
 
 
-def _tier(size: int) -> int:
+def _size_class(size: int) -> int:
     return bisect_right(_BOUNDS, size)
 
 
@@ -137,14 +139,14 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
     if bound is None:
         return None
     try:
-        with temporary_spark_conf(spark, _optimizing(bound)):
+        with temporary_spark_conf(spark, _optimize_settings(bound)):
             spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
     except conflict_errors():
         return None
     return Compacted(len(before), open_table(folder).get_add_actions().num_rows)
 
 
-def _optimizing(bound: int) -> dict[str, str]:
+def _optimize_settings(bound: int) -> dict[str, str]:
     """Returns Spark settings with which OPTIMIZE merges only files below `bound` bytes.
 
     By default OPTIMIZE rewrites a clustered table of less than 100 GB completely after each added file.
@@ -160,7 +162,7 @@ def _optimizing(bound: int) -> dict[str, str]:
     }
 
 
-def _merge_run(table: Writable) -> Compacted | None:
+def _merge_run(table: WritableTable) -> Compacted | None:
     """Merges one sequence of adjacent small files; None if there is none, or if another commit removed its files."""
     folder, files = table.folder, {file.add["path"]: file for file in table.files}
     known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
@@ -168,7 +170,7 @@ def _merge_run(table: Writable) -> Compacted | None:
     if not run:
         return None
     former = [files[one.path] for one in run]
-    merged = table.writer(COMPACT_CODEC).files(gather_batches(read_files(former, table.schema)))
+    merged = table.writer(COMPACT_CODEC).write_files(gather_batches(read_files(former, table.schema)))
     name = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{name}")
     if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes=False):
@@ -178,7 +180,7 @@ def _merge_run(table: Writable) -> Compacted | None:
 
 
 def replace_files(
-    table: Writable, former: Sequence[TableFile], files: Sequence[TimedFile], operation: str, *, changes: bool
+    table: WritableTable, former: Sequence[TableFile], files: Sequence[TimedFile], operation: str, *, changes: bool
 ) -> bool:
     """Commits the replacement of files by new files. Appends that are committed at the same time do not conflict.
 

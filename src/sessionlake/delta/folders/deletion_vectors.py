@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.local.paths import path_of
+from sessionlake.local.paths import uri_to_path
 from sessionlake.protocol.types import Int64s
 
 _VERSION = b"\x01"
@@ -42,8 +42,8 @@ def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[st
     """
     name, stored, named = uuid.uuid4(), bytearray(_VERSION), list[dict[str, Any]]()
     for rows in vectors:
-        content = struct.pack("<i", _MAGIC) + _bitmaps(rows)
-        place = {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": len(stored)}
+        content = struct.pack("<i", _MAGIC) + _encode_bitmaps(rows)
+        place = {"storageType": "u", "pathOrInlineDv": _encode_z85(name.bytes), "offset": len(stored)}
         named.append(place | {"sizeInBytes": len(content), "cardinality": len(rows)})
         stored += struct.pack(">i", len(content)) + content + struct.pack(">I", zlib.crc32(content))
     path = folder / f"deletion_vector_{name}.bin"
@@ -51,36 +51,36 @@ def write_vectors(folder: Path, vectors: Sequence[Int64s]) -> tuple[list[dict[st
     return named, path
 
 
-def read_vector(folder: Path, named: Mapping[str, Any]) -> Int64s | None:
+def read_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s | None:
     """Returns the row numbers in a deletion vector, ascending.
 
     None if `write_vectors` did not write it in this form, or if it is damaged. delta-rs must read it then.
 
     Args:
         folder: the table's folder.
-        named: the field `deletionVector` of an `add` action.
+        descriptor: the field `deletionVector` of an `add` action.
     """
-    path = vector_file(folder, named)
+    path = vector_file(folder, descriptor)
     if path is None:
         return None
     with path.open("rb") as file:
-        file.seek(named.get("offset") or 0)
-        length, content = file.read(4), file.read(named["sizeInBytes"])
+        file.seek(descriptor.get("offset") or 0)
+        length, content = file.read(4), file.read(descriptor["sizeInBytes"])
         check = file.read(4)
     is_intact = length == struct.pack(">i", len(content)) and check == struct.pack(">I", zlib.crc32(content))
-    return _rows(content) if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
+    return _decode_rows(content) if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
 
 
-def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
+def vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
     """Returns the path of the file with a deletion vector; None if the vector is stored in the log itself.
 
     Args:
         folder: the table's folder.
-        named: the field `deletionVector` of an action.
+        descriptor: the field `deletionVector` of an action.
     """
-    kind, encoded = named["storageType"], named["pathOrInlineDv"]
+    kind, encoded = descriptor["storageType"], descriptor["pathOrInlineDv"]
     if kind == "p":
-        return path_of(encoded)
+        return uri_to_path(encoded)
     if kind != "u":
         return None
     below, name = encoded[:-_NAME], encoded[-_NAME:]
@@ -88,7 +88,7 @@ def vector_file(folder: Path, named: Mapping[str, Any]) -> Path | None:
     return folder / below / f"deletion_vector_{own}.bin"
 
 
-def _rows(content: bytes) -> Int64s | None:
+def _decode_rows(content: bytes) -> Int64s | None:
     """Returns the row numbers in the single bitmap of a vector; None if the bitmap has run-length encoded parts."""
     high, cookie, count = struct.unpack_from("<iII", content, 12)
     if cookie != _NO_RUNS:
@@ -110,16 +110,16 @@ def _rows(content: bytes) -> Int64s | None:
     return np.concatenate(found)
 
 
-def _bitmaps(rows: Int64s) -> bytes:
+def _encode_bitmaps(rows: Int64s) -> bytes:
     high = rows >> 32
     groups = np.unique(high)
     parts = [struct.pack("<q", len(groups))]
     for group in groups.tolist():
-        parts += [struct.pack("<i", group), _bitmap(rows[high == group] & 0xFFFFFFFF)]
+        parts += [struct.pack("<i", group), _encode_bitmap(rows[high == group] & 0xFFFFFFFF)]
     return b"".join(parts)
 
 
-def _bitmap(values: Int64s) -> bytes:
+def _encode_bitmap(values: Int64s) -> bytes:
     """Returns the values as one 32-bit roaring bitmap without run-length encoding.
 
     It consists of the containers' keys and sizes, then their offsets, then their values.
@@ -128,20 +128,20 @@ def _bitmap(values: Int64s) -> bytes:
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
     ends = [*starts[1:].tolist(), len(low)]
     pieces = [low[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
-    containers = [piece.tobytes() if len(piece) <= _ARRAY else _bits(piece) for piece in pieces]
+    containers = [piece.tobytes() if len(piece) <= _ARRAY else _encode_bits(piece) for piece in pieces]
     sizes = np.stack([keys[starts], np.subtract(ends, starts) - 1], axis=1).astype("<u2").tobytes()
     header = struct.pack("<II", _NO_RUNS, len(starts)) + sizes
     places = accumulate(map(len, containers[:-1]), initial=len(header) + 4 * len(containers))
     return header + struct.pack(f"<{len(containers)}I", *places) + b"".join(containers)
 
 
-def _bits(values: Any) -> bytes:
+def _encode_bits(values: Any) -> bytes:
     found = np.zeros(_CONTAINER, np.uint8)
     found[values] = 1
     return np.packbits(found, bitorder="little").tobytes()
 
 
-def _z85(content: bytes) -> str:
+def _encode_z85(content: bytes) -> str:
     """Returns the bytes as Z85 text, in which five characters stand for four bytes."""
     return base64.b85encode(content).translate(_TO_Z85).decode()
 

@@ -32,7 +32,7 @@ Part = tuple[int, KeyIndex | RunIndex]
 
 
 @dataclass
-class _Known:
+class _CachedKeys:
     """The cache entry of a file.
 
     Attributes:
@@ -57,13 +57,13 @@ class FileKeys:
     """Caches the keys and footers of data files. Several threads may use it.
 
     Args:
-        most: limit of the cache in bytes. If it is reached, footers are evicted first. If keys still do not fit, they
-            are read from the file in each search.
+        max_bytes: limit of the cache in bytes. If it is reached, footers are evicted first. If keys still do not fit,
+            they are read from the file in each search.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._bytes, self._searches = most, 0, 0
-        self._kept = OrderedDict[_Name, _Known]()  # least recently used first
+    def __init__(self, max_bytes: int) -> None:
+        self._most, self._bytes, self._searches = max_bytes, 0, 0
+        self._kept = OrderedDict[_Name, _CachedKeys]()  # least recently used first
         self._lock = Lock()
 
     @property
@@ -84,7 +84,7 @@ class FileKeys:
             for name in gone:
                 self._evict(name)
 
-    def parts(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
+    def read_parts(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
         """Yields the indexes of a file's keys, part by part. Reads the keys if they are not cached.
 
         Args:
@@ -93,21 +93,21 @@ class FileKeys:
             schema: the table's columns.
         """
         name = path, tuple(names)
-        known = self._used(name)
+        known = self._find_cached(name)
         if known is not None:
             yield from known.parts
             return
         new, size = list[Part](), 0
-        for group in _read(path, names, schema):
+        for group in _read_parts(path, names, schema):
             yield group
             size += group[1].nbytes
             if size <= self._most:
                 new.append(group)
             else:
                 new.clear()
-        self._keep(name, tuple(new), size)
+        self._add_to_cache(name, tuple(new), size)
 
-    def footer(self, path: Path, names: Sequence[str]) -> Footer:
+    def read_footer(self, path: Path, names: Sequence[str]) -> Footer:
         """Returns the footer of a file, from the cache or from the file. Call `parts` first, which makes the entry.
 
         Args:
@@ -115,7 +115,7 @@ class FileKeys:
             names: the key columns, as in `parts`.
         """
         name = path, tuple(names)
-        known = self._used(name)
+        known = self._find_cached(name)
         footer = None if known is None else known.footer
         if footer is None:
             footer = Footer.read(path)
@@ -126,7 +126,7 @@ class FileKeys:
                     self._bytes += footer.nbytes
         return footer
 
-    def _used(self, name: _Name) -> _Known | None:
+    def _find_cached(self, name: _Name) -> _CachedKeys | None:
         with self._lock:
             known = self._kept.get(name)
             if known is not None:
@@ -134,10 +134,10 @@ class FileKeys:
                 self._kept.move_to_end(name)
             return known
 
-    def _keep(self, name: _Name, parts: tuple[Part, ...], size: int) -> None:
+    def _add_to_cache(self, name: _Name, parts: tuple[Part, ...], size: int) -> None:
         with self._lock:
             if name not in self._kept and self._has_room(size, instead_of_footers=True):
-                self._kept[name] = _Known(parts, size, self._searches)
+                self._kept[name] = _CachedKeys(parts, size, self._searches)
                 self._bytes += size
 
     def _has_room(self, size: int, *, instead_of_footers: bool = False) -> bool:
@@ -150,7 +150,7 @@ class FileKeys:
         Returns:
             True if there is room now.
         """
-        lacking, gone, without = self._bytes + size - self._most, list[_Name](), list[_Known]()
+        lacking, gone, without = self._bytes + size - self._most, list[_Name](), list[_CachedKeys]()
         for name, known in self._kept.items():
             if lacking <= 0:
                 break
@@ -173,23 +173,27 @@ class FileKeys:
         self._bytes -= self._kept.pop(name).nbytes
 
 
-def _read(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
+def _read_parts(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
     texts = [name for name in names if pa.types.is_string(schema.field(name).type)]
     heads, first = list(names[:-1]), 0
     with pq.ParquetFile(path, read_dictionary=texts, coerce_int96_timestamp_unit="us") as content:
         large = heads and content.metadata.num_rows >= _LARGE
-        for groups in _together(content.metadata):
-            runs = RunIndex.of(content.read_row_groups(groups, columns=heads).select(heads), schema) if large else None
+        for groups in _group_row_groups(content.metadata):
+            runs = (
+                RunIndex.from_rows(content.read_row_groups(groups, columns=heads).select(heads), schema)
+                if large
+                else None
+            )
             if runs is not None and len(runs.first) * _LONG <= (count := int(runs.length.sum())):
                 yield first, runs
             else:
                 rows = content.read_row_groups(groups, columns=list(names)).select(list(names))
                 count = rows.num_rows
-                yield first, KeyIndex.of(rows, schema)
+                yield first, KeyIndex.from_rows(rows, schema)
             first += count
 
 
-def _together(footer: pq.FileMetaData) -> Iterator[list[int]]:
+def _group_row_groups(footer: pq.FileMetaData) -> Iterator[list[int]]:
     """Yields lists of consecutive row groups that are read at once, since tables that MERGE changes have small ones."""
     groups, rows = list[int](), 0
     for number in range(footer.num_row_groups):

@@ -34,15 +34,15 @@ class Footer:
     dictionary_columns: frozenset[str]
 
     @classmethod
-    def of(cls, content: pq.FileMetaData) -> Footer:
+    def decode(cls, content: pq.FileMetaData) -> Footer:
         """Returns the footer, computed from PyArrow's metadata of the file."""
         sizes = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
-        return cls(content, np.cumsum([0, *sizes]), _listed(content))
+        return cls(content, np.cumsum([0, *sizes]), _dictionary_columns(content))
 
     @classmethod
     def read(cls, path: Path) -> Footer:
         """Reads a file's footer."""
-        return cls.of(pq.read_metadata(path))
+        return cls.decode(pq.read_metadata(path))
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +50,7 @@ class Footer:
         return int(_PARSED * self.metadata.serialized_size + self.first_rows.nbytes)
 
 
-def _listed(content: pq.FileMetaData) -> frozenset[str]:
+def _dictionary_columns(content: pq.FileMetaData) -> frozenset[str]:
     if not content.num_row_groups:
         return frozenset()
     group = content.row_group(0)
@@ -97,20 +97,20 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
         return pa.Table.from_batches(parts, plain)
 
 
-def column_of(rows: pa.Table, wanted: pa.Field, count: int) -> pa.Array | pa.ChunkedArray:
+def column_or_nulls(rows: pa.Table, column: pa.Field, row_count: int) -> pa.Array | pa.ChunkedArray:
     """Returns one column of rows that were read from a file, cast to the table's type.
 
     All values are null if the file lacks the column because it is older.
 
     Args:
         rows: rows from one file.
-        wanted: name and type of the column in the table.
-        count: number of rows, which `rows` does not say if it has no columns.
+        column: name and type of the column in the table.
+        row_count: number of rows, which `rows` does not say if it has no columns.
     """
-    if wanted.name not in rows.column_names:
-        return pa.nulls(count, wanted.type)
-    column = rows[wanted.name]
-    return column if column.type == wanted.type else column.cast(wanted.type)
+    if column.name not in rows.column_names:
+        return pa.nulls(row_count, column.type)
+    column = rows[column.name]
+    return column if column.type == column.type else column.cast(column.type)
 
 
 def read_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -30,12 +30,12 @@ _JSON = msgspec.json.Encoder(decimal_format="number")
 _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\u[dD][89abAB]")  # half of a character beyond U+FFFF
 
 
-def encode(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Returns statistics, actions or checksums as JSON that all readers of Delta tables decode to the same values."""
     return _JSON.encode(value)
 
 
-def parse(stats: str | None) -> dict[str, Any]:
+def parse_statistics(stats: str | None) -> dict[str, Any]:
     """Returns the statistics of a file as a dictionary. Decimal numbers keep all digits.
 
     Args:
@@ -59,8 +59,8 @@ def corrected_stats(stats: str | None, rows: int) -> str | None:
     try:
         msgspec.json.decode(stats)
     except msgspec.DecodeError:
-        return encode({"numRecords": rows}).decode()
-    return encode(parse(stats)).decode() if _ESCAPED.search(stats) else None
+        return encode_json({"numRecords": rows}).decode()
+    return encode_json(parse_statistics(stats)).decode() if _ESCAPED.search(stats) else None
 
 
 class Statistics:
@@ -79,7 +79,7 @@ class Statistics:
         self._least: dict[str, Any] = {}
         self._greatest: dict[str, Any] = {}
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add_batch(self, batch: pa.RecordBatch) -> None:
         """Adds the rows of a record batch to the statistics."""
         self._rows += batch.num_rows
         for name, kind in self._kinds.items():
@@ -99,7 +99,7 @@ class Statistics:
             if ends["min"] is not None:
                 self._extend(name, ends["min"], ends["max"])
 
-    def add_group(self, group: Any) -> None:
+    def add_row_group(self, group: Any) -> None:
         """Adds a row group to the statistics.
 
         Args:
@@ -117,7 +117,7 @@ class Statistics:
             if stats is None or not stats.has_min_max or pa.types.is_floating(kind):
                 self._bounds_known = False  # missing for very long texts; and a footer does not report NaN
             else:
-                self._extend(name, *_ends(stats, kind))
+                self._extend(name, *_read_bounds(stats, kind))
 
     def _extend(self, name: str, least: Any, greatest: Any) -> None:
         """Widens the minimum and maximum of a column so that they include two values.
@@ -139,14 +139,16 @@ class Statistics:
         """
         stats: dict[str, Any] = {"numRecords": self._rows}
         if self._bounds_known:
-            stats["minValues"] = {name: self._text(name, value, _cut) for name, value in sorted(self._least.items())}
+            stats["minValues"] = {
+                name: self._encode_bound(name, value, _shorten_text) for name, value in sorted(self._least.items())
+            }
             stats["maxValues"] = {
-                name: self._text(name, value, _rounded_up) for name, value in sorted(self._greatest.items())
+                name: self._encode_bound(name, value, _round_text_up) for name, value in sorted(self._greatest.items())
             }
             stats["nullCount"] = self._nulls
-        return encode(stats).decode()
+        return encode_json(stats).decode()
 
-    def _text(self, name: str, value: Any, shortened: Callable[[str], str]) -> Any:
+    def _encode_bound(self, name: str, value: Any, shortened: Callable[[str], str]) -> Any:
         if isinstance(value, datetime):  # `strftime` would not pad years to four digits
             moment = value.replace(tzinfo=None).isoformat(timespec="microseconds")
             return moment if self._kinds[name].tz is None else moment + "Z"
@@ -160,25 +162,25 @@ def _has_bounds(kind: pa.DataType) -> bool:
     return not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_nested(kind))
 
 
-def _ends(stats: Any, kind: pa.DataType) -> tuple[Any, Any]:
+def _read_bounds(stats: Any, kind: pa.DataType) -> tuple[Any, Any]:
     """Returns the minimum and maximum of a column in a row group; times as integers in microseconds since the epoch."""
     if pa.types.is_timestamp(kind):
         return stats.min_raw, stats.max_raw
     if pa.types.is_decimal(kind):
-        return _decimal(stats.min_raw, kind.scale), _decimal(stats.max_raw, kind.scale)
+        return _decode_decimal(stats.min_raw, kind.scale), _decode_decimal(stats.max_raw, kind.scale)
     return stats.min, stats.max
 
 
-def _decimal(raw: int | bytes, scale: int) -> Decimal:
+def _decode_decimal(raw: int | bytes, scale: int) -> Decimal:
     number = raw if isinstance(raw, int) else int.from_bytes(raw, "big", signed=True)
     return Decimal(f"{number}E{-scale}")
 
 
-def _cut(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text[:_LONGEST_TEXT]
 
 
-def _rounded_up(text: str) -> str:
+def _round_text_up(text: str) -> str:
     """Returns an upper bound for a long text: its first characters, followed by the highest Unicode character."""
     end = next((i for i in range(_LONGEST_TEXT, len(text)) if text[i] != _LAST_CHARACTER), len(text))
     return text if end == len(text) else text[:end] + _LAST_CHARACTER

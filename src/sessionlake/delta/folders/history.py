@@ -15,18 +15,18 @@ _CHANGES = re.compile(rb'"dataChange":\s*true')
 
 def last_commit(folder: Path) -> Commit:
     """Returns the table's latest commit."""
-    newest = max(_entries(folder), default=None)
+    newest = max(_list_commits(folder), default=None)
     return NO_COMMIT if newest is None else read_commit(newest)
 
 
 def latest_version(folder: Path) -> int:
     """Returns the version of the table's latest commit."""
-    return max((int(entry.stem) for entry in _entries(folder)), default=NO_COMMIT.version)
+    return max((int(entry.stem) for entry in _list_commits(folder)), default=NO_COMMIT.version)
 
 
 def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
     """Returns the latest `count` commits, oldest first; fewer if the log has fewer."""
-    return [_logged(file) for file in sorted(_entries(folder))[-count:]]
+    return [_read_logged_commit(file) for file in sorted(_list_commits(folder))[-count:]]
 
 
 def committed_at(folder: Path, version: int) -> float | None:
@@ -58,11 +58,11 @@ def read_commit(file: Path) -> Commit:
     return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))
 
 
-def _entries(folder: Path) -> Iterator[Path]:
+def _list_commits(folder: Path) -> Iterator[Path]:
     return (file for file in (folder / "_delta_log").glob("*.json") if file.stem.isdigit())
 
 
-def _logged(file: Path) -> LoggedCommit:
+def _read_logged_commit(file: Path) -> LoggedCommit:
     content = file.read_bytes()
     infos = (json.loads(line) for line in content.split(b"\n") if b'"commitInfo"' in line)
     info: dict[str, Any] = next((line["commitInfo"] for line in infos if "commitInfo" in line), {})

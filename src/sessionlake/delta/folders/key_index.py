@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import concatenate_ranges, dictionary_codes
+from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes
 from sessionlake.protocol.types import Bools, Int32s, Int64s
 
 _WIDEST = 1 << 62
 
 
 @dataclass(frozen=True)
-class Keys:
+class SearchKeys:
     """Keys to search for. Key i consists of the values of row i in all key columns.
 
     Attributes:
@@ -33,14 +33,14 @@ class Keys:
     columns: tuple[tuple[Int64s, pa.Array], ...]
 
     @classmethod
-    def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> Keys:
+    def from_rows(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> SearchKeys:
         """Returns the keys of the given rows.
 
         Args:
             names: the key columns.
             schema: columns of the searched table; keys are cast to its types.
         """
-        numbered = (dictionary_codes(rows[name].unify_dictionaries()) for name in names)
+        numbered = (encode_as_codes(rows[name].unify_dictionaries()) for name in names)
         types = (schema.field(name).type for name in names)
         return cls(
             rows.num_rows, tuple((own, values.cast(t)) for (own, values), t in zip(numbered, types, strict=True))
@@ -49,7 +49,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """Index of rows by their keys. Build it with `of`.
+    """Index of rows by their keys. Build it with `from_rows`.
 
     Attributes:
         columns: for each key column, its distinct values and an array or None. The array is there if combined numbers
@@ -64,7 +64,7 @@ class KeyIndex:
     rows: Int32s
 
     @classmethod
-    def of(cls, rows: pa.Table, schema: pa.Schema) -> KeyIndex:
+    def from_rows(cls, rows: pa.Table, schema: pa.Schema) -> KeyIndex:
         """Builds the index of rows. All columns of `rows` are key columns. Rows with a null are left out.
 
         Args:
@@ -73,7 +73,7 @@ class KeyIndex:
         number, width, has_key = np.zeros(rows.num_rows, np.int64), 1, np.ones(rows.num_rows, np.bool_)
         columns = list[tuple[pa.Array, Int64s | None]]()
         for name in rows.column_names:
-            code, values = dictionary_codes(rows[name].unify_dictionaries())
+            code, values = encode_as_codes(rows[name].unify_dictionaries())
             size, kinds = max(len(values), 1), None
             if width * size >= _WIDEST:
                 kinds, number = np.unique(number, return_inverse=True)
@@ -91,17 +91,17 @@ class KeyIndex:
         dictionaries = sum(values.nbytes + (0 if kinds is None else kinds.nbytes) for values, kinds in self.columns)
         return int(self.numbers.nbytes + self.rows.nbytes + dictionaries)
 
-    def find(self, keys: Keys) -> tuple[Int64s, Int64s]:
+    def find(self, keys: SearchKeys) -> tuple[Int64s, Int64s]:
         """Returns two arrays: the numbers of the rows that have one of the keys, ascending, and each row's key.
 
         The key is given as its position in `keys`.
         """
         number, asked = np.zeros(keys.count, np.int64), np.arange(keys.count)
         for (values, kinds), (own, distinct) in zip(self.columns, keys.columns, strict=True):
-            code = _places(values, distinct)[own[asked]]
+            code = _find_places(values, distinct)[own[asked]]
             there = code >= 0
             if kinds is not None:
-                number, same = _at(kinds, number)
+                number, same = _find_in_sorted(kinds, number)
                 there &= same
             number = (number * len(values) + code)[there]
             asked = asked[there]
@@ -132,20 +132,20 @@ class RunIndex:
     length: Int32s
 
     @classmethod
-    def of(cls, heads: pa.Table, schema: pa.Schema) -> RunIndex:
+    def from_rows(cls, prefixes: pa.Table, schema: pa.Schema) -> RunIndex:
         """Builds the index of rows.
 
         Args:
-            heads: the key columns of the rows, without the last.
+            prefixes: the key columns of the rows, without the last.
             schema: the types that keys are compared in.
         """
-        begins = np.zeros(heads.num_rows, np.bool_)
+        begins = np.zeros(prefixes.num_rows, np.bool_)
         begins[:1] = True
-        for name in heads.column_names:
-            begins[1:] |= np.diff(dictionary_codes(heads[name].unify_dictionaries())[0]) != 0
+        for name in prefixes.column_names:
+            begins[1:] |= np.diff(encode_as_codes(prefixes[name].unify_dictionaries())[0]) != 0
         first = np.flatnonzero(begins)
-        length = np.diff(first, append=heads.num_rows)
-        runs = KeyIndex.of(heads.take(pa.array(first)), schema)
+        length = np.diff(first, append=prefixes.num_rows)
+        runs = KeyIndex.from_rows(prefixes.take(pa.array(first)), schema)
         return cls(runs, first.astype(np.int32), length.astype(np.int32))
 
     @property
@@ -153,18 +153,18 @@ class RunIndex:
         """Memory used by the index, in bytes."""
         return int(self.runs.nbytes + self.first.nbytes + self.length.nbytes)
 
-    def find(self, heads: Keys) -> tuple[Int64s, Int64s]:
-        """Returns two arrays: the numbers of the rows that have one of the heads, ascending, and each row's head.
+    def find(self, prefixes: SearchKeys) -> tuple[Int64s, Int64s]:
+        """Returns two arrays: the numbers of the rows that have one of the prefixes, ascending, and each row's prefix.
 
         Args:
-            heads: keys without their last column. The result gives each row's head as its position here.
+            prefixes: keys without their last column. The result gives each row's prefix as its position here.
         """
-        run, asked = self.runs.find(heads)
+        run, asked = self.runs.find(prefixes)
         length = self.length[run].astype(np.int64)
         return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 
 
-def _places(values: pa.Array, distinct: pa.Array) -> Int64s:
+def _find_places(values: pa.Array, distinct: pa.Array) -> Int64s:
     """Returns for each distinct value its position in `values`; -1 if it is missing. A last -1 stands for null."""
     known = pc.fill_null(pc.index_in(values, value_set=distinct), -1).to_numpy()
     at = np.flatnonzero(known >= 0)
@@ -173,7 +173,7 @@ def _places(values: pa.Array, distinct: pa.Array) -> Int64s:
     return places
 
 
-def _at(kinds: Int64s, number: Int64s) -> tuple[Int64s, Bools]:
-    """Returns two arrays: each number's position in the ascending `kinds`, and whether `kinds` contains the number."""
-    place = np.minimum(np.searchsorted(kinds, number), len(kinds) - 1)
-    return place, kinds[place] == number
+def _find_in_sorted(sorted_numbers: Int64s, number: Int64s) -> tuple[Int64s, Bools]:
+    """Returns for each number its position in `sorted_numbers` (ascending), and whether it is there."""
+    place = np.minimum(np.searchsorted(sorted_numbers, number), len(sorted_numbers) - 1)
+    return place, sorted_numbers[place] == number

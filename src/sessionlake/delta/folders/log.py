@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.folders.commits import finish_commit, sync, sync_files
-from sessionlake.delta.folders.file_statistics import corrected_stats, encode
+from sessionlake.delta.folders.commits import finish_commit, sync_files, sync_to_disk
+from sessionlake.delta.folders.file_statistics import corrected_stats, encode_json
 from sessionlake.delta.folders.parquet import WrittenFile
 from sessionlake.delta.folders.table_files import Action, TableFile
 from sessionlake.delta.folders.writable import (
     READER_FEATURES,
     VECTORS,
-    Writable,
+    WritableTable,
     features_of,
     open_writable,
     spark_only_reason,
 )
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED, DELETION_VECTORS
-from sessionlake.local.paths import log_path
+from sessionlake.local.paths import encode_path_for_log
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -49,7 +49,10 @@ def set_property(delta: DeltaTable, key: str, value: str) -> bool:
             return False
         feature = _FEATURES_OF.get(key) if value == "true" else None
         wanted = features_of(delta) | ({feature} if feature else set[str]())
-        info = {"operation": "SET TBLPROPERTIES", "operationParameters": {"properties": encode({key: value}).decode()}}
+        info = {
+            "operation": "SET TBLPROPERTIES",
+            "operationParameters": {"properties": encode_json({key: value}).decode()},
+        }
         if write_commit(open_writable(delta), info, metadata_actions(delta, wanted, {key: value})):
             return True
         delta.update_incremental()
@@ -84,7 +87,7 @@ def metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[
     return [*actions, {"metaData": metadata}]
 
 
-def commit_append(table: Writable, files: Sequence[WrittenFile], txn: Action) -> bool:
+def commit_append(table: WritableTable, files: Sequence[WrittenFile], txn: Action) -> bool:
     """Commits new files, whose rows are added to the table.
 
     Args:
@@ -94,11 +97,17 @@ def commit_append(table: Writable, files: Sequence[WrittenFile], txn: Action) ->
     Returns:
         False if another process committed this version first. Nothing is committed then.
     """
-    return write_commit(table, _written("Append", files), [txn, *(add_action(file, now_ms()) for file in files)], files)
+    return write_commit(
+        table, _create_write_info("Append", files), [txn, *(add_action(file, now_ms()) for file in files)], files
+    )
 
 
 def commit_overwrite(
-    table: Writable, former: Sequence[TableFile], files: Sequence[WrittenFile], txn: Action | None, metadata: str = ""
+    table: WritableTable,
+    former: Sequence[TableFile],
+    files: Sequence[WrittenFile],
+    txn: Action | None,
+    metadata: str = "",
 ) -> bool:
     """Commits the replacement of files by new files with other rows.
 
@@ -112,19 +121,19 @@ def commit_overwrite(
         False if another process committed this version first. Nothing is committed then.
     """
     now = now_ms()
-    info = _written("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
+    info = _create_write_info("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
     actions = [] if txn is None else [txn]
     actions += [remove_action(file, now) for file in former]
     return write_commit(table, info, [*actions, *(add_action(file, now) for file in files)], files)
 
 
-def _written(mode: str, files: Sequence[WrittenFile]) -> Action:
+def _create_write_info(mode: str, files: Sequence[WrittenFile]) -> Action:
     metrics = {"numFiles": str(len(files)), "numOutputRows": str(sum(file.rows for file in files))}
     return {"operation": "WRITE", "operationParameters": {"mode": mode}, "operationMetrics": metrics}
 
 
 def commit_replacement(
-    table: Writable,
+    table: WritableTable,
     former: Sequence[TableFile],
     files: Sequence[TimedFile],
     operation: str,
@@ -156,7 +165,7 @@ def commit_replacement(
     return write_commit(table, info, actions, [file for file, _ in files])
 
 
-def commit_corrected_stats(table: Writable) -> bool:
+def commit_corrected_stats(table: WritableTable) -> bool:
     """Commits corrected statistics for files whose statistics some readers decode wrong. No file is rewritten.
 
     Returns:
@@ -198,7 +207,7 @@ def add_action(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
 
 def file_fields(file: WrittenFile) -> Action:
     """Returns the fields of a new file that `add` and `cdc` actions share: path, size and partition values."""
-    return {"path": log_path(file.path), "size": file.size} | _NO_PARTITION
+    return {"path": encode_path_for_log(file.path), "size": file.size} | _NO_PARTITION
 
 
 def marked_add_action(file: TableFile, vector: Action) -> Action:
@@ -208,7 +217,7 @@ def marked_add_action(file: TableFile, vector: Action) -> Action:
         vector: the field `deletionVector`, as `write_vectors` returns it.
     """
     known = {name: file.add[name] for name in ("path", "size", "modificationTime")} | _NO_PARTITION
-    stats = encode(file.stats | {"tightBounds": False}).decode()
+    stats = encode_json(file.stats | {"tightBounds": False}).decode()
     return {"add": known | {"dataChange": True, "stats": stats, "deletionVector": vector}}
 
 
@@ -225,7 +234,7 @@ def remove_action(file: TableFile, now: int, *, changes: bool = True) -> Action:
 
 
 def write_commit(
-    table: Writable, info: Action, actions: Iterable[Action], files: Iterable[WrittenFile] = (), *others: Path
+    table: WritableTable, info: Action, actions: Iterable[Action], files: Iterable[WrittenFile] = (), *others: Path
 ) -> bool:
     """Commits actions as the version after the table's version. Then writes a checksum and, if due, a checkpoint.
 
@@ -243,12 +252,12 @@ def write_commit(
     """
     own, version, log = uuid.uuid4(), table.version + 1, table.folder / "_delta_log"
     said: Action = {"commitInfo": {"timestamp": now_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}}
-    content = b"".join(encode(action) + b"\n" for action in (said, *actions))
+    content = b"".join(encode_json(action) + b"\n" for action in (said, *actions))
     unnamed, entry = log / f".{own}.json", log / f"{version:020}.json"
     sync_files(table.folder, [*(table.folder / file.path for file in files), *others])
     try:
         unnamed.write_bytes(content)
-        sync(unnamed)
+        sync_to_disk(unnamed)
         os.link(unnamed, entry)
     except FileExistsError:
         # NFS repeats a request whose answer was lost. The repeated request finds the file that the first one wrote.
@@ -256,6 +265,6 @@ def write_commit(
             return False
     finally:
         unnamed.unlink(missing_ok=True)
-    sync(log)
+    sync_to_disk(log)
     finish_commit(table.delta, version)
     return True

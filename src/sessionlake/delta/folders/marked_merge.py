@@ -29,9 +29,9 @@ from sessionlake.delta.folders.log import (
     write_commit,
 )
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, conform_batch, gather_batches
-from sessionlake.delta.folders.rows_by_key import FoundRows, Lookup, read_found_rows
+from sessionlake.delta.folders.rows_by_key import FoundRows, RowLookup, read_found_rows
 from sessionlake.delta.folders.table_files import Action, TableFile
-from sessionlake.delta.folders.writable import Writable, has_vectors, open_writable
+from sessionlake.delta.folders.writable import WritableTable, has_vectors, open_writable
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE, WRITTEN
@@ -52,7 +52,7 @@ def merge_by_marking(
     upsert: Upsert,
     app: str,
     batch: int,
-    lookup: Lookup | None = None,
+    lookup: RowLookup | None = None,
     *,
     marks: bool = True,
 ) -> bool:
@@ -76,17 +76,18 @@ def merge_by_marking(
     """
     table = open_writable(delta)
     folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
-    merged = _Merged.of(table.files, source, upsert, schema, lookup or Lookup(), all_columns=table.has_change_feed)
+    lookup = lookup or RowLookup()
+    merged = _MergeResult.compute(table.files, source, upsert, schema, lookup, all_columns=table.has_change_feed)
     former = {one.file: one.rows for one in merged.former}
-    absorbed = _absorbed(table, [] if marks else former) if merged else []
-    moved = [read_files([replace(file, deleted_rows=_gone(file, former))], schema) for file in absorbed]
+    absorbed = _find_absorbed_files(table, [] if marks else former) if merged else []
+    moved = [read_files([replace(file, deleted_rows=_find_removed_rows(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
-    written = next(iter(table.writer().files(gather_batches(rows))), None)
-    feed_file = _feed(folder, merged.changes(), schema) if table.has_change_feed and merged else None
+    written = next(iter(table.writer().write_files(gather_batches(rows))), None)
+    feed_file = _write_change_file(folder, merged.change_rows(), schema) if table.has_change_feed and merged else None
     now = now_ms()
     files, vectors = [one for one in (written, feed_file) if one], list[Path]()
     changes = [remove_action(file, now) for file in absorbed]
-    changes += _replaced({file: former[file] for file in former if file not in absorbed}, vectors, now)
+    changes += _create_file_actions({file: former[file] for file in former if file not in absorbed}, vectors, now)
     changes += [] if written is None else [add_action(written, now)]
     changes += [] if feed_file is None else [{"cdc": file_fields(feed_file) | {"dataChange": False}}]
     info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
@@ -97,17 +98,17 @@ def merge_by_marking(
     return False
 
 
-def _absorbed(table: Writable, rewritten: Iterable[TableFile]) -> list[TableFile]:
+def _find_absorbed_files(table: WritableTable, rewritten: Iterable[TableFile]) -> list[TableFile]:
     """Returns the files whose remaining rows move into the file that the MERGE writes: rewritten files and small files.
 
     Args:
         rewritten: files that the MERGE rewrites because they have replaced rows.
     """
-    crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _crowded(table.files)
+    crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _find_crowded_files(table.files)
     return [*dict.fromkeys([*rewritten, *crowded])]
 
 
-def _gone(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
+def _find_removed_rows(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
     """Returns the numbers of all rows of a file that are deleted after this commit, ascending.
 
     Args:
@@ -117,34 +118,34 @@ def _gone(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
 
 
 @dataclass(frozen=True)
-class _Merged:
+class _MergeResult:
     """The result of a MERGE, before it is written: which table rows are replaced or deleted, and the new rows.
 
     Attributes:
         former: the table rows that are replaced or deleted, by file.
-        gone: for each former row, True if it is deleted and False if it is replaced.
+        is_deleted: for each former row, True if it is deleted and False if it is replaced.
         held: the former rows as they were. All columns, or only those from which new values may be computed.
         updated: the new versions of the replaced rows, in the order of the replaced rows in `held`.
         inserted: rows whose keys the table does not have yet.
     """
 
     former: list[FoundRows]
-    gone: Bools
+    is_deleted: Bools
     held: pa.Table
     updated: pa.Table
     inserted: pa.Table
 
     @classmethod
-    def of(
+    def compute(
         cls,
         files: Sequence[TableFile],
         source: pa.Table,
         upsert: Upsert,
         schema: pa.Schema,
-        lookup: Lookup,
+        lookup: RowLookup,
         *,
         all_columns: bool,
-    ) -> _Merged:
+    ) -> _MergeResult:
         """Finds and reads the table's rows with keys of the source, and computes the result.
 
         Args:
@@ -154,45 +155,47 @@ class _Merged:
             all_columns: True to read all columns of former rows, which a change feed needs.
         """
         found = lookup.find(files, source, upsert.keys, schema)
-        source = lookup.combined(source, found, upsert.keys, schema).combine_chunks()
-        former = _former(found, source, upsert)
+        source = lookup.combine_rows(source, found, upsert.keys, schema).combine_chunks()
+        former = _find_former_rows(found, source, upsert)
         given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
-        gone = _removes(source, upsert)[given]
-        read = schema.names if all_columns else [*upsert.keys, *_others(upsert, schema)]
+        gone = _find_deletes(source, upsert)[given]
+        read = schema.names if all_columns else [*upsert.keys, *_unmerged_columns(upsert, schema)]
         held = read_found_rows(
             former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read])
         )
-        updated = _updated(held.filter(pa.array(~gone)), source.take(pa.array(given[~gone])), upsert, schema)
-        return cls(former, gone, held, updated, _inserted(source, upsert, found))
+        updated = _create_updated_rows(
+            held.filter(pa.array(~gone)), source.take(pa.array(given[~gone])), upsert, schema
+        )
+        return cls(former, gone, held, updated, _create_inserted_rows(source, upsert, found))
 
     def __bool__(self) -> bool:
         """True if any row changes."""
-        return bool(len(self.gone) or self.inserted.num_rows)
+        return bool(len(self.is_deleted) or self.inserted.num_rows)
 
     def metrics(self) -> dict[str, str]:
         """Returns the numbers of inserted, updated and deleted rows under Delta's metric names."""
         return {
             "numTargetRowsInserted": str(self.inserted.num_rows),
             "numTargetRowsUpdated": str(self.updated.num_rows),
-            "numTargetRowsDeleted": str(len(self.gone) - self.updated.num_rows),
+            "numTargetRowsDeleted": str(len(self.is_deleted) - self.updated.num_rows),
         }
 
-    def changes(self) -> Iterator[pa.Table]:
+    def change_rows(self) -> Iterator[pa.Table]:
         """Yields the rows of the change feed, with the column `_change_type`.
 
         They are deleted rows, replaced rows before and after the change, and inserted rows.
         """
-        yield _changed(self.held.filter(pa.array(self.gone)), "delete")
-        yield _changed(self.held.filter(pa.array(~self.gone)), "update_preimage")
-        yield _changed(self.updated, "update_postimage")
-        yield _changed(self.inserted, "insert")
+        yield _with_change_type(self.held.filter(pa.array(self.is_deleted)), "delete")
+        yield _with_change_type(self.held.filter(pa.array(~self.is_deleted)), "update_preimage")
+        yield _with_change_type(self.updated, "update_postimage")
+        yield _with_change_type(self.inserted, "insert")
 
 
-def _changed(rows: pa.Table, change: str) -> pa.Table:
+def _with_change_type(rows: pa.Table, change: str) -> pa.Table:
     return rows.append_column(_CHANGE, pa.array([change] * rows.num_rows, _CHANGE.type))
 
 
-def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
+def _find_former_rows(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
     """Returns those of the found rows that the MERGE replaces or deletes.
 
     Args:
@@ -200,24 +203,24 @@ def _former(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> lis
     """
     if upsert.updates:
         return list(found)
-    gone = _removes(source, upsert)
+    gone = _find_deletes(source, upsert)
     own = ((one, gone[one.key_places]) for one in found)
     return [replace(one, rows=one.rows[mine], key_places=one.key_places[mine]) for one, mine in own if mine.any()]
 
 
-def _removes(source: pa.Table, upsert: Upsert) -> Bools:
+def _find_deletes(source: pa.Table, upsert: Upsert) -> Bools:
     """Returns for each source row whether it deletes the table's row with its key."""
     if not upsert.deletes:
         return np.zeros(source.num_rows, np.bool_)
     return pc.fill_null(source[DELETE], False).to_numpy()
 
 
-def _others(upsert: Upsert, schema: pa.Schema) -> list[str]:
+def _unmerged_columns(upsert: Upsert, schema: pa.Schema) -> list[str]:
     """Returns the columns that a replaced row may keep: all except key columns and columns always set by the source."""
     return [name for name in schema.names if name not in {*upsert.keys, *upsert.columns}]
 
 
-def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
+def _create_updated_rows(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
     """Returns the new versions of replaced rows.
 
     Args:
@@ -225,21 +228,21 @@ def _updated(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema)
         given: for each replaced row, the source row with its key.
     """
     columns: dict[str, Any] = {name: given[name] for name in (*upsert.keys, *upsert.columns)}
-    columns |= {name: held[name] for name in _others(upsert, schema)}
+    columns |= {name: held[name] for name in _unmerged_columns(upsert, schema)}
     for i, name in enumerate(upsert.optional_columns):
         new = given[name].cast(schema.field(name).type)
         columns[name] = pc.if_else(pc.list_element(given[WRITTEN], i), new, columns[name])
     return pa.table(columns)
 
 
-def _inserted(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> pa.Table:
-    new = ~_removes(source, upsert) & upsert.inserts
+def _create_inserted_rows(source: pa.Table, upsert: Upsert, found: Iterable[FoundRows]) -> pa.Table:
+    new = ~_find_deletes(source, upsert) & upsert.inserts
     for one in found:
         new[one.key_places] = False
     return source.select([*upsert.keys, *upsert.columns, *upsert.optional_columns]).filter(pa.array(new))
 
 
-def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
+def _write_change_file(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> WrittenFile | None:
     """Writes the commit's change-feed file, which readers of the change feed use instead of the data files.
 
     Returns:
@@ -247,7 +250,7 @@ def _feed(folder: Path, changes: Iterable[pa.Table], schema: pa.Schema) -> Writt
     """
     feed_folder, feed_schema = folder / _FEED, schema.append(_CHANGE)
     feed_folder.mkdir(exist_ok=True)
-    files = FileWriter(str(feed_folder), feed_schema, ()).files(gather_batches(_batches(changes, feed_schema)))
+    files = FileWriter(str(feed_folder), feed_schema, ()).write_files(gather_batches(_batches(changes, feed_schema)))
     return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
 
 
@@ -255,7 +258,7 @@ def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Record
     return (conform_batch(batch, schema) for part in parts for batch in part.to_batches())
 
 
-def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
+def _find_crowded_files(files: Sequence[TableFile]) -> list[TableFile]:
     """Returns `_CROWD` (16) small files of about the same number of rows; empty if there are fewer such files.
 
     Their rows are moved into the file that the MERGE writes anyway. So the number of files grows with the logarithm of
@@ -268,7 +271,7 @@ def _crowded(files: Sequence[TableFile]) -> list[TableFile]:
     return []
 
 
-def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
+def _create_file_actions(marked: Mapping[TableFile, Int64s], written: list[Path], now: int) -> list[Action]:
     """Returns the actions that mark further rows of files as deleted. A file without remaining rows is removed.
 
     Args:
@@ -276,7 +279,7 @@ def _replaced(marked: Mapping[TableFile, Int64s], written: list[Path], now: int)
         written: list to which the path of the new file with deletion vectors is appended, if one is written.
         now: time of the commit in milliseconds since the epoch.
     """
-    every = {file: _gone(file, marked) for file in marked}
+    every = {file: _find_removed_rows(file, marked) for file in marked}
     left = {file: rows for file, rows in every.items() if len(rows) < file.row_count}
     actions = [remove_action(file, now) for file in every]
     if left:

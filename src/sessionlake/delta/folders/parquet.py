@@ -83,7 +83,9 @@ class FileWriter:
             for batch in batches:
                 if not batch.num_rows:
                     continue
-                rows = conform_batch(batch, _encoded_as(batch.schema, self.schema) if writer is None else writer.schema)
+                rows = conform_batch(
+                    batch, _with_encodings_of(batch.schema, self.schema) if writer is None else writer.schema
+                )
                 writer = writer or pq.ParquetWriter(
                     target,
                     rows.schema,
@@ -92,7 +94,7 @@ class FileWriter:
                     store_schema=False,  # readers get plain texts, also where the file has dictionaries
                 )
                 writer.write_batch(rows)
-                known.add(rows)
+                known.add_batch(rows)
         except BaseException:
             with suppress(FileNotFoundError):
                 target.unlink()
@@ -104,7 +106,7 @@ class FileWriter:
             row = {"path": path, "size": target.stat().st_size, "stats": known.to_json()}
             yield pa.RecordBatch.from_pylist([row], _WRITTEN)
 
-    def files(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
+    def write_files(self, batches: Iterable[pa.RecordBatch]) -> list[WrittenFile]:
         """Writes the batches to a new file in this process. Returns that file in a list; empty without rows."""
         return [WrittenFile(**row) for batch in self(batches) for row in batch.to_pylist()]
 
@@ -141,7 +143,7 @@ def write_with_spark(rows: DataFrame, columns: Mapping[str, str], writer: FileWr
     into = folder / f"staged-{uuid.uuid4()}"
     try:
         conform_frame(rows, columns).write.parquet(str(into))
-        written = [_adopted(file, folder, writer.indexed) for file in sorted(into.glob("*.parquet"))]
+        written = [_adopt_spark_file(file, folder, writer.indexed) for file in sorted(into.glob("*.parquet"))]
         return [file for file in written if file is not None]
     finally:
         shutil.rmtree(into, ignore_errors=True)
@@ -171,7 +173,7 @@ def conform_frame(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
     )
 
 
-def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile | None:
+def _adopt_spark_file(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile | None:
     """Moves a file that Spark wrote into the table's folder, under a new name.
 
     Returns:
@@ -182,7 +184,7 @@ def _adopted(file: Path, folder: Path, indexed: tuple[str, ...]) -> WrittenFile 
     if not footer.num_rows:
         return None
     for number in range(footer.num_row_groups):
-        known.add_group(footer.row_group(number))
+        known.add_row_group(footer.row_group(number))
     path = f"part-{uuid.uuid4()}.{FAST_CODEC}.parquet"
     file.rename(folder / path)
     return WrittenFile(path, (folder / path).stat().st_size, known.to_json())
@@ -194,11 +196,11 @@ def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     Columns that the batch lacks are null. Columns that the schema lacks are left out.
     """
     held = dict(zip(batch.schema.names, batch.columns, strict=True))
-    columns = [_typed(held.get(field.name), field.type, batch.num_rows) for field in schema]
+    columns = [_cast_column(held.get(field.name), field.type, batch.num_rows) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _typed(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
+def _cast_column(values: pa.Array | None, kind: pa.DataType, rows: int) -> pa.Array:
     if values is None:
         return pa.nulls(rows, kind)
     return values if values.type == kind else values.cast(kind)
@@ -226,7 +228,7 @@ def dictionary_columns(schema: pa.Schema) -> list[str]:
     ]
 
 
-def _encoded_as(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
+def _with_encodings_of(found: pa.Schema, schema: pa.Schema) -> pa.Schema:
     """Returns `schema`, with dictionary types for the columns that are dictionary-encoded in `found`."""
     there = {f.name: f.type for f in found if pa.types.is_dictionary(f.type)}
     return pa.schema(

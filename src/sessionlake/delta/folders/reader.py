@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.folders.table_files import TableFile, live_files, open_table
+from sessionlake.delta.folders.table_files import TableFile, list_live_files, open_table
 from sessionlake.delta.folders.writable import has_vectors, needs_delta_reader
-from sessionlake.delta.storage.far_times import FarTime, micros_of
-from sessionlake.delta.storage.reading import Condition, FilesRead, TableReader, TableSize, expression, is_in, is_null
+from sessionlake.delta.storage.far_times import FarTime, time_to_micros
+from sessionlake.delta.storage.reading import (
+    Condition,
+    FilesRead,
+    TableReader,
+    TableSize,
+    is_in,
+    is_null,
+    to_arrow_expression,
+)
 from sessionlake.errors import LakeError
 
 if TYPE_CHECKING:
@@ -58,32 +66,32 @@ class FolderReader(TableReader):
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         if self.exists(table):
-            with self._opened(table) as delta:
-                yield from _rows(delta, conditions, columns)
+            with self._open_for_reading(table) as delta:
+                yield from _read_rows(delta, conditions, columns)
 
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        with self._opened(table) as delta:
+        with self._open_for_reading(table) as delta:
             schema = pa.schema(delta.schema().to_arrow())
             wanted = pa.schema([schema.field(name) for name in columns or schema.names])
-            return pa.Table.from_batches(_rows(delta, conditions, columns), wanted), _count(delta)
+            return pa.Table.from_batches(_read_rows(delta, conditions, columns), wanted), _count_rows(delta)
 
-    def size(self, table: str) -> TableSize:
-        with self._opened(table) as delta:
+    def read_size(self, table: str) -> TableSize:
+        with self._open_for_reading(table) as delta:
             sizes = pa.table(delta.get_add_actions())["size_bytes"]
-            return TableSize(delta.version(), _count(delta), len(sizes), pc.sum(sizes).as_py() or 0)
+            return TableSize(delta.version(), _count_rows(delta), len(sizes), pc.sum(sizes).as_py() or 0)
 
-    def files(self, table: str, *conditions: Condition) -> FilesRead:
-        with self._opened(table) as delta:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead:
+        with self._open_for_reading(table) as delta:
             if needs_delta_reader(delta):
                 every = frozenset(pa.table(delta.get_add_actions())["path"].to_pylist())
                 return FilesRead(every, len(every))
-            files = live_files(delta, read_vectors=False)
+            files = list_live_files(delta, read_vectors=False)
             return FilesRead(frozenset(file.add["path"] for file in _candidate_files(files, conditions)), len(files))
 
     @contextmanager
-    def _opened(self, table: str) -> Iterator[DeltaTable]:
+    def _open_for_reading(self, table: str) -> Iterator[DeltaTable]:
         """Opens the table at its latest version, and translates errors of delta-rs inside the block.
 
         Raises:
@@ -101,30 +109,34 @@ class FolderReader(TableReader):
             ) from error
 
 
-def _count(delta: DeltaTable) -> int:
+def _count_rows(delta: DeltaTable) -> int:
     """Returns the number of rows of a table according to its log. Rows marked in deletion vectors do not count."""
-    return delta.count() - sum(len(file.deleted_rows) for file in (live_files(delta) if has_vectors(delta) else ()))
+    return delta.count() - sum(
+        len(file.deleted_rows) for file in (list_live_files(delta) if has_vectors(delta) else ())
+    )
 
 
-def _rows(
+def _read_rows(
     delta: DeltaTable, conditions: Sequence[Condition], columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows that meet all conditions, with these columns (None for all), in record batches."""
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat, ParquetReadOptions
     from pyarrow.fs import LocalFileSystem
 
-    schema, wanted = pa.schema(delta.schema().to_arrow()), expression(conditions)
+    schema, wanted = pa.schema(delta.schema().to_arrow()), to_arrow_expression(conditions)
     names = schema.names if columns is None else [*columns]
     if has_vectors(delta) or needs_delta_reader(delta):
         # With deletion vectors, delta-rs needs a quarter of the time that Arrow needs.
         read = pa.schema([schema.field(name) for name in dict.fromkeys([*names, *(name for name, _, _ in conditions)])])
-        for batch in pa.RecordBatchReader.from_stream(delta.scan(columns=read.names, predicate=_predicate(conditions))):
+        for batch in pa.RecordBatchReader.from_stream(
+            delta.scan(columns=read.names, predicate=_to_predicate(conditions))
+        ):
             rows = pa.Table.from_batches([batch]).cast(read)
             yield from (rows if wanted is None else rows.filter(wanted)).select(names).to_batches()
         return
     # Spark may write times as INT96. Arrow would read them as nanoseconds, which end in the year 2262.
     form = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-    paths = [str(file.path) for file in _candidate_files(live_files(delta, read_vectors=False), conditions)]
+    paths = [str(file.path) for file in _candidate_files(list_live_files(delta, read_vectors=False), conditions)]
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
     dataset = FileSystemDataset.from_paths(paths, schema, form, LocalFileSystem())
     yield from dataset.to_batches(columns=names, filter=wanted)
@@ -151,34 +163,34 @@ def _may_meet(file: TableFile, name: str, compare: Callable[[Any, Any], Any], va
 _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<=", operator.lt: "<"}
 
 
-def _predicate(conditions: Sequence[Condition]) -> str | None:
+def _to_predicate(conditions: Sequence[Condition]) -> str | None:
     """Returns conditions as a SQL predicate, by which delta-rs skips files; None if no condition can be translated.
 
     Only conditions that compare with texts, integers or times, or test for null, are translated.
     """
     parts = [
-        f"{_quoted(name)} {_SQL[compare]} {_literal(value)}"
+        f"{_quote_name(name)} {_SQL[compare]} {_to_sql_literal(value)}"
         for name, compare, value in conditions
         if compare in _SQL and isinstance(value, str | int | datetime)
     ]
     parts += [
-        f"{_quoted(name)} IN ({', '.join(map(_literal, values))})"
+        f"{_quote_name(name)} IN ({', '.join(map(_to_sql_literal, values))})"
         for name, compare, values in conditions
         if compare is is_in and values and all(isinstance(value, str | int | datetime) for value in values)
     ]
-    parts += [f"{_quoted(name)} IS NULL" for name, compare, _ in conditions if compare is is_null]
+    parts += [f"{_quote_name(name)} IS NULL" for name, compare, _ in conditions if compare is is_null]
     return " AND ".join(parts) or None
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Returns a column name as a quoted identifier in the SQL of DataFusion, which delta-rs uses."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def _literal(value: str | int | datetime) -> str:
+def _to_sql_literal(value: str | int | datetime) -> str:
     if isinstance(value, datetime | FarTime):  # a time as text would be parsed as nanoseconds, which end in 2262
         zone = 'Some("UTC")'
         if isinstance(value, datetime) and value.tzinfo is None:
             zone, value = "None", value.replace(tzinfo=UTC)
-        return f"arrow_cast({micros_of(value)}, 'Timestamp(Microsecond, {zone})')"
+        return f"arrow_cast({time_to_micros(value)}, 'Timestamp(Microsecond, {zone})')"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value).lower()

@@ -18,7 +18,7 @@ from sessionlake.delta.folders.file_rows import read_files
 from sessionlake.delta.folders.log import TimedFile, commit_replacement, metadata_actions
 from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
-from sessionlake.delta.folders.writable import VECTORS, Writable, features_of, open_writable, used_features
+from sessionlake.delta.folders.writable import VECTORS, WritableTable, features_of, open_writable, used_features
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.errors import LakeError
@@ -26,22 +26,22 @@ from sessionlake.errors import LakeError
 _ATTEMPTS = 20
 
 
-def count(folder: Path, chosen: RowSelection) -> int:
+def count_rows(folder: Path, selection: RowSelection) -> int:
     """Returns how many rows of the table are selected. Reads the columns that the selection needs."""
     table = open_writable(open_table(folder))
-    return sum(_count(file, chosen, table.schema) for file in _concerned(table, chosen))
+    return sum(_count_selected(file, selection, table.schema) for file in _find_affected_files(table, selection))
 
 
-def remove(folder: Path, chosen: RowSelection) -> None:
+def remove_rows(folder: Path, selection: RowSelection) -> None:
     """Removes the selected rows in one commit. Other processes may append meanwhile, but not merge or remove files.
 
     Raises:
         LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
     """
-    rewrite(folder, chosen, lambda batch: batch.filter(pc.invert(chosen.mask(batch))))
+    rewrite_rows(folder, selection, lambda batch: batch.filter(pc.invert(selection.mask(batch))))
 
 
-def rewrite(folder: Path, chosen: RowSelection, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
     """Rewrites the files that have selected rows, in one commit.
 
     Args:
@@ -53,11 +53,11 @@ def rewrite(folder: Path, chosen: RowSelection, change: Callable[[pa.RecordBatch
     """
     table = open_writable(open_table(folder))
     writer = table.writer(COMPACT_CODEC)
-    gone = [file for file in _concerned(table, chosen) if _count(file, chosen, table.schema)]
+    gone = [file for file in _find_affected_files(table, selection) if _count_selected(file, selection, table.schema)]
     left: list[TimedFile] = []
     try:
         for file in gone:
-            parts = writer.files(gather_batches(map(change, read_files([file], table.schema))))
+            parts = writer.write_files(gather_batches(map(change, read_files([file], table.schema))))
             left += [(part, file.add["modificationTime"]) for part in parts]
     except BaseException:
         discard_uncommitted(folder, [written.path for written, _ in left], None)
@@ -83,19 +83,19 @@ def purge_vectors(folder: Path) -> int:
     for _ in range(_ATTEMPTS):
         table = open_writable(open_table(folder))
         marked = [file for file in table.files if len(file.deleted_rows)]
-        if _without_vectors(table, marked):
+        if _rewrite_without_vectors(table, marked):
             return len(marked)
     raise LakeError(f"{folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
 
 
-def _without_vectors(table: Writable, marked: list[TableFile]) -> bool:
+def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> bool:
     features = used_features(table.delta) - {VECTORS}
     if not marked and features == features_of(table.delta):
         return True
     done, placed = False, list[TimedFile]()
     try:
         for file in marked:
-            parts = table.writer(COMPACT_CODEC).files(gather_batches(read_files([file], table.schema)))
+            parts = table.writer(COMPACT_CODEC).write_files(gather_batches(read_files([file], table.schema)))
             placed += [(part, file.add["modificationTime"]) for part in parts]
         actions = metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
         done = bool(commit_replacement(table, marked, placed, "REORG", actions, changes=False))
@@ -106,12 +106,12 @@ def _without_vectors(table: Writable, marked: list[TableFile]) -> bool:
     return done
 
 
-def _count(file: TableFile, chosen: RowSelection, schema: pa.Schema) -> int:
+def _count_selected(file: TableFile, chosen: RowSelection, schema: pa.Schema) -> int:
     read = pa.schema([schema.field(name) for name in chosen.columns])
     return sum(pc.sum(chosen.mask(batch)).as_py() or 0 for batch in read_files([file], read))
 
 
-def _concerned(table: Writable, chosen: RowSelection) -> list[TableFile]:
+def _find_affected_files(table: WritableTable, chosen: RowSelection) -> list[TableFile]:
     """Returns the files that may have selected rows, according to their statistics."""
     ends = {name: (None, value) for name, value in chosen.upper_bounds.items()}
     return [file for file in table.files if file.may_have(ends)]

@@ -1,8 +1,8 @@
 """Finds the rows of a table that have given keys, and reads only these rows.
 
 The search uses cached indexes of each file's keys (`file_keys`). An index by complete keys gives the rows. An index by
-heads (keys without their last column) only gives candidates: rows that have the head of a key. For candidates the last
-key column is read from the file and compared.
+prefixes (the key columns without the last one) only gives candidates: rows whose prefix is that of a searched key. For
+candidates the last key column is read from the file and compared.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.file_keys import FileKeys
-from sessionlake.delta.folders.file_rows import Footer, column_of, read_rows
-from sessionlake.delta.folders.key_index import KeyIndex, Keys, RunIndex
+from sessionlake.delta.folders.file_rows import Footer, column_or_nulls, read_rows
+from sessionlake.delta.folders.key_index import KeyIndex, RunIndex, SearchKeys
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
 from sessionlake.delta.storage.upsert import Combine
-from sessionlake.delta.storage.values import value_of
+from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 
 _COMPARED = 1 << 21  # from this number on, the candidates of several files are compared, and their memory is freed
@@ -36,54 +36,56 @@ class _KeySearch:
 
     Attributes:
         keys: the complete keys.
-        heads: the distinct heads (keys without their last column).
-        head: for each key, the position of its head in `heads`.
-        tail: for each key, its value in the last key column.
+        prefixes: the distinct prefixes. A prefix is a key without its last column.
+        prefix_places: for each key, the position of its prefix in `prefixes`.
+        last_values: for each key, its value in the last key column.
     """
 
-    keys: Keys
-    heads: Keys
-    head: Int64s
-    tail: pa.Array
+    keys: SearchKeys
+    prefixes: SearchKeys
+    prefix_places: Int64s
+    last_values: pa.Array
 
     @classmethod
-    def of(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _KeySearch:
+    def from_rows(cls, rows: pa.Table, names: Sequence[str], schema: pa.Schema) -> _KeySearch:
         number = np.zeros(rows.num_rows, np.int64)
         for name in names[:-1]:
-            code, values = dictionary_codes(rows[name])
+            code, values = encode_as_codes(rows[name])
             number = np.unique(number * (len(values) + 1) + code, return_inverse=True)[1].reshape(-1)
         _, first, head = np.unique(number, return_index=True, return_inverse=True)
-        heads = Keys.of(rows.take(pa.array(first)), names[:-1], schema)
-        return cls(Keys.of(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
+        heads = SearchKeys.from_rows(rows.take(pa.array(first)), names[:-1], schema)
+        return cls(SearchKeys.from_rows(rows, names, schema), heads, head.reshape(-1), rows[names[-1]])
 
-    def resolve(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
+    def find_rows(self, seen: Sequence[_FileMatch]) -> Iterator[FoundRows]:
         """Yields for each file the rows that have one of the keys. Deleted rows are left out.
 
         Args:
             seen: what the indexes of the files returned.
         """
-        tails = [chunk for one in seen for chunk in one.tail.chunks]
+        tails = [chunk for one in seen for chunk in one.last_values.chunks]
         if tails:
-            at, place = self._find_pairs(np.concatenate([one.head for one in seen]), pa.chunked_array(tails))
+            at, place = self._find_pairs(np.concatenate([one.prefix_places for one in seen]), pa.chunked_array(tails))
         else:
             at = place = _NO_ROWS
         first = np.cumsum([0, *(len(one.candidates) for one in seen)])
         ends = np.searchsorted(at, first)
         for one, before, begin, end in zip(seen, first, ends, ends[1:], strict=False):
-            yield one.resolved_rows(at[begin:end] - before, place[begin:end])
+            yield one.select_rows(at[begin:end] - before, place[begin:end])
 
-    def _find_pairs(self, head: Int64s, tail: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
+    def _find_pairs(self, prefix_places: Int64s, last_values: pa.ChunkedArray) -> tuple[Int64s, Int64s]:
         """Returns two arrays: the positions of the candidates that have one of the keys, ascending, and their keys.
 
         A key is given as its position in `keys`.
 
         Args:
-            head: for each candidate, the position of its head in `heads`.
-            tail: for each candidate, its value in the last key column.
+            prefix_places: for each candidate, the position of its prefix in `prefixes`.
+            last_values: for each candidate, its value in the last key column.
         """
-        pair = pa.schema([("head", pa.int64()), ("tail", tail.type)])
-        index = KeyIndex.of(pa.table([pa.array(head), tail], schema=pair), pair)
-        return index.find(Keys.of(pa.table({"head": self.head, "tail": self.tail}), pair.names, pair))
+        pair = pa.schema([("head", pa.int64()), ("tail", last_values.type)])
+        index = KeyIndex.from_rows(pa.table([pa.array(prefix_places), last_values], schema=pair), pair)
+        return index.find(
+            SearchKeys.from_rows(pa.table({"head": self.prefix_places, "tail": self.last_values}), pair.names, pair)
+        )
 
 
 @dataclass(frozen=True)
@@ -113,17 +115,17 @@ class _FileMatch:
 
     Attributes:
         exact: rows that have a searched key, in any order.
-        candidates: numbers of further rows, of which only the head is known to match a searched key.
-        head: for each candidate, the position of its head among the searched heads.
-        tail: for each candidate, its value in the last key column.
+        candidates: numbers of further rows, of which only the prefix is known to match a searched key.
+        prefix_places: for each candidate, the position of its prefix among the searched prefixes.
+        last_values: for each candidate, its value in the last key column.
     """
 
     exact: FoundRows
     candidates: Int64s
-    head: Int64s
-    tail: pa.ChunkedArray
+    prefix_places: Int64s
+    last_values: pa.ChunkedArray
 
-    def resolved_rows(self, at: Int64s, place: Int64s) -> FoundRows:
+    def select_rows(self, at: Int64s, place: Int64s) -> FoundRows:
         """Returns the file's rows that have a searched key: `exact` and confirmed candidates, without deleted rows.
 
         Args:
@@ -132,7 +134,7 @@ class _FileMatch:
         """
         rows = np.concatenate([self.exact.rows, self.candidates[at]])
         source = np.concatenate([self.exact.key_places, place])
-        there = np.flatnonzero(~_among(rows, self.exact.file.deleted_rows))
+        there = np.flatnonzero(~_are_among(rows, self.exact.file.deleted_rows))
         there = there[np.argsort(rows[there])]
         return replace(self.exact, rows=rows[there], key_places=source[there])
 
@@ -141,12 +143,12 @@ class KeyIndexes:
     """Finds rows by their keys, with cached indexes of the keys in files. Several threads may use it.
 
     Args:
-        most: limit of the cache in bytes. If it is reached, footers are evicted first. If keys still do not fit, they
-            are read from the file in each search.
+        max_bytes: limit of the cache in bytes. If it is reached, footers are evicted first. If keys still do not fit,
+            they are read from the file in each search.
     """
 
-    def __init__(self, most: int) -> None:
-        self._known = FileKeys(most)
+    def __init__(self, max_bytes: int) -> None:
+        self._known = FileKeys(max_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -167,34 +169,34 @@ class KeyIndexes:
         if not rows.num_rows:
             return []
         self._known.begin_search(files)
-        asked = _KeySearch.of(rows, names, schema)
-        ends = {name: _ends(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
+        asked = _KeySearch.from_rows(rows, names, schema)
+        ends = {name: _value_bounds(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
         seen, found, near = list[_FileMatch](), list[FoundRows](), 0
         for file in files:
             if file.may_have(ends):
-                one = self._in_file(file, asked, names, schema)
+                one = self._find_in_file(file, asked, names, schema)
                 if one is not None:
                     seen.append(one)
                     near += len(one.candidates)
             if near >= _COMPARED:
-                found += asked.resolve(seen)
+                found += asked.find_rows(seen)
                 seen, near = [], 0
-        return [one for one in (*found, *asked.resolve(seen)) if len(one.rows)]
+        return [one for one in (*found, *asked.find_rows(seen)) if len(one.rows)]
 
-    def _in_file(
+    def _find_in_file(
         self, file: TableFile, asked: _KeySearch, names: Sequence[str], schema: pa.Schema
     ) -> _FileMatch | None:
         """Returns what the indexes of a file find for the searched keys; None if they find no row."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
-        for first, index in self._known.parts(file.path, names, schema):
+        for first, index in self._known.read_parts(file.path, names, schema):
             by_head = isinstance(index, RunIndex)
-            at, place = index.find(asked.heads if by_head else asked.keys)
+            at, place = index.find(asked.prefixes if by_head else asked.keys)
             (near if by_head else rows).append(at + first)
             (heads if by_head else source).append(place)
         exact, candidates = np.concatenate(rows), np.concatenate(near)
         if not len(exact) and not len(candidates):
             return None
-        footer, last = self._known.footer(file.path, names), schema.field(names[-1])
+        footer, last = self._known.read_footer(file.path, names), schema.field(names[-1])
         tail = pa.chunked_array([], last.type)
         if len(candidates):
             tail = read_rows(file.path, candidates, [last.name], footer)[last.name].cast(last.type)
@@ -202,35 +204,35 @@ class KeyIndexes:
         return _FileMatch(found, candidates, np.concatenate(heads), tail)
 
 
-def _among(rows: Int64s, some: Int64s) -> Bools:
+def _are_among(rows: Int64s, some: Int64s) -> Bools:
     """Returns for each element of `rows` whether `some` contains it. `some` is ascending."""
     place = np.searchsorted(some, rows)
     return np.append(some, -1)[place] == rows
 
 
-def _ends(values: pa.Array) -> tuple[object, object]:
-    ends = value_of(pc.min_max(values))
+def _value_bounds(values: pa.Array) -> tuple[object, object]:
+    ends = to_value(pc.min_max(values))
     return ends["min"], ends["max"]
 
 
-def _keep_nothing() -> KeyIndexes:
+def _create_empty_cache() -> KeyIndexes:
     return KeyIndexes(0)
 
 
 @dataclass(frozen=True)
-class Lookup:
+class RowLookup:
     """Finds the table rows that a MERGE changes, and optionally combines the source rows with them.
 
     Attributes:
         indexes: cached indexes of the keys in the table's files.
         combine: computes the rows to merge from the source rows and the table's rows with the same keys. None to merge
             the source rows as they are.
-        most: limit in bytes for the table's rows that are read to combine them.
+        max_bytes: limit in bytes for the table's rows that are read to combine them.
     """
 
-    indexes: KeyIndexes = field(default_factory=_keep_nothing)
+    indexes: KeyIndexes = field(default_factory=_create_empty_cache)
     combine: Combine | None = None
-    most: int = 0
+    max_bytes: int = 0
 
     def find(
         self, files: Sequence[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
@@ -244,7 +246,7 @@ class Lookup:
         """
         return self.indexes.find(files, source, names, schema)
 
-    def combined(
+    def combine_rows(
         self, source: pa.Table, found: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
     ) -> pa.Table:
         """Returns the rows to merge, one for each source row, in the order of the source.
@@ -262,23 +264,31 @@ class Lookup:
         if self.combine is None or not found:
             return source
         keys = pa.table([source[name].cast(schema.field(name).type) for name in names], list(names))
-        rows = self.combine(source, read_found_rows(found, keys, schema, self.most))
-        at, asked = KeyIndex.of(rows.select(list(names)), schema).find(Keys.of(source, names, schema))
+        rows = self.combine(source, read_found_rows(found, keys, schema, self.max_bytes))
+        at, asked = KeyIndex.from_rows(rows.select(list(names)), schema).find(
+            SearchKeys.from_rows(source, names, schema)
+        )
         if not len(at) == rows.num_rows == source.num_rows:
-            raise LakeError(f"{source.num_rows} rows were combined into {rows.num_rows}, and not into one for each key")
+            raise LakeError(
+                f"{source.num_rows} rows were combined into {rows.num_rows} rows",
+                why="A MERGE needs exactly one row for each key",
+                fix="Report this as a bug",
+            )
         return rows.take(pa.array(at[np.argsort(asked)]))
 
 
-def read_found_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, most: int | None = None) -> pa.Table:
+def read_found_rows(
+    found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, max_bytes: int | None = None
+) -> pa.Table:
     """Reads found rows from their files, and returns them in the order of `found`.
 
     Args:
         keys: the searched keys. Key columns are copied from here, and not read from files.
         schema: the columns to return, with the table's types.
-        most: limit in bytes for the columns that are read; None for no limit.
+        max_bytes: limit in bytes for the columns that are read; None for no limit.
 
     Raises:
-        TooLargeError: these columns exceed `most` bytes.
+        TooLargeError: these columns exceed `max_bytes` bytes.
     """
     known = [name for name in schema.names if name in keys.column_names]
     others = pa.schema([column for column in schema if column.name not in known])
@@ -286,9 +296,9 @@ def read_found_rows(found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schem
     for one in found if others.names else ():
         rows = one.read(others.names)
         size += rows.nbytes
-        if most is not None and size > most:
-            raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {most} bytes")
-        parts.append(pa.table([column_of(rows, column, len(one.rows)) for column in others], schema=others))
+        if max_bytes is not None and size > max_bytes:
+            raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {max_bytes} bytes")
+        parts.append(pa.table([column_or_nulls(rows, column, len(one.rows)) for column in others], schema=others))
     given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.key_places for one in found)])))
     rest = pa.concat_tables(parts)
     rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest

@@ -18,7 +18,7 @@ from sessionlake.delta.folders.commits import discard_uncommitted
 from sessionlake.delta.folders.log import commit_append, commit_overwrite, txn_action
 from sessionlake.delta.folders.parquet import WrittenFile, column_types, write_with_arrow, write_with_spark
 from sessionlake.delta.folders.table_files import TableFile, open_table
-from sessionlake.delta.folders.writable import Writable, open_writable
+from sessionlake.delta.folders.writable import WritableTable, open_writable
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -34,14 +34,14 @@ class StagedFiles:
     """New files in a table's folder that are not part of the table until `commit` or `replace`.
 
     Args:
-        place: the table's folder, name and lock.
+        location: the table's folder, name and lock.
         files: the new files.
         delta: the table, opened at any version; None to open it here.
     """
 
-    def __init__(self, place: TableLocation, files: Sequence[WrittenFile], delta: DeltaTable | None = None) -> None:
-        self._place, self._files = place, list(files)
-        self._delta = open_table(place.folder) if delta is None else delta
+    def __init__(self, location: TableLocation, files: Sequence[WrittenFile], delta: DeltaTable | None = None) -> None:
+        self._place, self._files = location, list(files)
+        self._delta = open_table(location.folder) if delta is None else delta
         self._after: int | None = None
 
     def count(self) -> int:
@@ -82,7 +82,7 @@ class StagedFiles:
         place = self._place
         action = None if txn is None else txn_action(txn.app_id_for(place.table), txn.version)
 
-        def overwrite(table: Writable) -> bool:
+        def overwrite(table: WritableTable) -> bool:
             there = {file.path: file for file in table.files}
             gone = [*there] if former is None else [file.path for file in former]
             if not there.keys() >= {*gone}:
@@ -92,7 +92,7 @@ class StagedFiles:
         with place.commit_lock(place.table):
             self._commit(txn, overwrite)
 
-    def _commit(self, txn: Txn | None, write: Callable[[Writable], bool]) -> None:
+    def _commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
         """Calls `write` until it succeeds, each time with the table's latest version.
 
         Does nothing if the table already has the transaction.
@@ -117,13 +117,13 @@ class StagedFiles:
 
 
 @contextmanager
-def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
+def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator[StagedFiles]:
     """Writes rows to new files, and yields them so that the block can commit them.
 
     Files that are not committed when the block ends are deleted.
 
     Args:
-        place: the table's folder, name and lock.
+        location: the table's folder, name and lock.
         delta: the table, opened at any version.
 
     Raises:
@@ -134,15 +134,15 @@ def stage_files(place: TableLocation, rows: Rows, delta: DeltaTable) -> Iterator
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
             raise LakeError(
-                f"{place.folder}: the rows have columns that the table lacks: {', '.join(sorted(unknown))}",
+                f"{location.folder}: the rows have columns that the table lacks: {', '.join(sorted(unknown))}",
                 fix="Remove them from the rows, or add them to the table",
             )
-        files = writer.files(rows.to_batches())
+        files = writer.write_files(rows.to_batches())
     elif isinstance(rows, UnappliedMap):
         files = write_with_arrow(rows, writer)
     else:
         files = write_with_spark(rows, column_types(table.delta), writer)
-    staged = StagedFiles(place, files, delta)
+    staged = StagedFiles(location, files, delta)
     try:
         yield staged
     finally:

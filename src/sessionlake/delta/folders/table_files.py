@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from msgspec.json import decode
 
 from sessionlake.delta.folders.deletion_vectors import read_vector, vector_file
-from sessionlake.delta.folders.file_statistics import encode, parse
+from sessionlake.delta.folders.file_statistics import encode_json, parse_statistics
 from sessionlake.errors import LakeError
-from sessionlake.local.paths import file_of, path_of
+from sessionlake.local.paths import find_logged_file, uri_to_path
 from sessionlake.protocol.types import Int64s
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class TableFile:
     @cached_property
     def path(self) -> Path:
         """The file's full path."""
-        return file_of(self.folder, self.add["path"])
+        return find_logged_file(self.folder, self.add["path"])
 
     @property
     def key(self) -> tuple[str, str]:
@@ -95,19 +95,21 @@ class TableFile:
         """Number of rows in the file, including rows that are marked as deleted."""
         return int(self.stats["numRecords"])
 
-    def may_have(self, ends: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
+    def may_have(self, bounds: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
         """Returns False only if the statistics show that no row has values in all the given ranges.
 
         Args:
-            ends: the range of each column: lowest and highest value. None stands for no limit.
+            bounds: the range of each column: lowest and highest value. None stands for no limit.
             between: True if the two limits themselves do not belong to a range. False if they do.
         """
         least, most = self.stats.get("minValues", {}), self.stats.get("maxValues", {})
         apart = le if between else lt
-        return not any(_apart(low, high, least.get(name), most.get(name), apart) for name, (low, high) in ends.items())
+        return not any(
+            _are_apart(low, high, least.get(name), most.get(name), apart) for name, (low, high) in bounds.items()
+        )
 
 
-def _apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any], Any]) -> bool:
+def _are_apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any], Any]) -> bool:
     """True if a range of values and the range in a file's statistics have no value in common.
 
     Args:
@@ -120,7 +122,7 @@ def _apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any
     end = low if high is None else high
     try:
         if isinstance(end, datetime):
-            least, most = (_moment(text, end.tzinfo) for text in (least, most))
+            least, most = (_parse_moment(text, end.tzinfo) for text in (least, most))
             most += _CUT
         elif isinstance(end, date):
             least, most = date.fromisoformat(least), date.fromisoformat(most)
@@ -133,14 +135,14 @@ def _apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any, Any
     return bool(known and ((high is not None and apart(high, least)) or (low is not None and apart(most, low))))
 
 
-def _moment(text: str, zone: tzinfo | None) -> datetime:
+def _parse_moment(text: str, zone: tzinfo | None) -> datetime:
     moment = datetime.fromisoformat(text)
     if zone is None or moment.tzinfo is None:
         return moment.replace(tzinfo=zone)
     return moment
 
 
-def live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
+def list_live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFile]:
     """Returns all data files of the opened version of a table.
 
     Args:
@@ -152,37 +154,42 @@ def live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[TableFil
     """
     folder = folder_of(delta)
     adds = list(read_add_actions(folder, delta.version()))
-    gone = _gone(delta, folder, adds) if read_vectors else {}
+    gone = _read_deleted_rows(delta, folder, adds) if read_vectors else {}
     found, none = list[TableFile](), np.empty(0, np.int64)
     for add in adds:
-        stats = parse(add.get("stats"))
-        file = TableFile(folder, add, stats, gone.get(file_of(folder, add["path"]), none))
+        stats = parse_statistics(add.get("stats"))
+        file = TableFile(folder, add, stats, gone.get(find_logged_file(folder, add["path"]), none))
         if read_vectors and len(file.deleted_rows) != (add.get("deletionVector") or {}).get("cardinality", 0):
-            raise LakeError(f"{file.path}: {len(file.deleted_rows)} rows are marked, and the log says otherwise")
+            raise LakeError(
+                f"{file.path}: its deletion vector marks {len(file.deleted_rows)} rows as deleted, but Delta's log "
+                f"says {(add.get('deletionVector') or {}).get('cardinality', 0)}",
+                why="The deletion vector or the log is damaged",
+                fix="Restore the table from a backup, or rebuild it",
+            )
         if read_vectors and not isinstance(stats.get("numRecords"), int):
             stats["numRecords"] = pq.read_metadata(file.path).num_rows
         found.append(file)
     return found
 
 
-def _gone(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
+def _read_deleted_rows(delta: DeltaTable, folder: Path, adds: Iterable[Action]) -> dict[Path, Int64s]:
     """Returns the numbers of deleted rows of each file that has a deletion vector, by the file's full path.
 
     Vectors that another program wrote in another form are read by delta-rs, which returns one flag for each row.
     """
     marked = [add for add in adds if add.get("deletionVector")]
-    own = {file_of(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
+    own = {find_logged_file(folder, add["path"]): read_vector(folder, add["deletionVector"]) for add in marked}
     read = {path: rows for path, rows in own.items() if rows is not None}
     if len(read) < len(marked):
         vectors = pa.table(delta.deletion_vectors())
         for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-            read[path_of(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            read[uri_to_path(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
     return read
 
 
 def folder_of(delta: DeltaTable) -> Path:
     """Returns the table's folder."""
-    return path_of(delta.table_uri)
+    return uri_to_path(delta.table_uri)
 
 
 def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
@@ -196,7 +203,7 @@ def read_add_actions(folder: Path, version: int) -> Iterable[Action]:
     base = max((int(n) for n, _, rest in checkpoints if rest == "checkpoint.parquet" and int(n) <= version), default=-1)
     if base >= 0:
         held = pq.read_table(log / f"{base:020}.checkpoint.parquet", columns=["add"])["add"]
-        adds = (_as_json(add) for add in held.drop_null().to_pylist() if add["path"] is not None)
+        adds = (_with_json_types(add) for add in held.drop_null().to_pylist() if add["path"] is not None)
         found = {file_key(add): add for add in adds}
     for number in range(base + 1, version + 1):
         with (log / f"{number:020}.json").open("rb") as lines:
@@ -216,15 +223,15 @@ def file_key(action: Action) -> tuple[str, str]:
     return action["path"], "".join(str(vector.get(name, "")) for name in ("storageType", "pathOrInlineDv", "offset"))
 
 
-def _as_json(add: Action) -> Action:
+def _with_json_types(add: Action) -> Action:
     """Converts an `add` action read from a checkpoint to the form in which a commit stores it."""
     names = ("path", "size", "modificationTime")
     vector = {name: value for name, value in (add.get("deletionVector") or {}).items() if value is not None}
-    known = {name: add[name] for name in names} | {"stats": _stats_of(add)}
+    known = {name: add[name] for name in names} | {"stats": _read_stats(add)}
     return known | ({"deletionVector": vector} if vector else {})
 
 
-def _stats_of(add: Action) -> str | None:
+def _read_stats(add: Action) -> str | None:
     """Returns the statistics in an `add` action of a checkpoint, as JSON text; None if it has none.
 
     If the checkpoint stores statistics only as columns, the text has just the number of rows. The table's properties
@@ -233,4 +240,4 @@ def _stats_of(add: Action) -> str | None:
     if (stats := add.get("stats")) is not None:
         return str(stats)
     rows = (add.get("stats_parsed") or {}).get("numRecords")
-    return None if rows is None else encode({"numRecords": rows}).decode()
+    return None if rows is None else encode_json({"numRecords": rows}).decode()

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.json import decode
 
-from sessionlake.delta.folders.commits import sync, write_checkpoint
+from sessionlake.delta.folders.commits import sync_to_disk, write_checkpoint
 from sessionlake.delta.folders.deletion_vectors import vector_file
 from sessionlake.delta.folders.history import committed_at
-from sessionlake.delta.folders.table_files import Action, live_files, open_table
+from sessionlake.delta.folders.table_files import Action, list_live_files, open_table
 from sessionlake.delta.folders.writable import has_vectors, spark_only_reason
 from sessionlake.delta.storage.upkeep import HistoryToKeep, Vacuumed
-from sessionlake.local.paths import file_of
+from sessionlake.local.paths import find_logged_file
 from sessionlake.protocol.names import quote
 from sessionlake.spark.interpreted import temporary_spark_conf
 
@@ -46,20 +46,20 @@ def lost_files(folder: Path) -> list[str]:
 
     Includes missing files of deletion vectors.
     """
-    files = live_files(open_table(folder), read_vectors=False)
+    files = list_live_files(open_table(folder), read_vectors=False)
     named = {path for file in files for path in (file.path, file.vector) if path is not None}
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
 def has_expired(folder: Path, kept: HistoryToKeep) -> bool:
     """True if more than 100 versions can be removed from the table's log, so that `vacuum` is worth running."""
-    before = _log_kept_since(kept)
-    versions = (file for file in _log(folder).glob("*.json") if file.stem.isdigit())
+    before = _kept_log_time(kept)
+    versions = (file for file in _log_folder(folder).glob("*.json") if file.stem.isdigit())
     passed = (file for file in versions if kept.first_unread is None or int(file.stem) < kept.first_unread)
     return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
 
 
-def _log_kept_since(kept: HistoryToKeep) -> float:
+def _kept_log_time(kept: HistoryToKeep) -> float:
     return time.time() - min(kept.file_span, kept.log_span or kept.file_span).total_seconds()
 
 
@@ -72,11 +72,11 @@ def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
     moment = time.time() - kept.file_span.total_seconds()
     needed = None if kept.first_unread is None else committed_at(folder, kept.first_unread)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
-    _remove_log(folder, _log_kept_since(kept), kept.first_unread)
+    _remove_log(folder, _kept_log_time(kept), kept.first_unread)
     return freed
 
 
-def _date_removed(folder: Path, before: float) -> None:
+def _date_removed_files(folder: Path, before: float) -> None:
     """Sets the modification time of files to the time of the commit that removed them from the table.
 
     VACUUM uses a file's modification time if the log does not name the file. This is so for deletion vectors, which
@@ -86,7 +86,7 @@ def _date_removed(folder: Path, before: float) -> None:
     Args:
         before: seconds since the epoch. Only commits from then on are considered.
     """
-    for commit in (file for file in _log(folder).glob("*.json") if file.stem.isdigit()):
+    for commit in (file for file in _log_folder(folder).glob("*.json") if file.stem.isdigit()):
         moment = commit.stat().st_mtime
         if moment < before:
             continue
@@ -104,7 +104,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
     for line in commit.read_bytes().split(b"\n"):
         if line.startswith(b'{"remove"'):
             action: Action = decode(line)["remove"]
-            yield file_of(folder, action["path"])
+            yield find_logged_file(folder, action["path"])
             vector = action.get("deletionVector")
             if vector and (file := vector_file(folder, vector)) is not None:
                 yield file
@@ -113,14 +113,14 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
 def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     """Deletes the files that no version committed since `before` (seconds since the epoch) needs."""
     unnamed = _remove_unnamed(folder, before)
-    _date_removed(folder, before)
+    _date_removed_files(folder, before)
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
     delta = open_table(folder)
     if has_vectors(delta) or spark_only_reason(delta):  # delta-rs would delete files of vectors that are still needed
-        held = _held(folder)
+        held = _read_kept_files(folder)
         with temporary_spark_conf(spark, _VACUUM):
             spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
-        left = _held(folder)
+        left = _read_kept_files(folder)
         freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
     else:
         # delta-rs also lists files that were removed long ago with one vector, and only recently with another.
@@ -154,7 +154,7 @@ def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
     return Vacuumed(files, size)
 
 
-def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
+def purge_history(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
     """Removes all files and log entries that the latest version does not need. This cannot be undone.
 
     Args:
@@ -168,9 +168,9 @@ def purge(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
     return freed
 
 
-def _held(folder: Path) -> dict[str, int]:
+def _read_kept_files(folder: Path) -> dict[str, int]:
     """Returns the sizes in bytes of all files in the folder, by full path. Files of the log are left out."""
-    log = _log(folder)
+    log = _log_folder(folder)
     return {str(f): f.stat().st_size for f in folder.rglob("*") if f.is_file() and log not in f.parents}
 
 
@@ -184,21 +184,23 @@ def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
         before: seconds since the epoch.
         since: version that a stream reads next; log files from there on stay. None if no stream waits.
     """
-    log = _log(folder)
+    log = _log_folder(folder)
     versions = {int(file.stem): file for file in log.glob("*.json") if file.stem.isdigit()}
     oldest = max((n for n, file in versions.items() if file.stat().st_mtime < before), default=-1)
     oldest = oldest if since is None else min(oldest, since)
     checkpoints = {int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet")}
     base = max((n for n in checkpoints if n <= oldest), default=0)
     if base:
-        sync(log / f"{base:020}.checkpoint.parquet", log)  # Spark or an earlier sessionlake may not have synced it
+        sync_to_disk(
+            log / f"{base:020}.checkpoint.parquet", log
+        )  # Spark or an earlier sessionlake may not have synced it
     for file in log.iterdir():
         version = file.name.removeprefix(".").partition(".")[0]
         if version.isdigit() and int(version) < base:
             file.unlink(missing_ok=True)
 
 
-def _log(folder: Path) -> Path:
+def _log_folder(folder: Path) -> Path:
     return folder / "_delta_log"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.json import decode
 
-from sessionlake.delta.folders.file_statistics import encode
+from sessionlake.delta.folders.file_statistics import encode_json
 from sessionlake.delta.folders.table_files import Action, read_add_actions
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class _VersionSummary:
     files: int = 0
     size: int = 0
 
-    def behind(self, action: Action) -> _VersionSummary:
+    def after_action(self, action: Action) -> _VersionSummary:
         """Returns the summary after one more action of a commit."""
         if file := action.get("add"):
             return replace(self, files=self.files + 1, size=self.size + file["size"])
@@ -61,22 +61,22 @@ def write_checksum(folder: Path, version: int) -> None:
     """
     log = folder / "_delta_log"
     try:
-        before, at = _nearest(log, version)
+        before, at = _find_nearest_summary(log, version)
         if before is None:
             return
         for number in range(at + 1, version + 1):
             actions = [decode(line) for line in (log / f"{number:020}.json").read_bytes().splitlines()]
-            before = reduce(_VersionSummary.behind, actions, before)
-            if _adds_again(actions):
+            before = reduce(_VersionSummary.after_action, actions, before)
+            if _repeats_an_add(actions):
                 sizes = [add["size"] for add in read_add_actions(folder, number)]
                 before = replace(before, files=len(sizes), size=sum(sizes))
         if before.metadata is not None and before.protocol is not None and _is_known(before.protocol):
-            _write(log, version, before)
+            _write_checksum_file(log, version, before)
     except (OSError, ValueError, KeyError, TypeError) as error:  # as if a commit does not have a file's size
         _LOG.debug("%s: version %s is left without a checksum: %s", folder, version, error)
 
 
-def _adds_again(actions: Iterable[Action]) -> bool:
+def _repeats_an_add(actions: Iterable[Action]) -> bool:
     """True if a commit may add files that the table already has, as a commit with corrected statistics does.
 
     Args:
@@ -87,7 +87,7 @@ def _adds_again(actions: Iterable[Action]) -> bool:
     return named and not any("remove" in action for action in own)
 
 
-def _nearest(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
+def _find_nearest_summary(log: Path, version: int) -> tuple[_VersionSummary | None, int]:
     """Returns the summary in the nearest readable checksum before `version`, and the version of that checksum.
 
     Without such a checksum, the result for one of the first 100 versions is an empty summary and -1, so that the log is
@@ -106,7 +106,7 @@ def _is_known(protocol: Action) -> bool:
     return _KNOWN.issuperset(protocol.get("writerFeatures") or ())
 
 
-def _write(log: Path, version: int, found: _VersionSummary) -> None:
+def _write_checksum_file(log: Path, version: int, found: _VersionSummary) -> None:
     content = {
         "tableSizeBytes": found.size,
         "numFiles": found.files,
@@ -116,7 +116,7 @@ def _write(log: Path, version: int, found: _VersionSummary) -> None:
         "protocol": found.protocol,
     }
     written = log / f".{uuid.uuid4()}.crc"
-    written.write_bytes(encode(content) + b"\n")
+    written.write_bytes(encode_json(content) + b"\n")
     written.replace(log / f"{version:020}.crc")
     # Readers list all checksums to find the newest, and never use old ones.
     (log / f"{version - _KEPT:020}.crc").unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.folders.parquet import FAST_CODEC, FileWriter
-from sessionlake.delta.folders.table_files import TableFile, folder_of, live_files
+from sessionlake.delta.folders.table_files import TableFile, folder_of, list_live_files
 from sessionlake.delta.schemas.properties import CHANGE_FEED, DELETION_VECTORS, STATISTICS_COLUMNS, split_names
 from sessionlake.errors import LakeError
 
@@ -52,7 +52,7 @@ READER_FEATURES = frozenset({VECTORS, "columnMapping", "timestampNtz", "variantT
 
 
 @dataclass(frozen=True)
-class Writable:
+class WritableTable:
     """A table that this package may commit to, opened at one version.
 
     Attributes:
@@ -74,7 +74,7 @@ class Writable:
         Raises:
             LakeError: a deletion vector has another number of rows than the log says.
         """
-        return live_files(self.delta)
+        return list_live_files(self.delta)
 
     @property
     def version(self) -> int:
@@ -97,16 +97,16 @@ class Writable:
         Args:
             codec: Parquet's compression codec.
         """
-        indexed = split_names(self.configuration.get(STATISTICS_COLUMNS, "")) or self._usually_indexed()
+        indexed = split_names(self.configuration.get(STATISTICS_COLUMNS, "")) or self._default_indexed_columns()
         return FileWriter(str(self.folder), self.schema, indexed, codec)
 
-    def _usually_indexed(self) -> tuple[str, ...]:
+    def _default_indexed_columns(self) -> tuple[str, ...]:
         """Returns the columns that get statistics if no table property names them: the first 32 that are not nested."""
         flat = [field.name for field in self.schema if not pa.types.is_nested(field.type)]
         return tuple(flat[:_INDEXED])
 
 
-def open_writable(delta: DeltaTable) -> Writable:
+def open_writable(delta: DeltaTable) -> WritableTable:
     """Returns the table for a commit, after checking that this package may commit to it.
 
     Raises:
@@ -114,11 +114,11 @@ def open_writable(delta: DeltaTable) -> Writable:
     """
     if why := spark_only_reason(delta):
         raise LakeError(
-            f"{folder_of(delta)} has {why}",
+            f"the table in {folder_of(delta)} has {why}",
             why="A commit that ignores this would damage the table, so only Spark may write to it",
             fix="Undo the change to the table's properties, or copy its rows to a new table",
         )
-    return Writable(delta, folder_of(delta), pa.schema(delta.schema().to_arrow()), delta.metadata().configuration)
+    return WritableTable(delta, folder_of(delta), pa.schema(delta.schema().to_arrow()), delta.metadata().configuration)
 
 
 def spark_only_reason(delta: DeltaTable) -> str | None:
@@ -128,7 +128,7 @@ def spark_only_reason(delta: DeltaTable) -> str | None:
         return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
     if unknown := features_of(delta) - _KNOWN - _UNUSED.keys():
         return f"the table feature {', '.join(sorted(unknown))}"
-    if used := _used(delta):
+    if used := _find_used_features(delta):
         return f"the table feature {', '.join(sorted(used))} in use"
     return "partition columns" if delta.metadata().partition_columns else None
 
@@ -139,10 +139,10 @@ def needs_delta_reader(delta: DeltaTable) -> bool:
     This is so with mapped or partition columns, and with features for readers that this package does not support.
     """
     asked = {*(delta.protocol().reader_features or ())} - READER_FEATURES
-    return bool(asked or "columnMapping" in _used(delta) or delta.metadata().partition_columns)
+    return bool(asked or "columnMapping" in _find_used_features(delta) or delta.metadata().partition_columns)
 
 
-def _used(delta: DeltaTable) -> set[str]:
+def _find_used_features(delta: DeltaTable) -> set[str]:
     """Returns those features in `_UNUSED` that the table really uses, according to its metadata."""
     said = json.dumps([*delta.metadata().configuration]) + delta.schema().to_json().replace(" ", "")
     return {feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks)}
@@ -158,7 +158,7 @@ def features_of(delta: DeltaTable) -> set[str]:
 
 def used_features(delta: DeltaTable) -> set[str]:
     """Returns the names of the features that the table really uses, without those that its protocol only lists."""
-    return {feature for feature in features_of(delta) if feature not in _UNUSED} | _used(delta)
+    return {feature for feature in features_of(delta) if feature not in _UNUSED} | _find_used_features(delta)
 
 
 def has_vectors(delta: DeltaTable) -> bool:

@@ -32,23 +32,23 @@ _WRITES = {
 }
 
 
-def page() -> str:
+def write_page() -> str:
     """Returns the data dictionary as Markdown: one section per table, with all its columns."""
-    return "\n".join([_HEAD, *_sections()])
+    return "\n".join([_HEAD, *_write_sections()])
 
 
-def _sections() -> Iterator[str]:
+def _write_sections() -> Iterator[str]:
     names = sorted(TABLES, key=lambda table: _ORDER.index(table.partition(".")[0]))
     for schema, tables in groupby(names, key=lambda table: table.partition(".")[0]):
         yield f"## {schema}\n"
         for table in tables:
-            yield from _table(table, TABLES[table])
+            yield from _write_table(table, TABLES[table])
 
 
 _ORDER = ("bronze", "silver", "gold", "ops")
 
 
-def _table(name: str, schema: TableSchema) -> Iterator[str]:
+def _write_table(name: str, schema: TableSchema) -> Iterator[str]:
     file = f"{schema.written_by.replace('.', '/')}.py"
     yield f"### {name}\n"
     yield f"{schema.comment}.\n"
@@ -59,11 +59,11 @@ def _table(name: str, schema: TableSchema) -> Iterator[str]:
     if schema.change_feed:
         yield "- Change data feed: on"
     yield "\n| column | type | meaning |\n|---|---|---|"
-    yield from map(_row, schema.definitions)
+    yield from map(_write_row, schema.definitions)
     yield ""
 
 
-def _row(column: Column) -> str:
+def _write_row(column: Column) -> str:
     name, kind = (f"`{column.name}`", f"`{column.sql}`")
     if column.name == DECLARED:
         name, kind = "each of `capture.columns`", "as declared"

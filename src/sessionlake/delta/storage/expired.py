@@ -1,7 +1,7 @@
 """Selects the rows of a table that retention removes, both as an Arrow mask and as a Spark condition.
 
-`Expired` selects the rows of each topic-partition or session up to a limit, such as an offset. Limits only rise, and no
-row at or below a limit is added later. So all processes select the same rows, whenever they do it.
+`ExpiredRows` selects the rows of each topic-partition or session up to a limit, such as an offset. Limits only rise,
+and no row at or below a limit is added later. So all processes select the same rows, whenever they do it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RowSelection(Protocol):
 
 
 @dataclass(frozen=True)
-class Expired:
+class ExpiredRows:
     """Selects the rows whose value in `limited_column` is at most the limit for their key.
 
     Rows whose key has no limit are not selected.
@@ -76,7 +76,7 @@ class Expired:
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns for each row of the batch whether it is selected."""
-        limit = self._limits_of(batch)
+        limit = self._find_limits(batch)
         goes = pc.less_equal(batch.column(self.limited_column), limit)
         for name, value in self.upper_bounds.items():
             column = batch.column(name)
@@ -85,12 +85,14 @@ class Expired:
             goes = pc.and_kleene(goes, pc.invert(pc.fill_null(batch.column(self.spared_by), fill_value=False)))
         return pc.fill_null(goes, fill_value=False)
 
-    def _limits_of(self, batch: pa.RecordBatch) -> Any:
+    def _find_limits(self, batch: pa.RecordBatch) -> Any:
         """Returns for each row the limit of its key, null if it has none; one scalar if there are no key columns."""
         limits = self.limits[LIMIT].combine_chunks()
         if not self.keys:
             return limits[0] if len(limits) else pa.scalar(None, limits.type)
-        return limits.take(pc.index_in(_joined_keys(batch, self.keys), value_set=_joined_keys(self.limits, self.keys)))
+        return limits.take(
+            pc.index_in(_join_key_columns(batch, self.keys), value_set=_join_key_columns(self.limits, self.keys))
+        )
 
     def source(self, spark: SparkSession) -> DataFrame:
         """Returns the limits as a Spark frame with alias `s`."""
@@ -115,7 +117,7 @@ class Expired:
         return [(name, le, value) for name, value in self.upper_bounds.items()]
 
 
-def _joined_keys(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:
+def _join_key_columns(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:
     """Returns one text for each row: its values in the key columns, joined. Null if one of them is null."""
     parts = [pc.cast(rows[name] if isinstance(rows, pa.Table) else rows.column(name), pa.string()) for name in keys]
     joined = pc.binary_join_element_wise(*parts, "\0")

@@ -1,7 +1,7 @@
 """Times that Python's datetime cannot represent: before the year 1 or after the year 9999.
 
 An event time can be any int64 of milliseconds, and Spark's timestamps reach 292,000 years back and forth. In rows as
-Python dictionaries, such a time is a `FarTime`. `time_text` formats all times for people.
+Python dictionaries, such a time is a `FarTime`. `format_time` formats all times for people.
 """
 
 from __future__ import annotations
@@ -46,37 +46,37 @@ class FarTime(int):
         return self > other or self == other
 
 
-def time_of(ms: int) -> datetime | FarTime:
+def ms_to_time(ms: int) -> datetime | FarTime:
     """Converts milliseconds since the epoch to a datetime in UTC, or to a `FarTime` outside datetime's range."""
     return _EPOCH + timedelta(milliseconds=ms) if FIRST_MS <= ms <= LAST_MS else FarTime(ms)
 
 
-def nearest_time(ms: int) -> datetime:
+def nearest_datetime(ms: int) -> datetime:
     """Converts milliseconds since the epoch to a datetime in UTC; outside datetime's range, to its first or last."""
     return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
 
 
-def ms_of(time: datetime | FarTime) -> int:
+def time_to_ms(time: datetime | FarTime) -> int:
     """Converts a time to milliseconds since the epoch, rounded down. A time without a zone counts as UTC."""
     if isinstance(time, FarTime):
         return int(time)
     return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
-def time_text(time: datetime | FarTime | int, timespec: str = "milliseconds") -> str:
+def format_time(time: datetime | FarTime | int, timespec: str = "milliseconds") -> str:
     """Formats a time in UTC, as in `2026-01-02 03:04:05.678Z`; outside datetime's range, as a number of milliseconds.
 
     Args:
         time: the time; an integer is in milliseconds since the epoch.
         timespec: precision, as for `datetime.isoformat`.
     """
-    found = time_of(time) if isinstance(time, int) and not isinstance(time, FarTime) else time
+    found = ms_to_time(time) if isinstance(time, int) and not isinstance(time, FarTime) else time
     if isinstance(found, FarTime):
         return str(found)
     in_utc = found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
     return in_utc.replace(tzinfo=None).isoformat(" ", timespec) + "Z"
 
 
-def micros_of(time: datetime | FarTime) -> int:
+def time_to_micros(time: datetime | FarTime) -> int:
     """Converts a time to microseconds since the epoch. A datetime must have a time zone."""
     return int(time) * 1000 if isinstance(time, FarTime) else (time - _EPOCH) // timedelta(microseconds=1)

@@ -69,7 +69,7 @@ def offsets_condition(spans: OffsetRanges) -> Column:
     """Returns the Spark condition for rows whose offset is in its topic-partition's range. Delta skips other files."""
     from pyspark.sql import functions as F
 
-    return _any(
+    return _any_of(
         [
             (F.col("topic") == topic) & (F.col("partition") == partition) & F.col("offset").between(first, last)
             for (topic, partition), (first, last) in spans.items()
@@ -77,11 +77,11 @@ def offsets_condition(spans: OffsetRanges) -> Column:
     )
 
 
-def _any(conditions: Sequence[Column]) -> Column:
+def _any_of(conditions: Sequence[Column]) -> Column:
     """Combines conditions with OR in a balanced tree. A chain of thousands would overflow the stack in Spark."""
     from pyspark.sql import functions as F
 
     if len(conditions) <= 1:
         return conditions[0] if conditions else F.lit(col=False)
     middle = len(conditions) // 2
-    return _any(conditions[:middle]) | _any(conditions[middle:])
+    return _any_of(conditions[:middle]) | _any_of(conditions[middle:])

@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.storage.far_times import FarTime, micros_of
-from sessionlake.delta.storage.values import rows_of, value_of, values_of
+from sessionlake.delta.storage.far_times import FarTime, time_to_micros
+from sessionlake.delta.storage.values import to_rows, to_value, to_values
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import SESSION, contiguous
+from sessionlake.protocol.arrow import SESSION, to_contiguous
 from sessionlake.protocol.types import Row
 
 # A condition on rows: column name, comparison and value. The comparison is a function of the module `operator`, or one
@@ -46,17 +46,17 @@ def is_null(column: Any, _: None) -> Any:
     return column.is_null() if isinstance(column, pc.Expression) else column.isNull()
 
 
-def expression(conditions: Sequence[Condition]) -> pc.Expression | None:
+def to_arrow_expression(conditions: Sequence[Condition]) -> pc.Expression | None:
     """Combines all conditions into one Arrow expression; None if there are none."""
-    meets = [compare(pc.field(name), _comparable(value)) for name, compare, value in conditions]
+    meets = [compare(pc.field(name), _to_comparable(value)) for name, compare, value in conditions]
     return reduce(operator.and_, meets) if meets else None
 
 
-def _comparable(value: Any) -> Any:
+def _to_comparable(value: Any) -> Any:
     """Converts a condition's value to a form that Arrow can compare with a column."""
     if isinstance(value, list):
-        return [_comparable(one) for one in value]
-    return pa.scalar(micros_of(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
+        return [_to_comparable(one) for one in value]
+    return pa.scalar(time_to_micros(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
 
 
 def key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
@@ -72,9 +72,9 @@ def key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> li
     for name in keys:
         values = pc.unique(rows[name].cast(schema.field(name).type))
         if len(values) <= _NAMED:
-            conditions.append((name, is_in, values_of(values)))
+            conditions.append((name, is_in, to_values(values)))
         else:
-            ends = value_of(pc.min_max(values))
+            ends = to_value(pc.min_max(values))
             conditions += [(name, operator.ge, ends["min"]), (name, operator.le, ends["max"])]
     return conditions
 
@@ -137,11 +137,11 @@ class TableReader(ABC):
         """Returns the columns of a table, which must exist."""
 
     @abstractmethod
-    def size(self, table: str) -> TableSize:
+    def read_size(self, table: str) -> TableSize:
         """Returns the size of a table, which must exist, from its log."""
 
     @abstractmethod
-    def files(self, table: str, *conditions: Condition) -> FilesRead | None:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
         """Returns the files that a read with these conditions must open, according to their statistics.
 
         None if the storage cannot say. The table must exist.
@@ -149,7 +149,7 @@ class TableReader(ABC):
 
     def count(self, table: str) -> int:
         """Returns a table's row count from its log; 0 if the table does not exist."""
-        return self.size(table).rows if self.exists(table) else 0
+        return self.read_size(table).rows if self.exists(table) else 0
 
     def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """Yields the rows that meet all conditions, as dictionaries. Times are in UTC.
@@ -157,7 +157,7 @@ class TableReader(ABC):
         A time outside the range of Python's datetime is a `FarTime`.
         """
         for batch in self.batches(table, *conditions, columns=columns):
-            yield from rows_of(batch)
+            yield from to_rows(batch)
 
     def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         """Returns any rows of a table, at most `max_rows`, without reading the whole table."""
@@ -182,12 +182,12 @@ class TableReader(ABC):
             TooLargeError: the result is larger than `max_bytes`.
         """
         names = [] if sessions is None else session_columns(sessions)
-        wanted = None if sessions is None else _joined(sessions, names)
+        wanted = None if sessions is None else _join_columns(sessions, names)
         found, size = [], 0
         for batch in self.batches(table, *conditions, columns=columns):
             rows = pa.Table.from_batches([batch])
             if wanted is not None:
-                rows = rows.filter(pc.is_in(_joined(rows, names), value_set=wanted))
+                rows = rows.filter(pc.is_in(_join_columns(rows, names), value_set=wanted))
             size += rows.nbytes
             if max_bytes is not None and size > max_bytes:
                 raise TooLargeError(f"{table}: the selected rows have more than {max_bytes} bytes")
@@ -197,7 +197,7 @@ class TableReader(ABC):
         schema = self.schema(table)
         return schema.empty_table().select(schema.names if columns is None else list(columns))
 
-    def any(self, table: str, *conditions: Condition) -> bool:
+    def has_rows(self, table: str, *conditions: Condition) -> bool:
         """True if at least one row meets all conditions. Reading stops at the first such row."""
         named = [name for name, _, _ in conditions]
         return any(batch.num_rows for batch in self.batches(table, *conditions, columns=named or None))
@@ -213,18 +213,18 @@ class TableReader(ABC):
         found: Counter[tuple[Any, ...]] = Counter()
         for batch in self.batches(table, *conditions, columns=by):
             groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([([], "count_all")])
-            found.update(counter_of(groups.select([*by, "count_all"])))
+            found.update(count_by_key(groups.select([*by, "count_all"])))
         return found
 
-    def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        """Returns the highest value of the column `of` for each combination of values of the columns `by`.
+    def highest(self, table: str, column: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+        """Returns the highest value of the column `column` for each combination of values of the columns `by`.
 
         Only rows that meet all conditions count. Only the results are held in memory, not the rows.
         """
         found: dict[tuple[Any, ...], Any] = {}
-        for batch in self.batches(table, *conditions, columns=[*by, of]):
-            groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([(of, "max")])
-            for key, value in by_key(groups.select([*by, f"{of}_max"])).items():
+        for batch in self.batches(table, *conditions, columns=[*by, column]):
+            groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([(column, "max")])
+            for key, value in group_by_key(groups.select([*by, f"{column}_max"])).items():
                 found[key] = max(value, found.get(key, value))
         return found
 
@@ -234,23 +234,23 @@ def session_columns(sessions: pa.Table) -> list[str]:
     return [name for name in SESSION if name in sessions.column_names]
 
 
-def _joined(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    parts = (contiguous(rows[name]).cast(pa.string()) for name in names)
+def _join_columns(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+    parts = (to_contiguous(rows[name]).cast(pa.string()) for name in names)
     return pc.binary_join_element_wise(*parts, "\0")
 
 
-def by_key(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
+def group_by_key(groups: pa.Table) -> dict[tuple[Any, ...], Any]:
     """Converts a table with one row per group to a dictionary.
 
     The last column is the value. All other columns together are the key, as a tuple.
     """
-    *keys, values = map(values_of, groups.columns)
+    *keys, values = map(to_values, groups.columns)
     return dict(zip(zip(*keys, strict=True), values, strict=True))
 
 
-def counter_of(groups: pa.Table) -> Counter[tuple[Any, ...]]:
+def count_by_key(groups: pa.Table) -> Counter[tuple[Any, ...]]:
     """Converts a table with one row per group to a counter.
 
     The last column is the number of rows. All other columns together are the key, as a tuple.
     """
-    return Counter(by_key(groups))
+    return Counter(group_by_key(groups))

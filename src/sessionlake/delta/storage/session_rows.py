@@ -16,7 +16,7 @@ from sessionlake.spark.frames import to_spark_frame
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-ERASED_VALUES: dict[str, Any] = {"key": erased.KEY, "value": None, "headers": None}
+ERASED_VALUES: dict[str, Any] = {"key": erased.ERASED_KEY, "value": None, "headers": None}
 """Values that replace the content of an erased message in `bronze.messages`, by column. Other columns stay."""
 
 
@@ -37,7 +37,7 @@ class SessionRows:
     """Always empty, since the highest values of a session's rows are unknown. So no file is skipped."""
 
     @classmethod
-    def of(cls, table: str, topic: str, session: str) -> SessionRows:
+    def of_session(cls, table: str, topic: str, session: str) -> SessionRows:
         """Returns the selection of a session's rows in a table.
 
         In tables of messages, rows are selected by the Kafka key, so that unusable messages are included.
@@ -73,7 +73,7 @@ class SessionRows:
 
         return (F.col("t.topic") == F.col("s.topic")) & (F.col(f"t.{self.id_column}") == F.col(f"s.{self.id_column}"))
 
-    def with_erased(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch with the content of the session's messages erased. Other messages stay as they are."""
         gone = self.mask(batch)
         columns = [

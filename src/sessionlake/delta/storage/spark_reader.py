@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.storage.far_times import FarTime, micros_of
+from sessionlake.delta.storage.far_times import FarTime, time_to_micros
 from sessionlake.delta.storage.interface import Storage
 from sessionlake.delta.storage.reading import (
     Condition,
@@ -17,11 +17,11 @@ from sessionlake.delta.storage.reading import (
     TableReader,
     TableSize,
     TooLargeError,
-    by_key,
-    counter_of,
+    count_by_key,
+    group_by_key,
     session_columns,
 )
-from sessionlake.delta.storage.values import rows_of
+from sessionlake.delta.storage.values import to_rows
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Row
 from sessionlake.spark.failures import RESULT_TOO_BIG, parse_failure
@@ -62,7 +62,7 @@ class SparkReader(TableReader):
             return
         try:
             with without_code_generation(self._spark):
-                frame = self._where(table, conditions, columns)
+                frame = self._filtered_frame(table, conditions, columns)
                 found = frame.toArrow()
         except Exception as error:
             if not RESULT_TOO_BIG.matches_failure(parse_failure(error)):
@@ -84,7 +84,7 @@ class SparkReader(TableReader):
             return super().table(table, *conditions, columns=columns, sessions=sessions)
         try:
             with without_code_generation(self._spark):
-                frame = self._of(self._where(table, conditions), sessions)
+                frame = self._select_sessions(self._filtered_frame(table, conditions), sessions)
                 frame = frame if columns is None else frame.select(*map(quote, columns))
                 most = max_bytes // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
@@ -96,7 +96,7 @@ class SparkReader(TableReader):
             raise TooLargeError(f"{table}: the selected rows have more than {max_bytes} bytes")
         return found
 
-    def _of(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
+    def _select_sessions(self, frame: DataFrame, sessions: pa.Table | None) -> DataFrame:
         from pyspark.sql import functions as F
 
         if sessions is None:
@@ -110,7 +110,7 @@ class SparkReader(TableReader):
     ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
         with without_code_generation(self._spark):
-            found = self._where(table, conditions, columns, same).toArrow()
+            found = self._filtered_frame(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
     def is_known_empty(self, table: str) -> bool:
@@ -125,7 +125,7 @@ class SparkReader(TableReader):
             except (AttributeError, Py4JError):  # the session does not expose such a plan
                 return False
 
-    def size(self, table: str) -> TableSize:
+    def read_size(self, table: str) -> TableSize:
         with without_code_generation(self._spark):
             (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
             rows = self._storage.read(self._spark, table, {}).count()
@@ -138,7 +138,7 @@ class SparkReader(TableReader):
         with without_code_generation(self._spark):
             return self._storage.read(self._spark, table, {}).count()
 
-    def files(self, table: str, *conditions: Condition) -> FilesRead | None:
+    def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
         """Returns None, since only the platform knows which files it opens."""
         del table, conditions
         return None
@@ -147,31 +147,33 @@ class SparkReader(TableReader):
         if not self.exists(table):
             return []
         with without_code_generation(self._spark):
-            return rows_of(self._where(table, (), columns).limit(max_rows).toArrow())
+            return to_rows(self._filtered_frame(table, (), columns).limit(max_rows).toArrow())
 
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """Counts the rows of each group on the cluster, with Spark."""
         if not self.exists(table):
             return Counter()
         with without_code_generation(self._spark):
-            return counter_of(self._where(table, conditions).groupBy(*map(quote, by)).count().toArrow())
+            return count_by_key(self._filtered_frame(table, conditions).groupBy(*map(quote, by)).count().toArrow())
 
-    def highest(self, table: str, of: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+    def highest(self, table: str, column: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
         """Computes the highest value of each group on the cluster, with Spark."""
         from pyspark.sql import functions as F
 
         if not self.exists(table):
             return {}
         with without_code_generation(self._spark):
-            return by_key(self._where(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(of))).toArrow())
+            return group_by_key(
+                self._filtered_frame(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(column))).toArrow()
+            )
 
-    def any(self, table: str, *conditions: Condition) -> bool:
+    def has_rows(self, table: str, *conditions: Condition) -> bool:
         if not self.exists(table):
             return False
         with without_code_generation(self._spark):
-            return not self._where(table, conditions).isEmpty()
+            return not self._filtered_frame(table, conditions).isEmpty()
 
-    def _where(
+    def _filtered_frame(
         self,
         table: str,
         conditions: Sequence[Condition],
@@ -186,11 +188,11 @@ class SparkReader(TableReader):
 
         frame = self._storage.read(self._spark, table, options or {})
         for name, compare, value in conditions:
-            frame = frame.where(compare(F.col(quote(name)), literal(value)))
+            frame = frame.where(compare(F.col(quote(name)), to_spark_literal(value)))
         return frame if columns is None else frame.select(*map(quote, columns))
 
 
-def literal(value: Any) -> Any:
+def to_spark_literal(value: Any) -> Any:
     """Converts a condition's value, or each value in a list, to a form that Spark can compare with a column.
 
     A time is passed as microseconds, so that neither time zone nor calendar can change it.
@@ -198,5 +200,5 @@ def literal(value: Any) -> Any:
     from pyspark.sql import functions as F
 
     if isinstance(value, FarTime) or (isinstance(value, datetime) and value.tzinfo is not None):
-        return F.timestamp_micros(F.lit(micros_of(value)))
-    return [literal(one) for one in value] if isinstance(value, list | tuple) else value
+        return F.timestamp_micros(F.lit(time_to_micros(value)))
+    return [to_spark_literal(one) for one in value] if isinstance(value, list | tuple) else value

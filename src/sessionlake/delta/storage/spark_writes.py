@@ -93,14 +93,14 @@ def merge_with_spark(
     """
     frame = to_spark_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
-    same = reduce(and_, (_bound(known, name) for name in upsert.pruned_by), _same(upsert))
+    same = reduce(and_, (_pruning_bounds(known, name) for name in upsert.pruned_by), _same_keys_condition(upsert))
 
     def execute() -> Commit:
         storage.require_lease(table)
         with storage.commit_lock(table):
             builder = storage.delta(spark, table).alias("t").merge(frame.alias("s"), same)
             spark.conf.unset(LAST_COMMIT)
-            done = _clauses(builder, upsert).execute().collect()
+            done = _add_merge_clauses(builder, upsert).execute().collect()
             version = spark.conf.get(LAST_COMMIT, None)
             if version is None:  # Delta skipped the MERGE, since the transaction is already committed
                 return storage.last_commit(spark, table)
@@ -157,13 +157,13 @@ def rewrite_with_spark(
         retry_on_conflict(execute)
 
 
-def _same(upsert: Upsert) -> Column:
+def _same_keys_condition(upsert: Upsert) -> Column:
     from pyspark.sql import functions as F
 
     return reduce(and_, (F.col(f"t.{quote(name)}") == F.col(f"s.{quote(name)}") for name in upsert.keys))
 
 
-def _clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
+def _add_merge_clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
     always: dict[str, str | Column] = {quote(name): f"s.{quote(name)}" for name in upsert.columns}
     if_set: dict[str, str | Column] = {
         quote(name): f"CASE WHEN s.{WRITTEN}[{i}] THEN s.{quote(name)} ELSE t.{quote(name)} END"
@@ -182,7 +182,7 @@ def _clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMergeBuilder:
     return builder
 
 
-def _bound(source: DataFrame | pa.Table, name: str) -> Column:
+def _pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """Returns a condition that limits a column of the table to the values in the source, so that MERGE skips files.
 
     Without such a condition, MERGE would read the keys in all files of the table.

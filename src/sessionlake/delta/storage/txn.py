@@ -29,7 +29,7 @@ class Txn:
     version: int
 
     @classmethod
-    def last(cls, app_id: str) -> Txn:
+    def last_of_app(cls, app_id: str) -> Txn:
         """Returns the transaction with the highest possible version, which is newer than every batch of the query."""
         return cls(app_id, _LAST)
 
@@ -49,7 +49,7 @@ class Txn:
         return Txn(f"{self.app_id}:claimed", token * _BATCHES + self.version + 1) if token else self
 
     @classmethod
-    def before_holder(cls, app_id: str, token: int) -> Txn:
+    def before_lease_holder(cls, app_id: str, token: int) -> Txn:
         """Returns a transaction that is newer than those of all earlier holders, and older than those of this holder.
 
         Args:

@@ -8,65 +8,65 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sessionlake.delta.storage.far_times import FarTime, time_of
+from sessionlake.delta.storage.far_times import FarTime, ms_to_time
 
 _DAY_MS = 86_400_000
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
-def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+def to_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """Returns each row as a dictionary by column name. A time outside datetime's range becomes a `FarTime`."""
     names = table.schema.names
-    return [dict(zip(names, row, strict=True)) for row in zip(*map(values_of, table.columns), strict=True)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*map(to_values, table.columns), strict=True)]
 
 
-def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def to_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Returns a column's values as Python objects. A time outside datetime's range becomes a `FarTime`."""
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):
-        return _far(column)
+        return _read_far_times(column)
     return values
 
 
-def value_of(scalar: pa.Scalar) -> Any:
+def to_value(scalar: pa.Scalar) -> Any:
     """Returns an Arrow scalar's value as a Python object. A time outside datetime's range becomes a `FarTime`."""
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):
-        return values_of(pa.array([scalar], scalar.type))[0]
+        return to_values(pa.array([scalar], scalar.type))[0]
 
 
-def _far(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def _read_far_times(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     kind = column.type
     if isinstance(column, pa.ChunkedArray):
-        return [value for chunk in column.chunks for value in values_of(chunk)]
+        return [value for chunk in column.chunks for value in to_values(chunk)]
     if t.is_timestamp(kind):
-        return [None if at is None else _timestamp(at, kind) for at in column.cast(pa.int64()).to_pylist()]
+        return [None if at is None else _to_timestamp(at, kind) for at in column.cast(pa.int64()).to_pylist()]
     if t.is_date32(kind):
-        return [None if day is None else _day(day) for day in column.cast(pa.int32()).to_pylist()]
+        return [None if day is None else _to_date(day) for day in column.cast(pa.int32()).to_pylist()]
     if t.is_struct(kind):
         names = [field.name for field in kind]
-        parts = zip(*(values_of(column.field(i)) for i in range(len(names))), strict=True)
+        parts = zip(*(to_values(column.field(i)) for i in range(len(names))), strict=True)
         both = zip(parts, column.is_valid().to_pylist(), strict=True)
         return [dict(zip(names, row, strict=True)) if valid else None for row, valid in both]
     if t.is_map(kind):
         pairs = (scalar.values if scalar.is_valid else None for scalar in column)
-        return [None if p is None else list(zip(*(values_of(p.field(i)) for i in (0, 1)), strict=True)) for p in pairs]
+        return [None if p is None else list(zip(*(to_values(p.field(i)) for i in (0, 1)), strict=True)) for p in pairs]
     if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
-        return [values_of(scalar.values) if scalar.is_valid else None for scalar in column]
+        return [to_values(scalar.values) if scalar.is_valid else None for scalar in column]
     raise TypeError(f"values of type {kind} cannot be converted to Python")
 
 
-def _timestamp(at: int, kind: pa.TimestampType) -> datetime | FarTime:
+def _to_timestamp(at: int, kind: pa.TimestampType) -> datetime | FarTime:
     ms, rest = (at * 1000, 0) if kind.unit == "s" else divmod(at, _PER_MS[kind.unit])
-    found = time_of(ms)
+    found = ms_to_time(ms)
     if isinstance(found, FarTime):
         return found
     exact = found + timedelta(microseconds=rest * 1000 // _PER_MS.get(kind.unit, 1))
     return exact if kind.tz else exact.replace(tzinfo=None)
 
 
-def _day(day: int) -> date | FarTime:
-    found = time_of(day * _DAY_MS)
+def _to_date(day: int) -> date | FarTime:
+    found = ms_to_time(day * _DAY_MS)
     return found if isinstance(found, FarTime) else found.date()

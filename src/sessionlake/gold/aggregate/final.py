@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.late import NEVER, first_live_bucket, latest
-from sessionlake.gold.aggregate.product import APPEND, Product, starts
+from sessionlake.gold.aggregate.late import NEVER, first_live_bucket, merge_latest
+from sessionlake.gold.aggregate.product import APPEND, Product, bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.protocol.arrow import number_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 BATCH = "_batch"
 """The batch of gold with which a row became final; for rows of a rebuild, the last batch that the rebuild includes."""
-Limits = Mapping[TopicPartition, int]
+PartitionTimes = Mapping[TopicPartition, int]
 """A time by topic-partition, in ms. Mostly the start of the first open bucket: buckets before it are final."""
 
 
@@ -82,7 +82,7 @@ class FinalTable:
         return f"Rows of {self.product.table} that are final, each appended once"
 
     @property
-    def shown(self) -> tuple[tuple[str, str], ...]:
+    def copied_columns(self) -> tuple[tuple[str, str], ...]:
         """The columns that are copied from the product's table, as pairs of name and Spark SQL type."""
         shown = {*self.product.row_keys, *self.product.results}
         return tuple(column for column in self.product.columns if column[0] in shown)
@@ -90,26 +90,26 @@ class FinalTable:
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """All columns of the table in order, as pairs of name and Spark SQL type. The last one is the batch."""
-        return (*self.shown, (BATCH, "bigint"))
+        return (*self.copied_columns, (BATCH, "bigint"))
 
-    def limits(self, times: Limits) -> dict[TopicPartition, int]:
+    def first_open_buckets(self, stream_times: PartitionTimes) -> dict[TopicPartition, int]:
         """Returns, by topic-partition, the start in ms of the first bucket that is still open.
 
         All earlier buckets are final. Topic-partitions whose stream time is unknown (`NEVER`) are left out.
 
         Args:
-            times: Stream time by topic-partition, in ms.
+            stream_times: Stream time by topic-partition, in ms.
         """
-        known = {place: time for place, time in times.items() if time > NEVER}
+        known = {place: time for place, time in stream_times.items() if time > NEVER}
         return {place: first_live_bucket(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()}
 
-    def limits_after(self, last: Limits) -> dict[TopicPartition, int]:
+    def ends_of_last_buckets(self, last_starts: PartitionTimes) -> dict[TopicPartition, int]:
         """Returns, by topic-partition, the end in ms of the last bucket that was appended.
 
         Args:
-            last: Start of that bucket by topic-partition, in ms.
+            last_starts: Start of that bucket by topic-partition, in ms.
         """
-        return {place: start + self.bucket_ms for place, start in last.items()}
+        return {place: start + self.bucket_ms for place, start in last_starts.items()}
 
 
 @dataclass
@@ -117,32 +117,39 @@ class AppendProgress:
     """Up to which bucket the final rows of one table have been appended. Only the gold process that writes has one.
 
     Attributes:
-        since: By topic-partition, the end in ms of the last bucket that earlier batches appended.
-        found: By topic-partition, the end in ms of the last bucket in the table. Set only if the next batch is a
-            repeated one whose rows the table already has; else empty.
+        appended_until: By topic-partition, the end in ms of the last bucket that earlier batches appended.
+        already_in_table: By topic-partition, the end in ms of the last bucket in the table. Set only if the next batch
+            is a repeated one whose rows the table already has; else empty.
     """
 
     final: FinalTable
-    since: Limits
-    found: Limits
+    appended_until: PartitionTimes
+    already_in_table: PartitionTimes
 
-    def due_limits(self, times: Limits) -> dict[TopicPartition, int]:
+    def append_limits(self, stream_times: PartitionTimes) -> dict[TopicPartition, int]:
         """Returns, by topic-partition, up to which bucket start in ms rows are to be appended now.
 
         Topic-partitions without newly final buckets are left out.
 
         Args:
-            times: Stream time by topic-partition, in ms, after all changes that came since the last append.
+            stream_times: Stream time by topic-partition, in ms, after all changes that came since the last append.
         """
-        return {place: end for place, end in self.final.limits(times).items() if end > self.since.get(place, NEVER)}
+        return {
+            place: end
+            for place, end in self.final.first_open_buckets(stream_times).items()
+            if end > self.appended_until.get(place, NEVER)
+        }
 
-    def advance(self, until: Limits) -> None:
+    def mark_appended(self, until: PartitionTimes) -> None:
         """Records that all buckets that start before `until` have been appended.
 
         Args:
             until: A bucket start in ms, by topic-partition.
         """
-        self.since, self.found = latest(latest(self.since, self.found), until), {}
+        self.appended_until, self.already_in_table = (
+            merge_latest(merge_latest(self.appended_until, self.already_in_table), until),
+            {},
+        )
 
 
 def final_table(product: Product) -> FinalTable | None:
@@ -150,20 +157,20 @@ def final_table(product: Product) -> FinalTable | None:
     return FinalTable(product) if product.output == APPEND else None
 
 
-def newly_final(rows: pa.Table, since: Limits, until: Limits) -> pa.Table:
+def select_newly_final(rows: pa.Table, since: PartitionTimes, until: PartitionTimes) -> pa.Table:
     """Returns the rows whose bucket starts at or after the limit in `since` and before the limit in `until`.
 
     Args:
         rows: Rows with `topic`, `partition` and `window_start`.
         since: By topic-partition, the first bucket start in ms that has not been appended yet. Without an entry, none
             has.
-        until: By topic-partition, the first bucket start in ms that is still open, from `due_limits`.
+        until: By topic-partition, the first bucket start in ms that is still open, from `append_limits`.
     """
-    start = starts(rows)
-    return rows.filter(pa.array((start >= limits_of_rows(rows, since)) & (start < limits_of_rows(rows, until))))
+    start = bucket_starts_ms(rows)
+    return rows.filter(pa.array((start >= look_up_limits(rows, since)) & (start < look_up_limits(rows, until))))
 
 
-def limits_of_rows(rows: pa.Table, limits: Limits) -> Int64s:
+def look_up_limits(rows: pa.Table, limits: PartitionTimes) -> Int64s:
     """Returns, for each row, the limit of the row's topic-partition in ms; `NEVER` if there is none."""
     code, (topics, partitions) = number_combinations(rows["topic"], rows[PARTITION])
     places = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)

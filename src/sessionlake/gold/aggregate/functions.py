@@ -35,12 +35,12 @@ class Aggregate(ABC):
     """
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         """The names of the columns of events that the aggregate needs."""
         return ()
 
     @abstractmethod
-    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         """Returns the columns that the aggregate stores, as pairs of name and Spark SQL type. The result comes first.
 
         Args:
@@ -48,14 +48,14 @@ class Aggregate(ABC):
         """
 
     @abstractmethod
-    def begin(self, name: str, events: pa.Table) -> Columns:
+    def event_states(self, name: str, events: pa.Table) -> Columns:
         """Returns the aggregate's columns for each event as if it were alone: one value per event."""
 
     @abstractmethod
-    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        """Merges two partial results into one, for many rows at once: row i of `one` with row i of `other`."""
+    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+        """Merges two partial results into one, for many rows at once: row i of `left` with row i of `right`."""
 
-    def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
+    def merge_groups(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
         """Merges the partial results in `parts` into one row per group.
 
         Args:
@@ -63,23 +63,23 @@ class Aggregate(ABC):
             parts: Rows with the aggregate's columns, any number per group.
             groups: Which rows of `parts` belong together.
         """
-        held = {column: parts[column].to_numpy() for column, _ in self.columns(name)}
+        held = {column: parts[column].to_numpy() for column, _ in self.stored_columns(name)}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
-            return groups.reduced(held, lambda one, other: self.combine(name, one, other))
+            return groups.merge_rows(held, lambda one, other: self.combine(name, one, other))
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         """A description of the result in words, used as the column's comment."""
         return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         """Returns the Spark SQL expression that computes the result from all events of a row.
 
         `sessionlake verify gold` compares its value with the merged result.
         """
 
-    def magnitude(self) -> str | None:
+    def magnitude_sql(self) -> str | None:
         """Returns the SQL of the size of the numbers that were summed; None if the result is exact.
 
         A comparison with the SQL result tolerates an error in proportion to this size.
@@ -91,20 +91,20 @@ class Aggregate(ABC):
 class Count(Aggregate):
     """The number of events."""
 
-    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "bigint"),)
 
-    def begin(self, name: str, events: pa.Table) -> Columns:
+    def event_states(self, name: str, events: pa.Table) -> Columns:
         return {name: np.ones(events.num_rows, np.int64)}
 
-    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        return {name: one[name] + other[name]}
+    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+        return {name: left[name] + right[name]}
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return "Number of values"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         return "count(*)"
 
 
@@ -123,41 +123,41 @@ class Sum(Aggregate):
     squared: bool = False
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The second column is the rounding error of the sum.
         return (name, "double"), (_state_column(name, "rest"), "double")
 
-    def begin(self, name: str, events: pa.Table) -> Columns:
-        values = _doubles(events, self.of)
+    def event_states(self, name: str, events: pa.Table) -> Columns:
+        values = _read_doubles(events, self.of)
         if not self.squared:
             return {name: values, _state_column(name, "rest"): np.zeros(len(values))}
         with np.errstate(over="ignore", invalid="ignore"):
-            squares, rest = _product(values, values)
+            squares, rest = _multiply_exactly(values, values)
         return {name: squares, _state_column(name, "rest"): rest}
 
-    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
+    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
         """Adds with Knuth's two-sum. The rounding errors are added up in a second column."""
         rest = _state_column(name, "rest")
-        a, b = one[name], other[name]
+        a, b = left[name], right[name]
         added = a + b
         back = added - a
-        lost = (a - (added - back)) + (b - back) + one[rest] + other[rest]
+        lost = (a - (added - back)) + (b - back) + left[rest] + right[rest]
         total = added + lost
         finite = np.isfinite(total)
         return {name: np.where(finite, total, added), rest: np.where(finite, lost - (total - added), 0.0)}
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return f"Sum of the squares of {self.of}" if self.squared else f"Sum of {self.of}"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum({of})"
 
-    def magnitude(self) -> str | None:
+    def magnitude_sql(self) -> str | None:
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum(abs({of}))"
 
@@ -177,25 +177,25 @@ class Extreme(Aggregate):
     type: str = "double"
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, self.type),)
 
-    def begin(self, name: str, events: pa.Table) -> Columns:
-        return {name: _doubles(events, self.of) if self.type == "double" else events[self.of].to_numpy()}
+    def event_states(self, name: str, events: pa.Table) -> Columns:
+        return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of].to_numpy()}
 
-    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
+    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
         pick: Any = np.maximum if self.greatest else np.minimum
-        return {name: pick(one[name], other[name])}
+        return {name: pick(left[name], right[name])}
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         end = "Highest" if self.greatest else "Lowest"
         return f"{end} event time, ms since the epoch" if self.of == "ts" else f"{end} {self.of}"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         return f"{'max' if self.greatest else 'min'}({quote(self.of)})"
 
 
@@ -214,32 +214,32 @@ class Endmost(Aggregate):
     format: int = 2
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         return (self.of, *(column for _, column, _ in ORDER))
 
-    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The other columns store the event's place in `ORDER`.
         return (name, "double"), *((_state_column(name, part), sql) for part, _, sql in ORDER)
 
-    def begin(self, name: str, events: pa.Table) -> Columns:
+    def event_states(self, name: str, events: pa.Table) -> Columns:
         places = {_state_column(name, part): events[column].to_numpy() for part, column, _ in ORDER}
-        return {name: _doubles(events, self.of)} | places
+        return {name: _read_doubles(events, self.of)} | places
 
-    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        a, b = one[_state_column(name, "ts")], other[_state_column(name, "ts")]
+    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+        a, b = left[_state_column(name, "ts")], right[_state_column(name, "ts")]
         later = b > a
         ties = np.flatnonzero(a == b)  # mostly few
         if len(ties):
-            sides = ({part: side[_state_column(name, part)][ties] for part, _, _ in ORDER} for side in (one, other))
-            later[ties] = _is_later(*sides)
+            sides = ({part: side[_state_column(name, part)][ties] for part, _, _ in ORDER} for side in (left, right))
+            later[ties] = find_later(*sides)
         picked = later if self.last else ~later
-        return {column: np.where(picked, other[column], one[column]) for column, _ in self.columns(name)}
+        return {column: np.where(picked, right[column], left[column]) for column, _ in self.stored_columns(name)}
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return f"{'Last' if self.last else 'First'} {self.of} in event time"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         return f"{'max' if self.last else 'min'}_by({quote(self.of)}, {ORDER_SQL})"
 
 
@@ -249,12 +249,12 @@ class Derived(ABC):
     type = "double"
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         """A description of the column, used as its comment."""
         return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
-    def of(self, results: Columns) -> Any:
+    def compute(self, results: Columns) -> Any:
         """Returns the column's values, one per row. NaN where a row has none.
 
         Args:
@@ -262,11 +262,11 @@ class Derived(ABC):
         """
 
     @abstractmethod
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         """Returns the Spark SQL expression that computes the value from all events of a row; null without a value."""
 
     @abstractmethod
-    def magnitude(self) -> str:
+    def magnitude_sql(self) -> str:
         """Returns the SQL of the size of the numbers that the value was computed from.
 
         A comparison with the SQL result tolerates an error in proportion to this size.
@@ -287,17 +287,17 @@ class Mean(Derived):
     count: str
     value: str = "value"
 
-    def of(self, results: Columns) -> Any:
+    def compute(self, results: Columns) -> Any:
         return results[self.sum] / results[self.count]
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return f"Mean of {self.value}"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         return f"avg({quote(self.value)})"
 
-    def magnitude(self) -> str:
+    def magnitude_sql(self) -> str:
         return f"avg(abs({quote(self.value)}))"
 
 
@@ -319,12 +319,12 @@ class Variance(Derived):
     count: str
     value: str = "value"
 
-    def of(self, results: Columns) -> Any:
+    def compute(self, results: Columns) -> Any:
         # A single event has no variance. There is also none if the squares exceed the range of doubles.
         n, total, rest = results[self.count], results[self.sum], results[_state_column(self.sum, "rest")]
-        square, lost = _product(total, total)
+        square, lost = _multiply_exactly(total, total)
         mean = square / n
-        back, behind = _product(mean, n.astype(np.float64))
+        back, behind = _multiply_exactly(mean, n.astype(np.float64))
         mean_rest = ((square - back) - behind + lost + 2 * total * rest) / n
         spread = (results[self.squares] - mean) + (results[_state_column(self.squares, "rest")] - mean_rest)
         # The squared sum is no larger than this product, so it has not overflowed either.
@@ -332,26 +332,26 @@ class Variance(Derived):
         return np.maximum(spread, 0.0) / np.where(has_variance, n - 1, np.nan)
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return f"Sample variance of {self.value}; null if there is one, or squares are beyond the range of doubles"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         value = quote(self.value)
         squares = f"count({value}) * sum({value} * {value})"
         return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
-    def magnitude(self) -> str:
+    def magnitude_sql(self) -> str:
         # Comparisons multiply this by 1e-9. The product is the possible error of SQL's own variance.
         value = quote(self.value)
         apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"
         return f"1e-6 * {apart} + 1e-18 * max({value} * {value})"
 
 
-def _is_later(one: Columns, other: Columns) -> Bools:
-    """Returns, for each row, whether the event in `other` is later than the event in `one`, compared by `ORDER`."""
-    later = np.zeros(len(one["ts"]), np.bool_)
+def find_later(left: Columns, right: Columns) -> Bools:
+    """Returns, for each row, whether the event in `right` is later than the event in `left`, compared by `ORDER`."""
+    later = np.zeros(len(left["ts"]), np.bool_)
     for part, _, _ in reversed(ORDER):
-        later = (other[part] > one[part]) | ((other[part] == one[part]) & later)
+        later = (right[part] > left[part]) | ((right[part] == left[part]) & later)
     return later
 
 
@@ -365,7 +365,7 @@ def _state_column(name: str, part: str) -> str:
     return f"_{name}_{part}"
 
 
-def _doubles(events: pa.Table, column: str) -> Any:
+def _read_doubles(events: pa.Table, column: str) -> Any:
     """Returns a column's values as doubles.
 
     Adding zero turns -0.0 into 0.0. Otherwise the sign of a zero would depend on the order of the events.
@@ -373,15 +373,15 @@ def _doubles(events: pa.Table, column: str) -> Any:
     return events[column].to_numpy().astype(np.float64, copy=False) + 0.0
 
 
-def _product(a: Any, b: Any) -> tuple[Any, Any]:
+def _multiply_exactly(a: Any, b: Any) -> tuple[Any, Any]:
     """Returns the products `a * b` as doubles, and their rounding errors (algorithm of Veltkamp and Dekker)."""
     total = a * b
-    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    (a_high, a_low), (b_high, b_low) = _split_double(a), _split_double(b)
     lost = ((a_high * b_high - total) + a_high * b_low + a_low * b_high) + a_low * b_low
     return total, np.where(np.isfinite(lost), lost, 0.0)
 
 
-def _halves(value: Any) -> tuple[Any, Any]:
+def _split_double(value: Any) -> tuple[Any, Any]:
     high = _SPLIT * value
     high = high - (high - value)
     return high, value - high

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import combine_codes, dictionary_codes
+from sessionlake.protocol.arrow import combine_codes, encode_as_codes
 from sessionlake.protocol.types import Int64s
 
 Columns = Mapping[str, Any]
@@ -30,35 +30,35 @@ class Groups:
     lengths: Int64s
 
     @staticmethod
-    def of(rows: pa.Table, keys: Iterable[str]) -> Groups:
+    def group_rows(rows: pa.Table, keys: Iterable[str]) -> Groups:
         """Returns the groups of rows that have equal values in the given columns.
 
         Args:
             keys: Names of columns without nulls: texts, integers or times.
         """
-        number = combine_codes((dictionary_codes(rows[name]) for name in keys), rows.num_rows)
+        number = combine_codes((encode_as_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
         return Groups(order, np.diff(starts, append=len(order)))
 
     @cached_property
-    def starts(self) -> Int64s:
+    def start_positions(self) -> Int64s:
         """For each group, the position in `order` at which the group starts."""
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
-    def firsts(self) -> Int64s:
+    def first_rows(self) -> Int64s:
         """For each group, the index in the table of the group's first row."""
-        return self.order[self.starts]
+        return self.order[self.start_positions]
 
     @property
-    def codes(self) -> Int64s:
+    def group_numbers(self) -> Int64s:
         """For each row of the table, the number of its group, from 0."""
         found = np.empty(len(self.order), np.int64)
         found[self.order] = np.repeat(np.arange(len(self.lengths)), self.lengths)
         return found
 
-    def reduced(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
+    def merge_rows(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
         """Merges the rows of each group into one row, and returns one row per group.
 
         Rows are merged in pairs, then the results in pairs, and so on.
@@ -67,8 +67,8 @@ class Groups:
             columns: The columns of all rows.
             combine: Merges many pairs of rows at once. Its result must not depend on the order.
         """
-        result = {name: column[self.firsts] for name, column in columns.items()}
-        several, rounds = self._rounds
+        result = {name: column[self.first_rows] for name, column in columns.items()}
+        several, rounds = self._merge_rounds
         if not rounds:
             return result
         held = {name: column[several.order] for name, column in columns.items()}
@@ -79,11 +79,11 @@ class Groups:
                 held[name][first] = column
         groups = np.flatnonzero(self.lengths > 1)
         for name, column in held.items():
-            result[name][groups] = column[several.starts]
+            result[name][groups] = column[several.start_positions]
         return result
 
     @cached_property
-    def _rounds(self) -> tuple[Groups, list[tuple[Int64s, Int64s]]]:
+    def _merge_rounds(self) -> tuple[Groups, list[tuple[Int64s, Int64s]]]:
         """Returns the groups that have several rows, and for each round the pairs of rows to merge.
 
         A pair is two positions in the `order` of these groups. The second row is merged into the first. The first round
@@ -92,7 +92,7 @@ class Groups:
         """
         many = self.lengths > 1
         several = Groups(self.order[np.repeat(many, self.lengths)], self.lengths[many])
-        starts, lengths = several.starts, several.lengths
+        starts, lengths = several.start_positions, several.lengths
         place, end = np.arange(len(several.order)), np.repeat(starts + lengths, lengths)
         rank, apart, rounds = place - np.repeat(starts, lengths), 1, list[tuple[Int64s, Int64s]]()
         while len(place):

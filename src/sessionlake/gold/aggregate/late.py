@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.sources import MARKS, Declared, Source
+from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, Source
 from sessionlake.protocol.arrow import number_combinations
 from sessionlake.protocol.types import Bools, TopicPartition
 
@@ -47,7 +47,7 @@ LATE_COLUMNS = (
 """
 
 
-def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools:
+def find_late_changes(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools:
     """Returns, for each change, whether it is late.
 
     Args:
@@ -63,7 +63,7 @@ def is_late(changes: pa.Table, bucket_ms: int | None, lateness_ms: int) -> Bools
     return late
 
 
-def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
+def stream_times_by_partition(changes: pa.Table) -> dict[TopicPartition, int]:
     """Returns, by topic-partition, the highest stream time at which a change was applied, in ms.
 
     The value is `NEVER` for a topic-partition in which no change has a stream time.
@@ -74,7 +74,7 @@ def stream_times(changes: pa.Table) -> dict[TopicPartition, int]:
     return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))
 
 
-def by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
+def latest_by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
     """Returns, by topic, the highest time among the topic's partitions, in ms."""
     found: dict[str, int] = {}
     for (topic, _), time in times.items():
@@ -82,9 +82,9 @@ def by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
     return found
 
 
-def latest(one: Mapping[T, int], other: Mapping[T, int]) -> dict[T, int]:
+def merge_latest(times: Mapping[T, int], newer_times: Mapping[T, int]) -> dict[T, int]:
     """Merges two mappings of times. A key in both gets the later of the two times."""
-    return {**one, **{name: max(time, one.get(name, time)) for name, time in other.items()}}
+    return {**times, **{name: max(time, times.get(name, time)) for name, time in newer_times.items()}}
 
 
 def first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
@@ -95,7 +95,7 @@ def first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: int) -> in
     return (stream_time - retention_ms) // bucket_ms * bucket_ms
 
 
-def late_points(table: str, changes: pa.Table, source: Source, declared: Declared) -> pa.Table:
+def create_late_rows(table: str, changes: pa.Table, source: Source, declared: DeclaredColumns) -> pa.Table:
     """Returns the rows of `gold.late_points` for changes that are late for a table.
 
     Args:
@@ -104,7 +104,7 @@ def late_points(table: str, changes: pa.Table, source: Source, declared: Declare
         source: Which values of a change are events: the product's source.
         declared: The declared columns of the changes.
     """
-    events = source.events(changes, declared, WITH_PLACE)
+    events = source.extract_events(changes, declared, WITH_PLACE)
     called = "metric" if source.numbers else "column"
     columns = {name: events[name] for name, _ in LATE_COLUMNS if name in events.column_names}
     columns["table"] = pa.array([table]).take(pa.array(np.zeros(events.num_rows, np.int32)))

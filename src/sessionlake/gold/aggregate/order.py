@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.protocol.arrow import contiguous, dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.section import Integrity
@@ -24,7 +24,7 @@ TURN = "order:turn"
 SEQ = "order:seq"
 """Column of a change: its seq as silver stores it, null if the message had none."""
 SESSION_MARK = "order:session"
-"""Column of a change: under `once` a hash of its session id, from `session_marks`. Null in other classes."""
+"""Column of a change: under `once` a hash of its session id, from `hash_session_ids`. Null in other classes."""
 NO_LIFE = -1
 _HEX_DIGITS = 15
 """Number of hexadecimal digits of a hash that fit into a positive bigint."""
@@ -40,61 +40,61 @@ class OnceTopics:
         """Returns True if the topic is judged under `once`."""
         return RuleLookup(self.capture).find_rules(topic).integrity is Integrity.ONCE
 
-    def of(self, topics: Sequence[str]) -> list[str]:
+    def filter_topics(self, topics: Sequence[str]) -> list[str]:
         """Returns which of the given topics are judged under `once`."""
         return [topic for topic in topics if self(topic)]
 
     @property
-    def may_be_any(self) -> bool:
+    def is_once_configured(self) -> bool:
         """True if the configuration uses the class `once` for any topic."""
         capture = self.capture
         return Integrity.ONCE in (capture.integrity, *(rule.integrity for rule in capture.by_topic))
 
 
-def with_turn(changes: pa.Table, once: OnceTopics | None = None) -> pa.Table:
+def add_order_columns(changes: pa.Table, once_topics: OnceTopics | None = None) -> pa.Table:
     """Adds the columns `LIFE` and `TURN` to changes, and drops the column `SEQ`.
 
     Args:
-        changes: Changes with `topic` and `position`. If a topic may be judged under `once`, also with `LIFE` and `SEQ`
-            as silver stores them.
-        once: Decides which topics are judged under `once`. None if no topic is.
+        changes: Changes with `topic` and `position`. If a topic may be judged under `once`, also with `LIFE` and
+            `SEQ` as silver stores them.
+        once_topics: Decides which topics are judged under `once`. None if no topic is.
     """
-    position = contiguous(changes["position"])
-    if once is None or SEQ not in changes.column_names:
+    position = to_contiguous(changes["position"])
+    if once_topics is None or SEQ not in changes.column_names:
         life = pa.array(np.full(changes.num_rows, NO_LIFE))
         return _set_column(_set_column(changes, LIFE, life), TURN, position)
-    code, topics = dictionary_codes(changes["topic"])
-    is_once = pa.array(np.array([once(topic) for topic in topics.to_pylist()], np.bool_)[code])
-    life = pc.if_else(is_once, pc.fill_null(contiguous(changes[LIFE]), 0), NO_LIFE)
-    turn = pc.if_else(is_once, pc.coalesce(contiguous(changes[SEQ]), position), position)
+    code, topics = encode_as_codes(changes["topic"])
+    is_once = pa.array(np.array([once_topics(topic) for topic in topics.to_pylist()], np.bool_)[code])
+    life = pc.if_else(is_once, pc.fill_null(to_contiguous(changes[LIFE]), 0), NO_LIFE)
+    turn = pc.if_else(is_once, pc.coalesce(to_contiguous(changes[SEQ]), position), position)
     return _set_column(_set_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
 
 
-def with_order(changes: pa.Table) -> pa.Table:
+def ensure_order_columns(changes: pa.Table) -> pa.Table:
     """Adds the columns `LIFE` and `TURN` if they are missing, with the values for classes other than `once`."""
-    return changes if TURN in changes.column_names else with_turn(changes)
+    return changes if TURN in changes.column_names else add_order_columns(changes)
 
 
-def with_sessions(changes: pa.Table) -> pa.Table:
+def add_session_hashes(changes: pa.Table) -> pa.Table:
     """Adds the column `SESSION_MARK` to changes. It is null except under `once`."""
-    life = contiguous(changes[LIFE])
+    life = to_contiguous(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
-    marks = session_marks(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
+    marks = hash_session_ids(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
     return _set_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
 
 
-def session_marks(sessions: pa.Array | pa.ChunkedArray) -> Int64s:
+def hash_session_ids(session_ids: pa.Array | pa.ChunkedArray) -> Int64s:
     """Returns a hash of each session id, as a positive integer.
 
     The hash orders points of different sessions in the same way, whatever order they arrived in.
     """
-    code, distinct = dictionary_codes(sessions)
+    code, distinct = encode_as_codes(session_ids)
     digests = (sha256(name.encode()).hexdigest()[:_HEX_DIGITS] for name in distinct.to_pylist())
     return np.array([int(digest, 16) for digest in digests], np.int64)[code]
 
 
-def session_mark_sql(column: str) -> str:
-    """Returns the Spark SQL expression of the hash that `session_marks` computes.
+def session_hash_sql(column: str) -> str:
+    """Returns the Spark SQL expression of the hash that `hash_session_ids` computes.
 
     Args:
         column: Name of the column with the session id.

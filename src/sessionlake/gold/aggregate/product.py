@@ -17,9 +17,17 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Groups
-from sessionlake.gold.aggregate.late import is_late, late_points
-from sessionlake.gold.aggregate.order import with_order
-from sessionlake.gold.aggregate.sources import PARTITION, POINTS, Declared, Rows, Source, key_field, names_sessions
+from sessionlake.gold.aggregate.late import create_late_rows, find_late_changes
+from sessionlake.gold.aggregate.order import ensure_order_columns
+from sessionlake.gold.aggregate.sources import (
+    PARTITION,
+    POINTS,
+    DeclaredColumns,
+    Rows,
+    Source,
+    are_session_keys,
+    key_field,
+)
 from sessionlake.protocol.names import ddl_of, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -85,7 +93,7 @@ class Product:
 
         These are the keys, the partition if the keys name a session, and the start of the bucket.
         """
-        own = names_sessions(self.keys) and not isinstance(self.source, Rows)
+        own = are_session_keys(self.keys) and not isinstance(self.source, Rows)
         partition = (PARTITION,) if own else ()
         return (*self.keys, *partition) if self.bucket_ms is None else (*self.keys, *partition, START)
 
@@ -108,7 +116,7 @@ class Product:
         return tuple(name for name in self.aggregates if not name.startswith("_"))
 
     @cached_property
-    def fields(self) -> dict[str, str]:
+    def key_fields(self) -> dict[str, str]:
         """For each column of `row_keys`, the name of the events' column that it is read from."""
         is_apart = isinstance(self.source, Rows)
         own = {name: key_field(place) if is_apart else name for place, name in enumerate(self.keys)}
@@ -116,13 +124,13 @@ class Product:
         return own if self.bucket_ms is None else own | {START: START_FIELD}
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def source_columns(self) -> tuple[str, ...]:
         """The names of the columns that the aggregates read, apart from the columns that every event has.
 
         For a product over `Rows`, these are columns of the source table.
         """
-        own = {name for one in self._merging_aggregates.values() for name in one.reads}
-        return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.fields.values()}))
+        own = {name for one in self._merging_aggregates.values() for name in one.input_columns}
+        return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.key_fields.values()}))
 
     @property
     def logic(self) -> str:
@@ -139,53 +147,53 @@ class Product:
         return tuple(
             column
             for name, one in self.aggregates.items()
-            for column in (((name, one.type),) if isinstance(one, Derived) else one.columns(name))
+            for column in (((name, one.type),) if isinstance(one, Derived) else one.stored_columns(name))
         )
 
     @cached_property
     def _merging_aggregates(self) -> dict[str, Aggregate]:
         return {name: one for name, one in self.aggregates.items() if isinstance(one, Aggregate)}
 
-    def schema(self) -> pa.Schema:
+    def arrow_schema(self) -> pa.Schema:
         """Returns the Arrow schema of the product's rows."""
-        return self._schema
+        return self._arrow_schema
 
     @cached_property
-    def _schema(self) -> pa.Schema:
+    def _arrow_schema(self) -> pa.Schema:
         return pa.schema([(name, _TIME if sql == "timestamp" else _ARROW[sql]) for name, sql in self.columns])
 
-    def of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
+    def aggregate_changes(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
         """Returns the product's rows for these changes alone, before they are merged with the table."""
         if self.below is not None:
-            return self.of_finer(self.below.of_changes(changes, declared))
+            return self.aggregate_finer_rows(self.below.aggregate_changes(changes, declared))
         if self.lateness_ms is not None:
-            changes = changes.filter(pa.array(~is_late(changes, self.bucket_ms, self.lateness_ms)))
-        return self.of_events(self.source.events(changes, declared))
+            changes = changes.filter(pa.array(~find_late_changes(changes, self.bucket_ms, self.lateness_ms)))
+        return self.aggregate_events(self.source.extract_events(changes, declared))
 
-    def late_of_changes(self, changes: pa.Table, declared: Declared) -> pa.Table:
+    def select_late_rows(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
         """Returns the rows of `gold.late_points` for the changes that are too late for this product."""
         if self.lateness_ms is None:
-            return late_points(self.table, changes.slice(0, 0), self.source, declared)
-        late = changes.filter(pa.array(is_late(changes, self.bucket_ms, self.lateness_ms)))
-        return late_points(self.table, late, self.source, declared)
+            return create_late_rows(self.table, changes.slice(0, 0), self.source, declared)
+        late = changes.filter(pa.array(find_late_changes(changes, self.bucket_ms, self.lateness_ms)))
+        return create_late_rows(self.table, late, self.source, declared)
 
-    def of_events(self, events: pa.Table) -> pa.Table:
+    def aggregate_events(self, events: pa.Table) -> pa.Table:
         """Returns the product's rows for these events alone, before they are merged with the table.
 
         Args:
             events: Events from `source.events`, with `ts` in ms.
         """
-        events = with_order(events) if "position" in events.column_names else events
+        events = ensure_order_columns(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
-            events = _within_time(events, self.bucket_ms)
-            events = events.append_column(START_FIELD, _bucket(events["ts"].to_numpy(), self.bucket_ms))
+            events = _drop_unstorable_times(events, self.bucket_ms)
+            events = events.append_column(START_FIELD, _bucket_starts(events["ts"].to_numpy(), self.bucket_ms))
         events = events.combine_chunks()  # columns are read several times
-        begun: dict[str, Any] = {name: events[field] for name, field in self.fields.items()}
+        begun: dict[str, Any] = {name: events[field] for name, field in self.key_fields.items()}
         for name, aggregate in self._merging_aggregates.items():
-            begun |= aggregate.begin(name, events)
-        return self.merged(pa.table(begun))
+            begun |= aggregate.event_states(name, events)
+        return self.merge_rows(pa.table(begun))
 
-    def of_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:
+    def aggregate_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:
         """Returns the product's rows, computed from rows of its source table (`Rows`).
 
         The source rows must be all rows of each key and bucket.
@@ -196,66 +204,68 @@ class Product:
                 them. They are separate because a key may have the same name.
         """
         columns = {name: values[name] for name in values.column_names} | {
-            self.fields[key]: keys[key] for key in self.keys
+            self.key_fields[key]: keys[key] for key in self.keys
         }
-        marks = (*(self.fields[key] for key in self.keys), *self.reads)
-        return self.of_events(self.source.events(pa.table(columns), Declared(()), marks))
+        marks = (*(self.key_fields[key] for key in self.keys), *self.source_columns)
+        return self.aggregate_events(self.source.extract_events(pa.table(columns), DeclaredColumns(()), marks))
 
-    def of_finer(self, rows: pa.Table) -> pa.Table:
+    def aggregate_finer_rows(self, rows: pa.Table) -> pa.Table:
         """Returns the product's rows, computed from rows of the product in `below` alone.
 
         Args:
             rows: Rows of the product in `below`, with shorter buckets.
         """
         if self.bucket_ms is None:
-            return self.merged(rows)
+            return self.merge_rows(rows)
         place = rows.column_names.index(START)
-        start = _bucket(starts(rows), self.bucket_ms)
-        return self.merged(rows.set_column(place, START, start))
+        start = _bucket_starts(bucket_starts_ms(rows), self.bucket_ms)
+        return self.merge_rows(rows.set_column(place, START, start))
 
-    def merged(self, parts: pa.Table, held: pa.Table | None = None) -> pa.Table:
+    def merge_rows(self, parts: pa.Table, stored: pa.Table | None = None) -> pa.Table:
         """Merges rows, and returns one row for each key that occurs in `parts`.
 
         Key columns that are dictionary-encoded in `parts` stay so.
 
         Args:
             parts: Rows of the product, any number per key.
-            held: Rows of the table, at most one per key. Rows whose key is not in `parts` are ignored. None for no
+            stored: Rows of the table, at most one per key. Rows whose key is not in `parts` are ignored. None for no
                 rows.
         """
-        both = parts if held is None else pa.concat_tables([parts, held.select(parts.column_names).cast(parts.schema)])
-        groups = Groups.of(both, self.row_keys)
-        firsts = groups.firsts  # rows of `parts` come before those of `held`
+        both = (
+            parts if stored is None else pa.concat_tables([parts, stored.select(parts.column_names).cast(parts.schema)])
+        )
+        groups = Groups.group_rows(both, self.row_keys)
+        firsts = groups.first_rows  # rows of `parts` come before those of `held`
         results: dict[str, Any] = {}
         for name, aggregate in self._merging_aggregates.items():
-            results |= aggregate.merge(name, both, groups)
+            results |= aggregate.merge_groups(name, both, groups)
         with np.errstate(over="ignore", invalid="ignore"):
             for name, derived in self.aggregates.items():
                 if isinstance(derived, Derived):
-                    results[name] = pa.array(derived.of(results), from_pandas=True)
+                    results[name] = pa.array(derived.compute(results), from_pandas=True)
         keys = {name: both[name].take(pa.array(firsts)) for name in self.row_keys}
-        schema = pa.schema([both.schema.field(f.name) if f.name in keys else f for f in self.schema()])
+        schema = pa.schema([both.schema.field(f.name) if f.name in keys else f for f in self.arrow_schema()])
         rows = pa.table([(keys | results)[name] for name, _ in self.columns], schema=schema)
-        return rows if held is None else rows.filter(pa.array(firsts < parts.num_rows))
+        return rows if stored is None else rows.filter(pa.array(firsts < parts.num_rows))
 
 
-def _within_time(events: pa.Table, length: int) -> pa.Table:
+def _drop_unstorable_times(events: pa.Table, bucket_ms: int) -> pa.Table:
     """Drops events whose bucket starts at a time that a timestamp cannot hold.
 
     Args:
-        length: Length of the buckets, in ms.
+        bucket_ms: Length of the buckets, in ms.
     """
     ts = events["ts"].to_numpy()
     inside = (ts >= FIRST_MS) & (ts <= LAST_MS)
-    return events.filter(pa.array(inside & (np.floor_divide(ts, length) * length >= FIRST_MS)))
+    return events.filter(pa.array(inside & (np.floor_divide(ts, bucket_ms) * bucket_ms >= FIRST_MS)))
 
 
-def starts(rows: pa.Table) -> Int64s:
+def bucket_starts_ms(rows: pa.Table) -> Int64s:
     """Returns the start of each row's bucket (`window_start`), in ms since the epoch."""
     found: Int64s = rows[START].cast(pa.int64()).to_numpy() // 1000
     return found
 
 
-def _bucket(ts: Any, length: int) -> pa.Array:
-    start: Any = np.floor_divide(ts, length) * (length * 1000)
+def _bucket_starts(ts: Any, bucket_ms: int) -> pa.Array:
+    start: Any = np.floor_divide(ts, bucket_ms) * (bucket_ms * 1000)
     return pa.array(start).cast(_TIME)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Columns, Groups
-from sessionlake.protocol.arrow import contiguous, dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
@@ -38,42 +38,42 @@ class Sketch(Aggregate):
     """An aggregate that stores pairs of a code and a number, sorted by code, in one binary column.
 
     Attributes:
-        entry: Numpy type of a pair, with the fields `code` and `number`.
-        unite: Function that merges the numbers of two pairs with the same code.
+        entry_type: Numpy type of a pair, with the fields `code` and `number`.
+        combine_entries: Function that merges the numbers of two pairs with the same code.
     """
 
-    entry: ClassVar[np.dtype[Any]]
-    unite: ClassVar[np.ufunc]
+    entry_type: ClassVar[np.dtype[Any]]
+    combine_entries: ClassVar[np.ufunc]
 
-    def columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "binary"),)
 
-    def begin(self, name: str, events: pa.Table) -> Columns:
-        entries = np.zeros(events.num_rows, self.entry)
-        entries["code"], entries["number"] = self._entries(events)
+    def event_states(self, name: str, events: pa.Table) -> Columns:
+        entries = np.zeros(events.num_rows, self.entry_type)
+        entries["code"], entries["number"] = self._entries_of_events(events)
         return {name: _pack_entries(entries, np.ones(events.num_rows, np.int64))}
 
     @abstractmethod
-    def _entries(self, events: pa.Table) -> tuple[Any, Any]:
+    def _entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
         """Returns the code of each event, and the number of each event."""
 
-    def combine(self, name: str, one: Columns, other: Columns) -> Columns:
-        pairs = np.arange(len(one[name]))
-        return {name: self._unite(pa.concat_arrays([one[name], other[name]]), np.tile(pairs, 2), len(pairs))}
+    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+        pairs = np.arange(len(left[name]))
+        return {name: self._unite_entries(pa.concat_arrays([left[name], right[name]]), np.tile(pairs, 2), len(pairs))}
 
-    def merge(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        return {name: self._unite(contiguous(parts[name]), groups.codes, len(groups.lengths))}
+    def merge_groups(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
+        return {name: self._unite_entries(to_contiguous(parts[name]), groups.group_numbers, len(groups.lengths))}
 
-    def _unite(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
-        entries, lengths = unpack_entries(rows, self.entry)
+    def _unite_entries(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
+        entries, lengths = unpack_entries(rows, self.entry_type)
         place = (np.repeat(group, lengths) << 32) + entries["code"]
         order = np.argsort(place, kind="stable")
         place = place[order]
         starts = np.flatnonzero(np.diff(place, prepend=-1))
-        united = np.zeros(len(starts), self.entry)
+        united = np.zeros(len(starts), self.entry_type)
         united["code"] = place[starts] & 0xFFFF_FFFF
         if len(starts):
-            united["number"] = self.unite.reduceat(entries["number"][order], starts)
+            united["number"] = self.combine_entries.reduceat(entries["number"][order], starts)
         return _pack_entries(united, np.bincount(place[starts] >> 32, minlength=groups))
 
 
@@ -93,23 +93,23 @@ class Buckets(Sketch):
     of: str
     format: int = 1
 
-    entry: ClassVar[np.dtype[Any]] = np.dtype([("code", "<u4"), ("number", "<i8")])
-    unite: ClassVar[np.ufunc] = np.add
+    entry_type: ClassVar[np.dtype[Any]] = np.dtype([("code", "<u4"), ("number", "<i8")])
+    combine_entries: ClassVar[np.ufunc] = np.add
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def _entries(self, events: pa.Table) -> tuple[Any, Any]:
+    def _entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
         values = events[self.of].to_numpy().astype(np.float64)
         bucket = np.abs(values).view(np.int64) >> _DROPPED
         return np.where(values < 0, _NEGATIVES - 1 - bucket, _NEGATIVES + bucket), 1
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return f"Number of {self.of}s in each bucket of numbers, for quantiles"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         # The exact values, which the buckets approximate.
         return f"sort_array(collect_list({quote(self.of)}))"
 
@@ -131,26 +131,26 @@ class Quantile(Derived):
     share: float
     value: str = "value"
 
-    def of(self, results: Columns) -> Any:
-        entries, lengths = unpack_entries(results[self.buckets], Buckets.entry)
+    def compute(self, results: Columns) -> Any:
+        entries, lengths = unpack_entries(results[self.buckets], Buckets.entry_type)
         until = np.cumsum(entries["number"])
         ends = np.cumsum(lengths)
         before = np.concatenate([[0], until])[ends - lengths]
         count = np.concatenate([[0], until])[ends] - before
         rank = np.maximum(np.ceil(self.share * count), 1).astype(np.int64)
-        return _middle(entries["code"][np.searchsorted(until, before + rank)].astype(np.int64))
+        return _bucket_middle(entries["code"][np.searchsorted(until, before + rank)].astype(np.int64))
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return f"Quantile {self.share:g} of {self.value}, within 0.8 %"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         place = f"CAST(greatest(ceil({self.share}D * count({quote(self.value)})), 1) AS INT)"
         return f"sort_array(collect_list({quote(self.value)}))[{place} - 1]"
 
-    def magnitude(self) -> str:
+    def magnitude_sql(self) -> str:
         # Comparisons multiply this by 1e-9. The numbers nearest to zero share one bucket.
-        return f"{QUANTILE_ERROR * 1e9}D * abs({self.sql()}) + 1e-290"
+        return f"{QUANTILE_ERROR * 1e9}D * abs({self.result_sql()}) + 1e-290"
 
 
 @dataclass(frozen=True)
@@ -170,25 +170,25 @@ class Registers(Sketch):
     of: str
     format: int = 1
 
-    entry: ClassVar[np.dtype[Any]] = np.dtype([("code", "<u2"), ("number", "u1")])
-    unite: ClassVar[np.ufunc] = np.maximum
+    entry_type: ClassVar[np.dtype[Any]] = np.dtype([("code", "<u2"), ("number", "u1")])
+    combine_entries: ClassVar[np.ufunc] = np.maximum
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def _entries(self, events: pa.Table) -> tuple[Any, Any]:
-        code, distinct = dictionary_codes(events[self.of])
+    def _entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
+        code, distinct = encode_as_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")
         _, bits = np.frexp((hashed & np.uint64((1 << _RANK_BITS) - 1)).astype(np.float64))
         return (hashed >> np.uint64(_RANK_BITS))[code], (_RANK_BITS + 1 - bits)[code]
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return f"Registers of HyperLogLog, of {self.of}s"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         # The exact set, which the registers approximate.
         return f"collect_set({quote(self.of)})"
 
@@ -210,8 +210,8 @@ class Distinct(Derived):
 
     type = "bigint"
 
-    def of(self, results: Columns) -> Any:
-        entries, lengths = unpack_entries(results[self.registers], Registers.entry)
+    def compute(self, results: Columns) -> Any:
+        entries, lengths = unpack_entries(results[self.registers], Registers.entry_type)
         ranks, rows = _RANK_BITS + 2, len(lengths)
         places = np.repeat(np.arange(rows), lengths) * ranks + entries["number"]
         counts = np.bincount(places, minlength=rows * ranks).reshape(rows, ranks).astype(np.float64)
@@ -223,14 +223,14 @@ class Distinct(Derived):
         return np.rint(_REGISTERS * _REGISTERS / (2 * np.log(2)) / z).astype(np.int64)
 
     @property
-    def meaning(self) -> str:
+    def description(self) -> str:
         return f"Number of different {self.value}s, with a standard error of 0.8 %"
 
-    def sql(self) -> str:
+    def result_sql(self) -> str:
         return f"count(DISTINCT {quote(self.value)})"
 
-    def magnitude(self) -> str:
-        return f"{_OFF * 1e9}D * {self.sql()} + {_FEW * 1e9}D"
+    def magnitude_sql(self) -> str:
+        return f"{_OFF * 1e9}D * {self.result_sql()} + {_FEW * 1e9}D"
 
 
 def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[Any, Int64s]:
@@ -240,7 +240,7 @@ def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tu
         rows: A binary column of a `Sketch`.
         entry: Numpy type of a pair.
     """
-    held = (contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
+    held = (to_contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
     content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
@@ -253,7 +253,7 @@ def _pack_entries(entries: Any, lengths: Int64s) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
 
 
-def _middle(code: Int64s) -> Any:
+def _bucket_middle(code: Int64s) -> Any:
     """Returns the value in the middle of each bucket. For the bucket nearest to zero it is zero.
 
     Args:

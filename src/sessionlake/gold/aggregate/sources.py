@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, with_order
-from sessionlake.protocol.arrow import contiguous, sort_rows
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
+from sessionlake.protocol.arrow import sort_rows, to_contiguous
 from sessionlake.protocol.names import internal
 
 PARTITION = "partition"
@@ -27,13 +27,13 @@ MARKS = ("topic", "session_id", "row_id", PARTITION, "ts", LIFE, TURN, "ordinal"
 """
 
 
-def names_sessions(keys: Collection[str]) -> bool:
+def are_session_keys(keys: Collection[str]) -> bool:
     """Returns True if the keys include `topic` and `session_id`. Then the session's partition is a key, too."""
     return {"topic", "session_id"} <= {*keys}
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredColumns:
     """The columns that the configuration declares for messages, in the order in which changes have them.
 
     Attributes:
@@ -67,13 +67,15 @@ class Source(ABC):
     numbers = True
 
     @abstractmethod
-    def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
+    def extract_events(
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+    ) -> pa.Table:
         """Returns the events that are in changes. No column has nulls.
 
         Args:
-            changes: Changes with the columns of `marks` and the declared columns.
+            changes: Changes with the columns of `copied_columns` and the declared columns.
             declared: The declared columns.
-            marks: Columns to copy from the change to each of its events.
+            copied_columns: Columns to copy from the change to each of its events.
         """
 
 
@@ -84,9 +86,11 @@ class Points(Source):
     The event has the number in `value`, and the name of its column in `metric`.
     """
 
-    def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
+    def extract_events(
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+    ) -> pa.Table:
         fields = [(name, value_field(i)) for i, name in enumerate(declared.numbers)]
-        found = _set_values(changes, fields, "metric", pa.float64(), marks)
+        found = _extract_set_values(changes, fields, "metric", pa.float64(), copied_columns)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
 
@@ -99,9 +103,11 @@ class Texts(Source):
 
     numbers = False
 
-    def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = MARKS) -> pa.Table:
+    def extract_events(
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+    ) -> pa.Table:
         fields = [(name, text_field(i)) for i, name in enumerate(declared.texts)]
-        return _set_values(changes, fields, "column", pa.string(), marks)
+        return _extract_set_values(changes, fields, "column", pa.string(), copied_columns)
 
 
 @dataclass(frozen=True)
@@ -122,17 +128,19 @@ class Rows(Source):
     order: tuple[str, ...] = ()
     numbers: bool = True
 
-    def events(self, changes: pa.Table, declared: Declared, marks: Sequence[str] = ()) -> pa.Table:
+    def extract_events(
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = ()
+    ) -> pa.Table:
         """Returns the rows in which no named column is null or NaN. The column `TURN` numbers them in order.
 
         Args:
-            changes: Rows with the columns of `marks`. Also with `ts` (ms), `value` (a double or a text) and the
-                `order_field` columns, each only if this source names it.
+            changes: Rows with the columns of `copied_columns`. Also with `ts` (ms), `value` (a double or a text) and
+                the `order_field` columns, each only if this source names it.
             declared: Not used.
-            marks: Further columns that aggregates read, and the keys with the names from `key_field`.
+            copied_columns: Further columns that aggregates read, and the keys with the names from `key_field`.
         """
         del declared
-        names = [*marks, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
+        names = [*copied_columns, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
         orders = [order_field(i) for i in range(len(self.order))]
         rows = changes.select([*names, *orders])
         there = np.ones(rows.num_rows, np.bool_)
@@ -141,7 +149,7 @@ class Rows(Source):
             if pa.types.is_floating(column.type):
                 there &= ~pc.fill_null(pc.is_nan(column), fill_value=True).to_numpy()
         rows = rows.filter(pa.array(there))
-        places = [name for name in ("ts", *orders, "value", *marks) if name in rows.column_names]
+        places = [name for name in ("ts", *orders, "value", *copied_columns) if name in rows.column_names]
         rows = sort_rows(rows, places).select(names)
         rows = rows.append_column(LIFE, pa.array(np.full(rows.num_rows, NO_LIFE)))
         rows = rows.append_column(TURN, pa.array(np.arange(rows.num_rows)))
@@ -163,25 +171,33 @@ def key_field(index: int) -> str:
     return internal(f"key:{index}")
 
 
-def _set_values(
-    changes: pa.Table, fields: Iterable[tuple[str, str]], called: str, value: pa.DataType, marks: Sequence[str]
+def _extract_set_values(
+    changes: pa.Table,
+    fields: Iterable[tuple[str, str]],
+    name_column: str,
+    value_type: pa.DataType,
+    copied_columns: Sequence[str],
 ) -> pa.Table:
     """Returns one row for each value that a change sets.
 
     Args:
         fields: For each declared column, its name and its name in changes.
-        called: Name of the result's column that holds the declared column's name.
-        value: Arrow type of the values.
-        marks: Columns to copy from the change.
+        name_column: Name of the result's column that holds the declared column's name.
+        value_type: Arrow type of the values.
+        copied_columns: Columns to copy from the change.
     """
-    changes = with_order(changes)
-    names, nothing = [*marks, called, "value"], changes.slice(0, 0)
-    none = [*(nothing[mark] for mark in marks), pa.array([], pa.string()), pa.array([], value)]
+    changes = ensure_order_columns(changes)
+    names, nothing = [*copied_columns, name_column, "value"], changes.slice(0, 0)
+    none = [*(nothing[mark] for mark in copied_columns), pa.array([], pa.string()), pa.array([], value_type)]
     parts = [pa.table(none, names)]
     for name, field in fields:
         part = changes.filter(changes[field].is_valid())
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
-        parts.append(pa.table([*(part[mark] for mark in marks), named, contiguous(part[field]).cast(value)], names))
+        parts.append(
+            pa.table(
+                [*(part[mark] for mark in copied_columns), named, to_contiguous(part[field]).cast(value_type)], names
+            )
+        )
     return pa.concat_tables(parts)
 
 

@@ -52,21 +52,23 @@ MINUTE = METRICS_1M.bucket_ms or 0
 
 
 @dataclass(frozen=True)
-class Span:
+class MetricsRange:
     """A range of time to read from one table of metrics: the rows whose bucket starts in [`begin`, `end`).
 
     Attributes:
-        tier: The table of metrics: per minute, per hour or per day.
+        table: The table of metrics: per minute, per hour or per day.
         begin: Start in ms since the epoch.
         end: End in ms since the epoch. It is not included.
     """
 
-    tier: Product
+    table: Product
     begin: int
     end: int
 
 
-def spans(begin: int, end: int, step: int | None = None, tiers: Sequence[Product] = TIERS) -> Iterator[Span]:
+def split_range(
+    begin: int, end: int, step: int | None = None, tables: Sequence[Product] = TIERS
+) -> Iterator[MetricsRange]:
     """Yields which table of metrics to read for each part of a range, so that as few rows as possible are read.
 
     Every minute of the range is read exactly once.
@@ -76,20 +78,20 @@ def spans(begin: int, end: int, step: int | None = None, tiers: Sequence[Product
         end: End in ms since the epoch, a whole minute. It is not included.
         step: Length of the answer's buckets in ms, whole minutes. A row that would be in two buckets of the answer is
             not read. None for one bucket over the range.
-        tiers: The tables of metrics that may be read, the longest buckets first. The buckets of each must divide those
+        tables: The tables of metrics that may be read, the longest buckets first. The buckets of each must divide those
             of the table before it.
     """
     if begin >= end:
         return
-    tier, finer = tiers[0], tiers[1:]
+    tier, finer = tables[0], tables[1:]
     length = tier.bucket_ms or 0
     first, last = -(-begin // length) * length, end // length * length
     if first >= last or (step or 0) % length:
-        yield from spans(begin, end, step, finer)
+        yield from split_range(begin, end, step, finer)
         return
-    yield from spans(begin, first, step, finer)
-    yield Span(tier, first, last)
-    yield from spans(last, end, step, finer)
+    yield from split_range(begin, first, step, finer)
+    yield MetricsRange(tier, first, last)
+    yield from split_range(last, end, step, finer)
 
 
 def answer_product(keys: Sequence[str], step: int | None) -> Product:

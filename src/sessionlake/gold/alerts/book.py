@@ -14,8 +14,8 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.gold.aggregate.sources import Declared
-from sessionlake.gold.rules.document import read_text
+from sessionlake.gold.aggregate.sources import DeclaredColumns
+from sessionlake.gold.rules.document import parse_rule_text
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import Pattern
 from sessionlake.protocol.types import Row
@@ -45,14 +45,14 @@ class LoadedRule:
     batch: int
 
     @property
-    def row(self) -> Row:
+    def status_row(self) -> Row:
         """The rule as a row of `gold.rule_status`."""
         version = None if self.rule is None else self.rule.version
         return {"rule": self.name, "version": version, "text": self.text, "error": self.error, "taken_by": self.batch}
 
 
-def enabled_rules(
-    rows: Iterable[Row], declared: Declared, batch: int, slice_retention: timedelta | None = None
+def load_enabled_rules(
+    rows: Iterable[Row], declared: DeclaredColumns, batch: int, bucket_retention: timedelta | None = None
 ) -> list[LoadedRule]:
     """Returns the enabled rules of `gold.rules`, ordered by name.
 
@@ -60,39 +60,43 @@ def enabled_rules(
         rows: the rows of `gold.rules`.
         declared: the columns that conditions may use.
         batch: number of the gold batch that loads the rules.
-        slice_retention: how long `metrics_1m`, `metrics_1h` and `metrics_1d` all keep their rows; None for forever.
+        bucket_retention: how long `metrics_1m`, `metrics_1h` and `metrics_1d` all keep their rows; None for forever.
             Rules with longer windows cannot be evaluated.
     """
     enabled: dict[str, list[str | None]] = {}
     for row in rows:
         if row["enabled"]:
             enabled.setdefault(row["name"] or "", []).append(row["text"])
-    return [_load_rule(name, texts, declared, batch, slice_retention) for name, texts in sorted(enabled.items())]
+    return [_load_rule(name, texts, declared, batch, bucket_retention) for name, texts in sorted(enabled.items())]
 
 
 def _load_rule(
-    name: str, texts: list[str | None], declared: Declared, batch: int, slice_retention: timedelta | None
+    name: str, texts: list[str | None], declared: DeclaredColumns, batch: int, bucket_retention: timedelta | None
 ) -> LoadedRule:
     text = texts[0]
     if len(texts) > 1:
         return LoadedRule(name, text, None, f"{len(texts)} rows of {RULES} have this name", batch)
     if text is None:
         return LoadedRule(name, text, None, "the rule has no text", batch)
-    parsed = read_text(name, text, declared)
+    parsed = parse_rule_text(name, text, declared)
     if not isinstance(parsed, Rule):
         return LoadedRule(name, text, None, f"line {parsed.line}, column {parsed.column}: {parsed.reason}", batch)
     is_pattern = isinstance(parsed.tree, Pattern)
-    if slice_retention is not None and not is_pattern and timedelta(minutes=parsed.longest_minutes) >= slice_retention:
-        error = f"the longest window must be shorter than gold.retention ({slice_retention})"
+    if (
+        bucket_retention is not None
+        and not is_pattern
+        and timedelta(minutes=parsed.longest_minutes) >= bucket_retention
+    ):
+        error = f"the longest window must be shorter than gold.retention ({bucket_retention})"
         return LoadedRule(name, text, None, error, batch)
     return LoadedRule(name, text, parsed, None, batch)
 
 
-def recorded_rules(reader: TableReader, declared: Declared) -> list[LoadedRule]:
+def read_recorded_rules(reader: TableReader, declared: DeclaredColumns) -> list[LoadedRule]:
     """Returns the rules that gold evaluates, as its last batch recorded them in `gold.rule_status`."""
     found = []
     for row in reader.rows(RULE_STATUS):
-        parsed = None if row["error"] else read_text(row["rule"], row["text"], declared)
+        parsed = None if row["error"] else parse_rule_text(row["rule"], row["text"], declared)
         rule = parsed if isinstance(parsed, Rule) else None
         found.append(LoadedRule(row["rule"], row["text"], rule, row["error"], row["taken_by"]))
     return sorted(found, key=lambda one: one.name)
@@ -115,8 +119,8 @@ class RuleLoader:
     recorded rules, even if `gold.rules` has changed since. Otherwise it could log other alerts than the first time.
     """
 
-    def __init__(self, lake: Lake, declared: Declared, slice_retention: timedelta | None = None) -> None:
-        self._lake, self._declared, self._slice_retention = lake, declared, slice_retention
+    def __init__(self, lake: Lake, declared: DeclaredColumns, bucket_retention: timedelta | None = None) -> None:
+        self._lake, self._declared, self._bucket_retention = lake, declared, bucket_retention
         self._version: int | None = None
         self._loaded: list[LoadedRule] = []
 
@@ -129,11 +133,11 @@ class RuleLoader:
         if version == self._version:
             return self._loaded
         reader = self._lake.reader(spark)
-        before = recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
-        rules = enabled_rules(reader.rows(RULES), self._declared, txn.version, self._slice_retention)
+        before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
+        rules = load_enabled_rules(reader.rows(RULES), self._declared, txn.version, self._bucket_retention)
         now = _with_first_batches(before, rules)
-        self._loaded = before if _rows(now) == _rows(before) else self._record(spark, now, txn)
-        self._version = version if _rows(now) == _rows(self._loaded) else None
+        self._loaded = before if _status_rows(now) == _status_rows(before) else self._record(spark, now, txn)
+        self._version = version if _status_rows(now) == _status_rows(self._loaded) else None
         return self._loaded
 
     def _record(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
@@ -141,20 +145,24 @@ class RuleLoader:
         self._lake.ensure(spark, RULE_RESULTS)
         if not now:  # the next rule then starts from everything that was read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
-        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_rows(now), _STATUS), txn)
-        return recorded_rules(self._lake.reader(spark), self._declared)
+        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_status_rows(now), _STATUS), txn)
+        return read_recorded_rules(self._lake.reader(spark), self._declared)
 
 
-def _rows(rules: Iterable[LoadedRule]) -> list[Row]:
-    return [one.row for one in rules]
+def _status_rows(rules: Iterable[LoadedRule]) -> list[Row]:
+    return [one.status_row for one in rules]
 
 
-def _with_first_batches(before: Iterable[LoadedRule], now: Iterable[LoadedRule]) -> list[LoadedRule]:
-    """Returns the rules `now`. A rule that is the same in `before` keeps its batch number from there."""
-    known = {one.name: one for one in before}
-    return [_with_first_batch(known.get(one.name), one) for one in now]
+def _with_first_batches(earlier: Iterable[LoadedRule], current: Iterable[LoadedRule]) -> list[LoadedRule]:
+    """Returns the rules `current`. A rule that is the same in `earlier` keeps its batch number from there."""
+    known = {one.name: one for one in earlier}
+    return [_with_first_batch(known.get(one.name), one) for one in current]
 
 
-def _with_first_batch(before: LoadedRule | None, now: LoadedRule) -> LoadedRule:
-    same = before is not None and (before.rule, before.error) == (now.rule, now.error)
-    return LoadedRule(now.name, now.text, now.rule, now.error, before.batch) if same and before is not None else now
+def _with_first_batch(earlier: LoadedRule | None, current: LoadedRule) -> LoadedRule:
+    same = earlier is not None and (earlier.rule, earlier.error) == (current.rule, current.error)
+    return (
+        LoadedRule(current.name, current.text, current.rule, current.error, earlier.batch)
+        if same and earlier is not None
+        else current
+    )

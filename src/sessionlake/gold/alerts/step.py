@@ -16,7 +16,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import append, merge, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
-from sessionlake.delta.storage.far_times import nearest_time
+from sessionlake.delta.storage.far_times import nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -25,12 +25,18 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
 from sessionlake.gold.alerts.book import TIMES, RuleLoader
-from sessionlake.gold.alerts.stored import StoredInLake, find_events, merge_text_times, merge_times, read_stream_times
+from sessionlake.gold.alerts.stored import (
+    StoredInLake,
+    find_events,
+    read_stream_times,
+    update_stream_times,
+    update_text_times,
+)
 from sessionlake.gold.batch.rows import BatchRows
-from sessionlake.gold.changes import declared_in
+from sessionlake.gold.changes import declared_columns
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
-from sessionlake.gold.rules.batch import Batch, LogRow, log_changes
+from sessionlake.gold.rules.batch import LogRow, RuleBatch, log_changes
 from sessionlake.gold.rules.patterns import MATCH, events_to_find
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import MINUTE_MS
@@ -62,7 +68,7 @@ class RuleStep:
     """Evaluates rules for each gold batch."""
 
     def __init__(self, lake: Lake, settings: Settings, expiry: Expiry) -> None:
-        self._lake, self._declared, self._expiry = lake, declared_in(settings), expiry
+        self._lake, self._declared, self._expiry = lake, declared_columns(settings), expiry
         self._once = OnceTopics(settings.capture)
         self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest_retention)
 
@@ -82,20 +88,20 @@ class RuleStep:
         # Without stored stream times no rule was evaluated yet: the batch that recorded the rules died too early.
         fresh = {one.name for one in loaded if one.batch == txn.version or not before}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
-        matches = self._store_matches(spark, known, new, rows.part.report.read, txn)
-        batch = self._batch(spark, rows, matches, before, has_known=bool(known))
+        matches = self._store_matches(spark, known, new, rows.fold_result.report.read, txn)
+        batch = self._collect_batch(spark, rows, matches, before, has_known=bool(known))
         logged = log_changes(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
-            *self._log(spark, [row for row in logged if row.rule.name not in fresh], txn, txn),
-            *self._log(spark, [row for row in logged if row.rule.name in fresh], txn.second_write, txn),
+            *self._append_log_rows(spark, [row for row in logged if row.rule.name not in fresh], txn, txn),
+            *self._append_log_rows(spark, [row for row in logged if row.rule.name in fresh], txn.second_write, txn),
         ]
         times = pa.Table.from_pylist([{"topic": t, "ts": ts} for t, ts in sorted(batch.times_after.items())], TIMES)
         replace_rows(spark, self._lake, RULE_TIMES, times, txn)
         return found
 
-    def _batch(
+    def _collect_batch(
         self, spark: SparkSession, rows: BatchRows, matches: pa.Table, before: StreamTimes, *, has_known: bool
-    ) -> Batch:
+    ) -> RuleBatch:
         """Returns the data of the batch that can change alerts.
 
         Args:
@@ -104,20 +110,28 @@ class RuleStep:
             has_known: True if earlier batches have evaluated some of the rules.
         """
         reader = self._lake.reader(spark)
-        points = _rows(rows, METRICS_1M, (*POINT_KEY, PARTITION, START, "_first_ts", "_last_ts"))
-        after = self._moved_times(reader, before, rows, points) if before else read_stream_times(reader, self._declared)
+        points = _read_product_rows(rows, METRICS_1M, (*POINT_KEY, PARTITION, START, "_first_ts", "_last_ts"))
+        after = (
+            self._updated_stream_times(reader, before, rows, points)
+            if before
+            else read_stream_times(reader, self._declared)
+        )
         ends = pa.array(points[START].cast(pa.int64()).to_numpy() // (MINUTE_MS * 1000) + 1)
         touched = (
             points.select([*POINT_KEY, PARTITION]).append_column("end", ends).append_column("ts", points["_first_ts"])
         )
-        return Batch(before if has_known else before or after, after, touched, matches, self._expiry.slices_begin)
+        return RuleBatch(
+            before if has_known else before or after, after, touched, matches, self._expiry.first_bucket_times
+        )
 
-    def _moved_times(self, reader: TableReader, before: StreamTimes, rows: BatchRows, points: pa.Table) -> StreamTimes:
+    def _updated_stream_times(
+        self, reader: TableReader, before: StreamTimes, rows: BatchRows, points: pa.Table
+    ) -> StreamTimes:
         after = dict(before)
-        merge_times(after, points, "_last_ts")
-        texts = _rows(rows, DISTINCT_VALUES, ("topic", "first_ts", "last_ts"))
+        update_stream_times(after, points, "_last_ts")
+        texts = _read_product_rows(rows, DISTINCT_VALUES, ("topic", "first_ts", "last_ts"))
         if texts.num_rows:
-            merge_text_times(after, [texts], reader, self._declared, *_batch_conditions(rows.part.report.read))
+            update_text_times(after, [texts], reader, self._declared, *_changes_of_batch(rows.fold_result.report.read))
         return after
 
     def _store_matches(
@@ -136,7 +150,7 @@ class RuleStep:
         """
         if read.last is None or read.first is None:
             return MATCH.empty_table()
-        reader, (begin, until) = self._lake.reader(spark), _batch_conditions(read)
+        reader, (begin, until) = self._lake.reader(spark), _changes_of_batch(read)
         had = events_to_find(known)
         wider = {event: since for event, since in events_to_find(new).items() if event not in had or since < had[event]}
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
@@ -149,38 +163,40 @@ class RuleStep:
                 found.append(rows)
         return pa.concat_tables([MATCH.empty_table(), *found])
 
-    def _log(self, spark: SparkSession, rows: Sequence[LogRow], append_txn: Txn, txn: Txn) -> list[TableOutput]:
+    def _append_log_rows(
+        self, spark: SparkSession, rows: Sequence[LogRow], append_txn: Txn, txn: Txn
+    ) -> list[TableOutput]:
         if not rows:
             return []
-        append(spark, self._lake, RULE_EVENTS, _log_table(rows, txn.version), append_txn)
+        append(spark, self._lake, RULE_EVENTS, _create_log_table(rows, txn.version), append_txn)
         return [TableOutput(RULE_EVENTS, self._lake.latest_version(spark, RULE_EVENTS), len(rows))]
 
 
-def _batch_conditions(read: ReadChanges) -> tuple[Condition, Condition]:
+def _changes_of_batch(read: ReadChanges) -> tuple[Condition, Condition]:
     """Returns conditions that select all changes of the silver batches that gold's batch has read, at least in part."""
     return ("_batch", operator.ge, read.first), ("_batch", operator.le, read.last)
 
 
-def _rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table:
+def _read_product_rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table:
     """Returns the aggregates of this batch's changes for a table of gold. A key can have several rows."""
-    found = rows.of(product)
+    found = rows.product_rows(product)
     if isinstance(found, pa.Table):
-        return found.cast(product.schema()).select(list(columns))
+        return found.cast(product.arrow_schema()).select(list(columns))
     return to_spark_frame(rows.spark, found).select(*columns).toArrow()
 
 
-def _log_table(rows: Sequence[LogRow], batch: int) -> pa.Table:
+def _create_log_table(rows: Sequence[LogRow], batch: int) -> pa.Table:
     """Returns log rows as a table with the columns of `gold.rule_events`.
 
     Args:
         batch: number of the gold batch.
     """
-    return pa.Table.from_pylist([_log_table_row(row, batch) for row in rows], _LOG_SCHEMA)
+    return pa.Table.from_pylist([_create_log_row(row, batch) for row in rows], _LOG_SCHEMA)
 
 
-def _log_table_row(row: LogRow, batch: int) -> dict[str, object]:
+def _create_log_row(row: LogRow, batch: int) -> dict[str, object]:
     alert, evidence = row.change.alert, row.change.evidence
-    start = None if evidence is None or evidence.start_ms is None else nearest_time(evidence.start_ms)
+    start = None if evidence is None or evidence.start_ms is None else nearest_datetime(evidence.start_ms)
     return {
         "rule": alert.rule,
         "rule_version": row.rule.version,
@@ -188,10 +204,10 @@ def _log_table_row(row: LogRow, batch: int) -> dict[str, object]:
         "event": RETRACTED if row.change.retracted else alert.event,
         "retracts": alert.event if row.change.retracted else None,
         "window_start": start,
-        "window_end": nearest_time(alert.at_ms),
+        "window_end": nearest_datetime(alert.at_ms),
         "values": None if evidence is None else list(evidence.values.items()),
         "late": row.late,
-        "late_ts": None if row.late_ts is None else nearest_time(row.late_ts),
+        "late_ts": None if row.late_ts is None else nearest_datetime(row.late_ts),
         "cause": str(row.cause),
         "_batch": batch,
     }

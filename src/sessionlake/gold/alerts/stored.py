@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
-from sessionlake.delta.storage.far_times import ms_of, nearest_time
+from sessionlake.delta.storage.far_times import nearest_datetime, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in, key_conditions
-from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, with_turn
+from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, add_order_columns
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, DeclaredColumns, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, key_of_row
+from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, buckets_from_rows
 from sessionlake.gold.rules.patterns import MATCH, Event, filter_by_keys
-from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, slices_from_rows
-from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
-from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, leaves
+from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
+from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to this many values are pushed down as a filter on files.
@@ -32,79 +32,79 @@ _CHANGE_COLUMNS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position
 
 @dataclass(frozen=True)
 class StoredInLake(StoredData):
-    """Reads the slices, matches and logged alerts that rules need from gold's tables."""
+    """Reads the buckets, matches and logged alerts that rules need from gold's tables."""
 
     reader: TableReader
 
-    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+    def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         found: dict[int, int] = {}
-        conditions = _conditions(topics, keys)
+        conditions = _topic_and_key_conditions(topics, keys)
         for (topic, start), count in self.reader.count_by(METRICS_1D.table, ["topic", START], *conditions).items():
             if topics is None or topic in topics:
-                day = ms_of(start) // MINUTE_MS
+                day = time_to_ms(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count
         return found
 
-    def slices(self, asked: SliceQuery) -> Slices:
-        return slices_from_rows(self._rows(asked), asked.columns, asked.keys)
+    def read_buckets(self, query: BucketQuery) -> MetricBuckets:
+        return buckets_from_rows(self._read_bucket_rows(query), query.columns, query.keys)
 
-    def _rows(self, asked: SliceQuery) -> Iterator[tuple[int, pa.Table]]:
-        conditions = _conditions(asked.topics, asked.keys)
-        for length, ranges in asked.ends.items():
+    def _read_bucket_rows(self, query: BucketQuery) -> Iterator[tuple[int, pa.Table]]:
+        conditions = _topic_and_key_conditions(query.topics, query.keys)
+        for length, ranges in query.ends.items():
             for low, high in ranges:
                 if low >= high:
                     continue
                 within = (
-                    (START, operator.ge, nearest_time(low * MINUTE_MS)),
-                    (START, operator.lt, nearest_time(high * MINUTE_MS)),
+                    (START, operator.ge, nearest_datetime(low * MINUTE_MS)),
+                    (START, operator.lt, nearest_datetime(high * MINUTE_MS)),
                 )
-                columns = [*POINT_KEY, PARTITION, START, *asked.columns]
+                columns = [*POINT_KEY, PARTITION, START, *query.columns]
                 for batch in self.reader.batches(_TIER_TABLES[length].table, *within, *conditions, columns=columns):
                     rows = pa.Table.from_batches([batch])
-                    if asked.topics is not None and len(asked.topics) > _MAX_FILTER_VALUES:
-                        rows = rows.filter(pc.is_in(rows["topic"], pa.array(sorted(asked.topics))))
+                    if query.topics is not None and len(query.topics) > _MAX_FILTER_VALUES:
+                        rows = rows.filter(pc.is_in(rows["topic"], pa.array(sorted(query.topics))))
                     yield length, rows
 
-    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
-        batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
+        batches = self.reader.batches(RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names)
         return _match_table(batches)
 
-    def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
+    def read_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
-        batches = self.reader.batches(RULE_MATCHES, *_among("event", events), *since, columns=MATCH.names)
+        batches = self.reader.batches(RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names)
         return pa.concat_tables(
             [MATCH.empty_table(), *(filter_by_keys(_match_table([batch]), keys) for batch in batches)]
         )
 
-    def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
+    def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         within = (
-            ("window_end", operator.ge, nearest_time(first_ms)),
-            ("window_end", operator.le, nearest_time(last_ms)),
+            ("window_end", operator.ge, nearest_datetime(first_ms)),
+            ("window_end", operator.le, nearest_datetime(last_ms)),
         )
         columns = ["rule", *KEY, "window_end", "event", "retracts"]
-        for row in self.reader.rows(RULE_EVENTS, *within, *_among("rule", rules), columns=columns):
+        for row in self.reader.rows(RULE_EVENTS, *within, *_is_in_conditions("rule", rule_names), columns=columns):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
-            at = ms_of(row["window_end"])
+            at = time_to_ms(row["window_end"])
             yield Alert(row["rule"], key_of_row(KEY, row), at, event), retracted
 
 
-def read_stream_times(reader: TableReader, declared: Declared) -> StreamTimes:
+def read_stream_times(reader: TableReader, declared: DeclaredColumns) -> StreamTimes:
     """Returns the stream time of every topic, computed from the event times in gold's tables."""
     found: dict[str, int] = {}
     for batch in reader.batches(METRICS_1D.table, columns=["topic", "_last_ts"]):
-        merge_times(found, pa.Table.from_batches([batch]), "_last_ts")
+        update_stream_times(found, pa.Table.from_batches([batch]), "_last_ts")
     texts = reader.batches(DISTINCT_VALUES, columns=["topic", "first_ts", "last_ts"])
-    merge_text_times(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
+    update_text_times(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
     return found
 
 
-def merge_text_times(
+def update_text_times(
     times: dict[str, int],
     parts: Iterable[pa.Table],
     reader: TableReader,
-    declared: Declared,
+    declared: DeclaredColumns,
     *conditions: Condition,
 ) -> None:
     """Raises each topic's stream time to the highest event time in some rows of `gold.distinct_values`.
@@ -120,29 +120,29 @@ def merge_text_times(
     unknown = False
     for rows in parts:
         first, last = rows["first_ts"].to_numpy(), rows["last_ts"].to_numpy()
-        merge_times(times, rows.filter(pa.array((last >= FIRST_MS) & (last <= LAST_MS))), "last_ts")
+        update_stream_times(times, rows.filter(pa.array((last >= FIRST_MS) & (last <= LAST_MS))), "last_ts")
         unknown = unknown or bool(((first <= LAST_MS) & (last > LAST_MS)).any())
     if unknown:
         within = (("_ts", operator.ge, FIRST_MS), ("_ts", operator.le, LAST_MS))
         for batch in reader.batches(CHANGES, *conditions, *within, columns=[*_CHANGE_COLUMNS, *declared.texts]):
             changes = _as_event_columns(pa.Table.from_batches([batch]), declared, declared.texts)
-            merge_times(times, TEXTS.events(changes, declared), "ts")
+            update_stream_times(times, TEXTS.extract_events(changes, declared), "ts")
 
 
-def merge_times(times: dict[str, int], rows: pa.Table, name: str) -> None:
+def update_stream_times(times: dict[str, int], rows: pa.Table, time_column: str) -> None:
     """Raises each topic's stream time to the highest event time in a column.
 
     Args:
         times: stream time of each topic in ms; changed in place.
         rows: rows with `topic` and the column.
-        name: the column, with event times in ms.
+        time_column: the column, with event times in ms.
     """
-    for topic, ts in zip(*rows.group_by(["topic"]).aggregate([(name, "max")]).columns, strict=True):
+    for topic, ts in zip(*rows.group_by(["topic"]).aggregate([(time_column, "max")]).columns, strict=True):
         times[topic.as_py()] = max(ts.as_py(), times.get(topic.as_py(), ts.as_py()))
 
 
 def find_events(
-    reader: TableReader, events: Sequence[Event], declared: Declared, once: OnceTopics, *conditions: Condition
+    reader: TableReader, events: Sequence[Event], declared: DeclaredColumns, once: OnceTopics, *conditions: Condition
 ) -> pa.Table:
     """Searches silver's changes for events of patterns. Returns the matches, with the columns of `MATCH`.
 
@@ -152,18 +152,20 @@ def find_events(
         once: decides which topics have the integrity class `once`.
         conditions: select the changes to search.
     """
-    seqs = ["_life", "_seq"] if once.may_be_any else []
-    columns = {leaf.column for event in events for leaf in leaves(event.condition) if isinstance(leaf, FieldIs)}
+    seqs = ["_life", "_seq"] if once.is_once_configured else []
+    columns = {
+        leaf.column for event in events for leaf in find_comparisons(event.condition) if isinstance(leaf, FieldIs)
+    }
     columns |= {event.column for event in events if event.column is not None}
     found = [MATCH.empty_table()]
     for batch in reader.batches(CHANGES, *conditions, columns=[*_CHANGE_COLUMNS, *seqs, *sorted(columns)]):
         changes = _as_event_columns(pa.Table.from_batches([batch]), declared, columns, once)
-        found += [event.matches(changes, declared) for event in events]
+        found += [event.find_matches(changes, declared) for event in events]
     return pa.concat_tables(found)
 
 
 def _as_event_columns(
-    rows: pa.Table, declared: Declared, columns: Iterable[str], once: OnceTopics | None = None
+    rows: pa.Table, declared: DeclaredColumns, columns: Iterable[str], once: OnceTopics | None = None
 ) -> pa.Table:
     """Returns changes of silver with the column names that `Event.matches` expects.
 
@@ -187,7 +189,7 @@ def _as_event_columns(
             made[text_field(declared.texts.index(name))] = value
         else:
             made[value_field(declared.numbers.index(name))] = value.cast(pa.float64(), safe=False)
-    return with_turn(pa.table(made), once)
+    return add_order_columns(pa.table(made), once)
 
 
 def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
@@ -195,11 +197,11 @@ def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     return pa.concat_tables([MATCH.empty_table(), *found])
 
 
-def _conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
-    """Returns conditions for reading the slices of these topics and keys. They may select more slices."""
-    conditions = [] if topics is None else _among("topic", sorted(topics))
+def _topic_and_key_conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
+    """Returns conditions for reading the buckets of these topics and keys. They may select more buckets."""
+    conditions = [] if topics is None else _is_in_conditions("topic", sorted(topics))
     return conditions if keys is None else [*conditions, *key_conditions(keys, keys.column_names, keys.schema)]
 
 
-def _among(name: str, values: Sequence[str]) -> list[Condition]:
+def _is_in_conditions(name: str, values: Sequence[str]) -> list[Condition]:
     return [(name, is_in, list(values))] if len(values) <= _MAX_FILTER_VALUES else []

@@ -20,11 +20,11 @@ from sessionlake.delta.storage.limits import Limits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.gold.batch.rows import FoldResult, rows_of
-from sessionlake.gold.fold.outputs import RowRange, SeriesOutput, with_report
-from sessionlake.gold.fold.pack import ReadChanges, place_of
+from sessionlake.gold.batch.rows import FoldResult, read_payload_rows
+from sessionlake.gold.fold.outputs import AveragesOutput, RowRange, add_report
+from sessionlake.gold.fold.pack import ReadChanges, combine_place
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import recompute
+from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants, semi_join
@@ -32,7 +32,7 @@ from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import map_groups, map_rows, to_spark_frame
 from sessionlake.streaming.payload_files import encode_payloads
-from sessionlake.streaming.sharded import FOLDED_SCHEMA, payload_table
+from sessionlake.streaming.sharded import FOLDED_SCHEMA, build_payload_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,14 +53,14 @@ class AverageWriter:
     Restatements are written first, because they need the values that the tables had before the batch.
 
     Attributes:
-        part: The payloads that the fold emitted.
+        fold_result: The payloads that the fold emitted.
         txn: The batch's transaction.
         shards: Number of shards.
     """
 
     spark: SparkSession
     lake: Lake
-    part: FoldResult
+    fold_result: FoldResult
     txn: Txn
     shards: int
 
@@ -70,7 +70,7 @@ class AverageWriter:
         Args:
             averages: The tables of averages.
         """
-        parts = [self.part, *self._recompute_beyond_tails(averages)]
+        parts = [self.fold_result, *self._recompute_beyond_tails(averages)]
         outputs = [self._write_restatements(parts, averages), *(self._write_rows(parts, series) for series in averages)]
         return [output for output in outputs if output is not None]
 
@@ -81,30 +81,30 @@ class AverageWriter:
         """
         spark, limits = self.spark, self.lake.limits
         for series in averages:
-            beyond = SeriesOutput.BEYOND.of(series)
-            if beyond not in self.part.report.spans:
+            beyond = AveragesOutput.BEYOND.payload_kind(series)
+            if beyond not in self.fold_result.report.spans:
                 continue
-            points, found = rows_of([self.part], [beyond], beyond_ddl(series)), None
+            points, found = read_payload_rows([self.fold_result], [beyond], older_points_ddl(series)), None
             if isinstance(points, pa.Table):
                 found = recompute_in_driver(points, self.lake.reader(spark), series, limits)
             if found is not None:
-                yield FoldResult.of(spark, found)
+                yield FoldResult.from_payloads(spark, found)
             else:
                 held = self.lake.read(spark, series.table)
                 frame = recompute_on_cluster(to_spark_frame(spark, points), held, series, shards=self.shards)
                 # A checkpoint, not persist(): Spark would compute persisted rows again after each write to the table.
-                yield FoldResult.collect(frame.localCheckpoint(), limits.inline_bytes)
+                yield FoldResult.collect_payloads(frame.localCheckpoint(), limits.inline_bytes)
 
     def _write_restatements(
         self, parts: Sequence[FoldResult], averages: Sequence[RollingAverage]
     ) -> TableOutput | None:
-        kinds = [SeriesOutput.RESTATED.of(series) for series in averages]
-        span = _total_span(parts, kinds)
+        kinds = [AveragesOutput.RESTATED.payload_kind(series) for series in averages]
+        span = _total_row_range(parts, kinds)
         if span is None:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
-        rows = map_rows(rows_of(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
+        rows = map_rows(read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
         append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
@@ -113,14 +113,17 @@ class AverageWriter:
 
         Most rows of a batch are new and need no lookup.
         """
-        new, changed = (_total_span(parts, [kind.of(series)]) for kind in (SeriesOutput.NEW, SeriesOutput.CHANGED))
+        new, changed = (
+            _total_row_range(parts, [kind.payload_kind(series)])
+            for kind in (AveragesOutput.NEW, AveragesOutput.CHANGED)
+        )
         if not new and not changed:
             return None
         if new:
-            rows = rows_of(parts, [SeriesOutput.NEW.of(series)], series.ddl)
+            rows = read_payload_rows(parts, [AveragesOutput.NEW.payload_kind(series)], series.ddl)
             append(self.spark, self.lake, series.table, rows, self.txn)
         if changed:
-            rows = rows_of(parts, [SeriesOutput.CHANGED.of(series)], series.ddl)
+            rows = read_payload_rows(parts, [AveragesOutput.CHANGED.payload_kind(series)], series.ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
             commit = merge(self.spark, self.lake, series.table, rows, upsert, self.txn.second_write)
@@ -129,25 +132,27 @@ class AverageWriter:
         return TableOutput(series.table, commit.version, sum(span.rows for span in (new, changed) if span))
 
 
-def _total_span(parts: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
-    found = [part.report.spans[kind] for part in parts for kind in kinds if kind in part.report.spans]
+def _total_row_range(fold_results: Sequence[FoldResult], kinds: Iterable[str]) -> RowRange | None:
+    found = [part.report.spans[kind] for part in fold_results for kind in kinds if kind in part.report.spans]
     return reduce(operator.add, found) if found else None
 
 
-def beyond_ddl(series: RollingAverage) -> str:
+def older_points_ddl(series: RollingAverage) -> str:
     """Returns the DDL of the payload with points whose averages must be computed from the table."""
-    keys = ", ".join(f"{name} string" for name in series.texts)
-    order = "".join(f", {name} bigint" for name in series.seq_order)
+    keys = ", ".join(f"{name} string" for name in series.text_keys)
+    order = "".join(f", {name} bigint" for name in series.seq_order_columns)
     return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint{order}"
 
 
-def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAverage, *, shards: int) -> DataFrame:
+def recompute_on_cluster(
+    new_points: DataFrame, stored_rows: DataFrame, series: RollingAverage, *, shards: int
+) -> DataFrame:
     """Computes the averages that new points add or change, from all points of their series in the table.
 
     Args:
-        beyond: The new points, columns as in `beyond_ddl`.
-        held: The table of averages, with all points before this batch. In a replay it may already have this batch's
-            points.
+        new_points: The new points, columns as in `older_points_ddl`.
+        stored_rows: The table of averages, with all points before this batch. In a replay it may already have this
+            batch's points.
         series: The declaration of the table of averages.
         shards: Number of groups in which to compute. The points of one group must fit into memory.
 
@@ -156,89 +161,95 @@ def recompute_on_cluster(beyond: DataFrame, held: DataFrame, series: RollingAver
     """
     from pyspark.sql import functions as F
 
-    columns, new = _history_columns(series), beyond.columns
-    asked = F.broadcast(beyond.select(*map(quote, series.keys)).distinct())
+    columns, new = _history_columns(series), new_points.columns
+    asked = F.broadcast(new_points.select(*map(quote, series.keys)).distinct())
     history = (
-        _in_touched_files(held, beyond, series).join(asked, list(series.keys), "left_semi").select(*map(quote, columns))
+        _filter_to_touched_files(stored_rows, new_points, series)
+        .join(asked, list(series.keys), "left_semi")
+        .select(*map(quote, columns))
     )
     both = history.withColumn("fresh", F.lit(col=False)).unionByName(
-        beyond.withColumn("fresh", F.lit(col=True)), allowMissingColumns=True
+        new_points.withColumn("fresh", F.lit(col=True)), allowMissingColumns=True
     )
 
     def call(rows: pa.Table) -> pa.Table:
         is_new = rows["fresh"]
-        points = points_of(series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns))
-        return payload_table(_recompute_payloads(points, series))
+        points = join_stored_points(
+            series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns)
+        )
+        return build_payload_table(_recompute_payloads(points, series))
 
     return map_groups(both, series.keys, shards, call, FOLDED_SCHEMA)
 
 
-def recompute_in_driver(beyond: pa.Table, held: TableReader, series: RollingAverage, limits: Limits) -> Payloads | None:
+def recompute_in_driver(
+    new_points: pa.Table, reader: TableReader, series: RollingAverage, limits: Limits
+) -> Payloads | None:
     """Computes the same rows as `recompute_on_cluster`, in the driver and without Spark.
 
     Args:
-        beyond: The new points, columns as in `beyond_ddl`.
-        held: Reads the table of averages.
+        new_points: The new points, columns as in `older_points_ddl`.
+        reader: Reads the table of averages.
         series: The declaration of the table of averages.
         limits: Limits of what the driver processes.
 
     Returns:
         The payloads with the rows. None if they need more memory than the limits allow.
     """
-    if beyond.num_rows > limits.driver_changes:
+    if new_points.num_rows > limits.driver_changes:
         return None
-    conditions = key_conditions(beyond, series.keys, held.schema(series.table))
+    conditions = key_conditions(new_points, series.keys, reader.schema(series.table))
     try:
         most = limits.driver_bytes // MEMORY_FACTOR
-        rows = held.table(series.table, *conditions, columns=_history_columns(series), max_bytes=most)
+        rows = reader.table(series.table, *conditions, columns=_history_columns(series), max_bytes=most)
     except TooLargeError:
         return None
-    return _recompute_payloads(points_of(series, beyond, rows), series)
+    return _recompute_payloads(join_stored_points(series, new_points, rows), series)
 
 
 def _history_columns(series: RollingAverage) -> list[str]:
-    """Returns the names of the table's columns that `points_of` reads."""
-    places = ["position"] if series.of_session else ["partition", "offset"]
-    return [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order, "revision"])]
+    """Returns the names of the table's columns that `join_stored_points` reads."""
+    places = ["position"] if series.is_per_session else ["partition", "offset"]
+    return [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order_columns, "revision"])]
 
 
-def points_of(series: RollingAverage, new: pa.Table, held: pa.Table | None = None) -> pa.Table:
+def join_stored_points(series: RollingAverage, new_points: pa.Table, stored_rows: pa.Table | None = None) -> pa.Table:
     """Returns new points and the table's points of the same series, with the columns that `recompute` reads.
 
     Args:
         series: The table of averages.
-        new: New points, columns as in `beyond_ddl`, or with `position` instead of `place`.
-        held: Rows of the table. Rows of series without a new point are dropped. None for no rows.
+        new_points: New points, columns as in `older_points_ddl`, or with `position` instead of `place`.
+        stored_rows: Rows of the table. Rows of series without a new point are dropped. None for no rows.
     """
-    parts = [_as_points(series, new, fresh=True)]
-    if held is not None:
-        parts.insert(0, semi_join(_as_points(series, held, fresh=False), series.keys, parts[0]))
+    parts = [_to_points(series, new_points, fresh=True)]
+    if stored_rows is not None:
+        parts.insert(0, semi_join(_to_points(series, stored_rows, fresh=False), series.keys, parts[0]))
     return pa.concat_tables(parts, promote_options="default")
 
 
-def _as_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Table:
+def _to_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Table:
     names = rows.column_names
     numbers = {
         name: rows[name].cast(pa.int64()) for name in ("place", "position", "partition", "offset") if name in names
     }
     if "place" not in numbers:
-        apart = (numbers["partition"].to_numpy(), numbers["offset"].to_numpy()) if not series.of_session else ()
-        numbers["place"] = pa.array(place_of(*apart)) if apart else numbers["position"]
+        apart = (numbers["partition"].to_numpy(), numbers["offset"].to_numpy()) if not series.is_per_session else ()
+        numbers["place"] = pa.array(combine_place(*apart)) if apart else numbers["position"]
     zeros = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
-    columns = {name: rows[name] for name in (*series.texts, "ts", "ordinal", "value", *series.seq_order)}
+    columns = {name: rows[name] for name in (*series.text_keys, "ts", "ordinal", "value", *series.seq_order_columns)}
     columns |= {name: numbers[name] for name in ("place", "partition", "offset") if name in numbers}
     revision = zeros if fresh else rows["revision"].cast(pa.int64())
     return pa.table(columns | {"revision": revision, "fresh": pa.repeat(fresh, rows.num_rows)})
 
 
 def _recompute_payloads(points: pa.Table, series: RollingAverage) -> Payloads:
-    return encode_payloads(with_report(ReadChanges(), 0, recompute(points, series)))
+    return encode_payloads(add_report(ReadChanges(), 0, recompute_averages(points, series)))
 
 
-def _in_touched_files(held: DataFrame, beyond: DataFrame, series: RollingAverage) -> DataFrame:
+def _filter_to_touched_files(stored_rows: DataFrame, new_points: DataFrame, series: RollingAverage) -> DataFrame:
     """Filters the table to the sessions or rows of the new points, if they are few, so that Delta reads fewer files."""
     from pyspark.sql import functions as F
 
-    name = "session_id" if series.of_session else series.keys[0] if "row_id" not in series.keys else "row_id"
-    named = [row[0] for row in beyond.select(name).distinct().limit(_NAMED + 1).collect()]
-    return held if len(named) > _NAMED else held.where(F.col(name).isin(named))
+    name = "session_id" if series.is_per_session else series.keys[0] if "row_id" not in series.keys else "row_id"
+    named = [row[0] for row in new_points.select(name).distinct().limit(_NAMED + 1).collect()]
+    return stored_rows if len(named) > _NAMED else stored_rows.where(F.col(name).isin(named))

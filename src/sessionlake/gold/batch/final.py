@@ -23,24 +23,31 @@ import pyarrow as pa
 from sessionlake.delta.commit import append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
-from sessionlake.delta.storage.far_times import ms_of, nearest_time
+from sessionlake.delta.storage.far_times import nearest_datetime, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
-from sessionlake.delta.storage.spark_reader import literal
+from sessionlake.delta.storage.spark_reader import to_spark_literal
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
-from sessionlake.gold.aggregate.final import BATCH, AppendProgress, FinalTable, Limits, limits_of_rows, newly_final
-from sessionlake.gold.aggregate.late import APPLIED, NEVER, latest
-from sessionlake.gold.aggregate.product import START, Product, starts
+from sessionlake.gold.aggregate.final import (
+    BATCH,
+    AppendProgress,
+    FinalTable,
+    PartitionTimes,
+    look_up_limits,
+    select_newly_final,
+)
+from sessionlake.gold.aggregate.late import APPLIED, NEVER, merge_latest
+from sessionlake.gold.aggregate.product import START, Product, bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
-from sessionlake.gold.declared.tables import finals_of
-from sessionlake.gold.tables.expiry import Expiry, Floors, without_expired_rows
+from sessionlake.gold.declared.tables import find_final_tables
+from sessionlake.gold.tables.expiry import Expiry, ExpiryTimes, drop_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches, map_rows, to_spark_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed
+from sessionlake.streaming.checkpoint import read_last_committed_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,80 +63,89 @@ class FinalRowAppender:
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: Expiry) -> None:
         self._lake, self._expiry = lake, expiry
-        self._first = handover.first_batch(lake.settings, GOLD)
-        following, reader = handover.next_batch(lake.settings, GOLD), lake.reader(spark)
-        self._tables = {final.product.table: _read_progress(reader, final, following) for final in finals_of(products)}
+        self._first = handover.read_first_batch(lake.settings, GOLD)
+        following, reader = handover.read_next_batch(lake.settings, GOLD), lake.reader(spark)
+        self._tables = {
+            final.product.table: _read_append_progress(reader, final, following)
+            for final in find_final_tables(products)
+        }
         self._times = _times_of_partial_version(spark, lake) if self._tables else {}
 
-    def require_open(self, spark: SparkSession, product: Product, rows: Rows, low: int) -> None:
+    def require_open_buckets(self, spark: SparkSession, product: Product, rows: Rows, earliest_start: int) -> None:
         """Checks that a batch has no rows for buckets that are already final.
 
         Args:
             rows: The batch's rows of the product.
-            low: The earliest `window_start` of these rows, in microseconds.
+            earliest_start: The earliest `window_start` of these rows, in microseconds.
 
         Raises:
             LakeError: The batch has such a row: silver applied a change at an earlier stream time than it had already
                 reached.
         """
         progress = self._tables.get(product.table)
-        if progress is None or low >= max(progress.since.values(), default=NEVER) * 1000:
+        if progress is None or earliest_start >= max(progress.appended_until.values(), default=NEVER) * 1000:
             return
         if not isinstance(rows, pa.Table):
-            rows = _earliest(to_spark_frame(spark, rows))
-        closed = rows.filter(pa.array(starts(rows) < limits_of_rows(rows, progress.since)))
+            rows = _earliest_starts(to_spark_frame(spark, rows))
+        closed = rows.filter(pa.array(bucket_starts_ms(rows) < look_up_limits(rows, progress.appended_until)))
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
             raise LakeError(
                 f"{progress.final.table}: {where}: silver changed the bucket of {one[START]:%Y-%m-%d %H:%M:%SZ} "
                 "after its rows had become final",
-                why=f"{progress.final.table} may have wrong rows. That can happen if a session moved to another "
-                "topic-partition while messages of it were held back, or if session_timeout was shortened",
+                why=f"{progress.final.table} may have wrong rows. Possible causes: a session moved to another "
+                "topic-partition while some of its messages were held back, or session_timeout was shortened",
                 fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds both tables",
             )
 
-    def write(self, spark: SparkSession, times: Limits, txn: Txn) -> Iterator[TableOutput]:
+    def append_final_rows(self, spark: SparkSession, stream_times: PartitionTimes, txn: Txn) -> Iterator[TableOutput]:
         """Appends the rows that have become final with a batch.
 
         Call it after the batch's MERGEs. Yields what was written.
 
         Args:
-            times: By topic-partition, the highest stream time of the batch's changes, in ms.
+            stream_times: By topic-partition, the highest stream time of the batch's changes, in ms.
         """
         if not self._tables:
             return
-        self._times = latest(self._times, times)
-        _, is_complete = handover.version_reached(self._lake.settings, GOLD, txn.version - self._first)
+        self._times = merge_latest(self._times, stream_times)
+        _, is_complete = handover.read_version_reached(self._lake.settings, GOLD, txn.version - self._first)
         if not is_complete:
             return
         for progress in self._tables.values():
-            until, table = progress.due_limits(self._times), progress.final.table
-            count = self._append(spark, progress.final, progress.since, until, txn) if until else 0
+            until, table = progress.append_limits(self._times), progress.final.table
+            count = self._append(spark, progress.final, progress.appended_until, until, txn) if until else 0
             if count:
                 yield TableOutput(table, self._lake.latest_version(spark, table), count)
-            progress.advance(until)
+            progress.mark_appended(until)
         self._times = {}
 
-    def _append(self, spark: SparkSession, final: FinalTable, since: Limits, until: Limits, txn: Txn) -> int:
+    def _append(
+        self, spark: SparkSession, final: FinalTable, since: PartitionTimes, until: PartitionTimes, txn: Txn
+    ) -> int:
         reader, table = self._lake.reader(spark), final.product.table
-        floors = [self._expiry.floors(table) for table in (table, final.table)]
-        names, most, found = [name for name, _ in final.shown], self._lake.limits.driver_bytes, list[pa.Table]()
+        floors = [self._expiry.expiry_times(table) for table in (table, final.table)]
+        names, most, found = (
+            [name for name, _ in final.copied_columns],
+            self._lake.limits.driver_bytes,
+            list[pa.Table](),
+        )
         try:
-            for some in _conditions(since, until):
+            for some in _range_conditions(since, until):
                 found.append(reader.table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _candidate_rows(final, self._lake.read(spark, table), since, until)
-        rows = map_rows(near, _final_rows(final, since, until, txn.version, *floors), ddl_of(final.columns))
+        rows = map_rows(near, _final_row_filter(final, since, until, txn.version, *floors), ddl_of(final.columns))
         count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
         if count:
             append(spark, self._lake, final.table, rows, txn)
         return count
 
 
-def _final_rows(
-    final: FinalTable, since: Limits, until: Limits, batch: int, *floors: Floors
+def _final_row_filter(
+    final: FinalTable, since: PartitionTimes, until: PartitionTimes, batch: int, *floors: ExpiryTimes
 ) -> Callable[[pa.Table], pa.Table]:
     """Returns a function that filters a product's rows to those that became final between two limits.
 
@@ -142,14 +158,14 @@ def _final_rows(
         batch: The batch number to write in the rows.
         floors: For one or more tables, the first time in ms that has not expired, by topic.
     """
-    names, stamps = [name for name, _ in final.shown], {BATCH: pa.scalar(batch, pa.int64())}
+    names, stamps = [name for name, _ in final.copied_columns], {BATCH: pa.scalar(batch, pa.int64())}
     return lambda rows: add_constants(
-        without_expired_rows(newly_final(rows.select(names), since, until), *floors), stamps
+        drop_expired_rows(select_newly_final(rows.select(names), since, until), *floors), stamps
     )
 
 
 def rebuild_final_rows(
-    spark: SparkSession, lake: Lake, final: FinalTable, rows: DataFrame, times: Limits, batch: int
+    spark: SparkSession, lake: Lake, final: FinalTable, rows: DataFrame, times: PartitionTimes, batch: int
 ) -> None:
     """Replaces all rows of the table of final rows, in one commit.
 
@@ -158,8 +174,8 @@ def rebuild_final_rows(
         times: By topic-partition, the stream time in ms up to which gold has read.
         batch: The last batch of gold that the rows include.
     """
-    until = final.limits(times)
-    keep = PerBatchFunction(_final_rows(final, {}, until, batch))
+    until = final.first_open_buckets(times)
+    keep = PerBatchFunction(_final_row_filter(final, {}, until, batch))
     found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.columns))
     lake.storage.require_lease(final.table)
     lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
@@ -177,20 +193,20 @@ def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
     return {(row["topic"], row[PARTITION]): row["time"] for row in found}
 
 
-def _read_progress(reader: TableReader, final: FinalTable, following: int) -> AppendProgress:
+def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: int) -> AppendProgress:
     """Reads from the table of final rows up to which bucket rows were appended before gold's next batch.
 
     Args:
-        following: Number of gold's next batch.
+        next_batch: Number of gold's next batch.
     """
 
-    def found(*conditions: Condition) -> Limits:
+    def found(*conditions: Condition) -> PartitionTimes:
         last = reader.highest(final.table, START, _PLACE, *conditions)
-        starts = {(topic, partition): ms_of(start) for (topic, partition), start in last.items()}
-        return final.limits_after(starts)
+        starts = {(topic, partition): time_to_ms(start) for (topic, partition), start in last.items()}
+        return final.ends_of_last_buckets(starts)
 
-    is_there = reader.any(final.table, (BATCH, operator.ge, following))
-    return AppendProgress(final, found((BATCH, operator.lt, following)), found() if is_there else {})
+    is_there = reader.has_rows(final.table, (BATCH, operator.ge, next_batch))
+    return AppendProgress(final, found((BATCH, operator.lt, next_batch)), found() if is_there else {})
 
 
 def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
@@ -202,17 +218,17 @@ def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPart
     """
     from pyspark.sql import functions as F
 
-    batch = last_committed(lake.settings.checkpoint(GOLD))
+    batch = read_last_committed_batch(lake.settings.checkpoint(GOLD))
     if batch is None:
         return {}
-    version, is_complete = handover.version_reached(lake.settings, GOLD, batch)
+    version, is_complete = handover.read_version_reached(lake.settings, GOLD, batch)
     if is_complete:
         return {}
     changes = lake.read(spark, CHANGES, version)
     return latest_stream_times(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
 
 
-def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
+def _range_conditions(since: PartitionTimes, until: PartitionTimes) -> Iterator[list[Condition]]:
     """Yields conditions that all rows between two limits meet, so that Delta can skip files.
 
     The rows that meet all conditions of one list are to be read. If a topic has a partition without a lower limit, all
@@ -225,29 +241,35 @@ def _conditions(since: Limits, until: Limits) -> Iterator[list[Condition]]:
             low, high = min(since.get(place, NEVER) for place in some), max(some.values())
             partitions = {partition for _, partition in some}
             conditions: list[Condition] = [("topic", is_in, sorted(topics)), (PARTITION, is_in, sorted(partitions))]
-            yield [*conditions, (START, operator.ge, nearest_time(low)), (START, operator.lt, nearest_time(high))]
+            yield [
+                *conditions,
+                (START, operator.ge, nearest_datetime(low)),
+                (START, operator.lt, nearest_datetime(high)),
+            ]
 
 
-def _candidate_rows(final: FinalTable, rows: DataFrame, since: Limits, until: Limits) -> DataFrame:
+def _candidate_rows(final: FinalTable, rows: DataFrame, since: PartitionTimes, until: PartitionTimes) -> DataFrame:
     """Returns a product's rows that became final between two limits.
 
     It may also return other rows, for the caller to drop.
     """
-    rows = rows.select(*(quote(name) for name, _ in final.shown))
+    rows = rows.select(*(quote(name) for name, _ in final.copied_columns))
     if not until:
         return rows.limit(0)
-    return rows.where(reduce(or_, (reduce(and_, map(_column, some)) for some in _conditions(since, until))))
+    return rows.where(
+        reduce(or_, (reduce(and_, map(_to_spark_condition, some)) for some in _range_conditions(since, until)))
+    )
 
 
-def _column(condition: Condition) -> Column:
+def _to_spark_condition(condition: Condition) -> Column:
     from pyspark.sql import functions as F
 
     name, compare, value = condition
-    found: Column = compare(F.col(name), literal(value))
+    found: Column = compare(F.col(name), to_spark_literal(value))
     return found
 
 
-def _earliest(rows: DataFrame) -> pa.Table:
+def _earliest_starts(rows: DataFrame) -> pa.Table:
     """Returns the start of the first bucket of each topic-partition in the rows."""
     from pyspark.sql import functions as F
 

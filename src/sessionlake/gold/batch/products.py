@@ -18,16 +18,16 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import accumulate, append, merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
-from sessionlake.delta.storage.far_times import nearest_time
+from sessionlake.delta.storage.far_times import nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.aggregate.late import LATE_COLUMNS, NEVER
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch.final import FinalRowAppender
-from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, rows_of
+from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, read_payload_rows
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
-from sessionlake.gold.tables.expiry import Expiry, without_expired_rows
+from sessionlake.gold.tables.expiry import Expiry, drop_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, internal, quote
@@ -51,7 +51,7 @@ class ProductMerger:
         rows: The rows that the batch adds to each product.
         txn: The batch's transaction.
         expiry: Knows which buckets have expired.
-        finals: Knows which buckets are final.
+        final_rows: Knows which buckets are final.
     """
 
     spark: SparkSession
@@ -59,54 +59,54 @@ class ProductMerger:
     rows: BatchRows
     txn: Txn
     expiry: Expiry
-    finals: FinalRowAppender
+    final_rows: FinalRowAppender
 
-    def merge(self, products: Iterable[Product]) -> Iterator[TableOutput]:
+    def merge_batch(self, products: Iterable[Product]) -> Iterator[TableOutput]:
         """Merges the batch into these products' tables.
 
         Yields, for each table, its new version and the number of rows.
         """
         for product in products:
-            if self.rows.span(product).rows:
-                part = self._without_expired(product, self.rows.of(product))
-                self.finals.require_open(self.spark, product, part, self.rows.span(product).low)
+            if self.rows.row_range(product).rows:
+                part = self._drop_expired(product, self.rows.product_rows(product))
+                self.final_rows.require_open_buckets(self.spark, product, part, self.rows.row_range(product).low)
                 yield self._merge_rows(product, part)
 
-    def _without_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
+    def _drop_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
         """Drops rows whose bucket has expired."""
-        floors = self.expiry.floors(product.table)
-        if self.rows.span(product).low >= max(floors.values(), default=NEVER) * 1000:
+        floors = self.expiry.expiry_times(product.table)
+        if self.rows.row_range(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
-        return map_rows(part, lambda rows: without_expired_rows(rows, floors), product.ddl)
+        return map_rows(part, lambda rows: drop_expired_rows(rows, floors), product.ddl)
 
     def _merge_rows(self, product: Product, part: Rows) -> TableOutput:
-        rows = self.rows.span(product).rows
+        rows = self.rows.row_range(product).rows
         if not isinstance(part, pa.Table):
-            if self._is_new(product):
+            if self._has_only_new_keys(product):
                 append(self.spark, self.lake, product.table, part, self.txn)
                 done = self.lake.last_commit(self.spark, product.table)
                 return TableOutput(product.table, done.version, done.rows)
             if rows > self.lake.limits.driver_changes:
                 return self._merge_on_cluster(product, to_spark_frame(self.spark, part))
-            part = without_expired_rows(self.rows.collect_rows(product), self.expiry.floors(product.table))
+            part = drop_expired_rows(self.rows.collect_rows(product), self.expiry.expiry_times(product.table))
         try:
             return self._merge_in_driver(product, part)
         except TooLargeError:
-            return self._merge_on_cluster(product, to_spark_frame(self.spark, part.cast(product.schema())))
+            return self._merge_on_cluster(product, to_spark_frame(self.spark, part.cast(product.arrow_schema())))
 
-    def _is_new(self, product: Product) -> bool:
+    def _has_only_new_keys(self, product: Product) -> bool:
         """Returns True if the table has no rows of the batch's topics in the batch's range of time.
 
         Then every row is new.
         """
         if not has_session_key(product):
             return False
-        conditions: list[Condition] = [("topic", is_in, sorted(self.rows.part.report.times))]
+        conditions: list[Condition] = [("topic", is_in, sorted(self.rows.fold_result.report.times_by_topic))]
         if product.bucket_ms is not None:
-            span = self.rows.span(product)
-            ends = (nearest_time(end // 1000) for end in (span.low, span.high))
+            span = self.rows.row_range(product)
+            ends = (nearest_datetime(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
-        return not self.lake.reader(self.spark).any(product.table, *conditions)
+        return not self.lake.reader(self.spark).has_rows(product.table, *conditions)
 
     def _merge_in_driver(self, product: Product, part: pa.Table) -> TableOutput:
         """Merges the batch's rows of a product in the driver.
@@ -116,9 +116,9 @@ class ProductMerger:
         """
 
         def combine(part: pa.Table, held: pa.Table) -> pa.Table:
-            return product.merged(part, held).cast(product.schema())
+            return product.merge_rows(part, held).cast(product.arrow_schema())
 
-        commit = accumulate(self.spark, self.lake, product.table, part, combine, _upsert(product), self.txn)
+        commit = accumulate(self.spark, self.lake, product.table, part, combine, _product_upsert(product), self.txn)
         return TableOutput(product.table, commit.version, part.num_rows)
 
     def _merge_on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
@@ -132,45 +132,45 @@ class ProductMerger:
         def merged(table: pa.Table) -> pa.Table:
             is_fresh = table[_FRESH]
             rows = table.drop_columns([_FRESH])
-            return product.merged(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
+            return product.merge_rows(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
 
         # A checkpoint computes the rows once, before the MERGE changes the table that they are read from.
         rows = map_groups(both, product.row_keys, GROUPS, merged, product.ddl).localCheckpoint()
-        commit = merge(self.spark, self.lake, product.table, rows, _upsert(product), self.txn)
+        commit = merge(self.spark, self.lake, product.table, rows, _product_upsert(product), self.txn)
         return TableOutput(product.table, commit.version, rows.count())
 
     def _rows_in_span(self, product: Product) -> DataFrame:
         """Returns the table's rows in the batch's range of time. The filter lets Delta skip files."""
         from pyspark.sql import functions as F
 
-        rows, span = self.lake.read(self.spark, product.table), self.rows.span(product)
+        rows, span = self.lake.read(self.spark, product.table), self.rows.row_range(product)
         if START not in product.row_keys:
             return rows
         return rows.where(F.col(START).between(*(F.timestamp_micros(F.lit(end)) for end in (span.low, span.high))))
 
 
-def _upsert(product: Product) -> Upsert:
+def _product_upsert(product: Product) -> Upsert:
     others = tuple(name for name, _ in product.columns if name not in product.row_keys)
     bounded = (START,) if START in product.row_keys else product.row_keys
     return Upsert(product.row_keys, others, pruned_by=bounded)
 
 
-def write_late(
-    spark: SparkSession, lake: Lake, part: FoldResult, written: Sequence[Product], txn: Txn
+def append_late_points(
+    spark: SparkSession, lake: Lake, fold_result: FoldResult, products: Sequence[Product], txn: Txn
 ) -> Iterator[TableOutput]:
     """Appends the batch's events that were too late for these products to `gold.late_points`.
 
     Yields what was written.
     """
-    tables = [product.table for product in written if product.lateness_ms is not None]
-    if not tables or part.folded.inline_payloads([KIND]) == []:
+    tables = [product.table for product in products if product.lateness_ms is not None]
+    if not tables or fold_result.folded.find_inline_payloads([KIND]) == []:
         return
 
     def late(rows: pa.Table) -> pa.Table:
         mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
         return add_constants(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
-    rows = map_rows(rows_of([part], [KIND], _LATE), late, LATE_DDL)
+    rows = map_rows(read_payload_rows([fold_result], [KIND], _LATE), late, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
     if count:
         append(spark, lake, LATE_POINTS, rows, txn)

@@ -42,7 +42,7 @@ def product_comments(product: Product) -> dict[str, str]:
 
     Columns whose names start with an underscore hold state, which gold needs to add late events to a row.
     """
-    return _key_comments(product) | dict(_results(product))
+    return _key_comments(product) | dict(_result_comments(product))
 
 
 def _key_comments(product: Product) -> dict[str, str]:
@@ -52,14 +52,16 @@ def _key_comments(product: Product) -> dict[str, str]:
     return {name: _KEYS.get(name, f"Key: {name} of the event") for name in product.row_keys} | bucket
 
 
-def _results(product: Product) -> Iterator[tuple[str, str]]:
+def _result_comments(product: Product) -> Iterator[tuple[str, str]]:
     for name, one in product.aggregates.items():
-        comment = one.meaning
+        comment = one.description
         if name not in product.results:
             comment = f"State: {comment[0].lower()}{comment[1:]}"
         yield name, comment
         if isinstance(one, Aggregate):
-            yield from ((beside, f"State of {name}: what it is merged by") for beside, _ in one.columns(name)[1:])
+            yield from (
+                (beside, f"State of {name}: what it is merged by") for beside, _ in one.stored_columns(name)[1:]
+            )
 
 
 def final_comments(final: FinalTable) -> dict[str, str]:
@@ -73,9 +75,9 @@ def enriched_comments(table: EnrichedTable) -> dict[str, str]:
     for join in table.joins:
         source = join.reference.table
         comments |= {
-            name: f"{column} of {source} at event time; null if no row held then" for name, column in join.take
+            name: f"{column} of {source} at event time; null if no row held then" for name, column in join.taken_columns
         }
-        comments[join.version] = f"{FROM} of the row of {source} that held at event time; null if none did"
+        comments[join.version_column] = f"{FROM} of the row of {source} that held at event time; null if none did"
     return comments | {BATCH: "Number of the silver batch that wrote the change"}
 
 

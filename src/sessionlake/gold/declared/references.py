@@ -12,31 +12,31 @@ from sessionlake.settings.model import Settings
 from sessionlake.settings.references import EnrichedSettings, JoinSettings
 
 
-def references_of(settings: Settings) -> tuple[Reference, ...]:
+def declared_references(settings: Settings) -> tuple[Reference, ...]:
     """Returns the reference tables that the configuration declares."""
     return tuple(
         Reference(one.name, tuple(one.keys.items()), tuple(one.columns.items())) for one in settings.gold.references
     )
 
 
-def enriched_of(settings: Settings) -> tuple[EnrichedTable, ...]:
+def declared_enriched_tables(settings: Settings) -> tuple[EnrichedTable, ...]:
     """Returns the enriched tables that the configuration declares.
 
     Raises:
         ConfigError: a table uses an unknown column or reference table, or joins columns of different types.
     """
-    return tuple(_enriched(settings, one) for one in settings.gold.enriched)
+    return tuple(_create_enriched_table(settings, one) for one in settings.gold.enriched)
 
 
-def enriched_schema(one: EnrichedTable) -> TableSchema:
+def enriched_schema(table: EnrichedTable) -> TableSchema:
     """Returns columns, comments and layout of an enriched table, for creating it."""
-    joined = (name for join in one.joins for name in join.on)
-    skipping = tuple(dict.fromkeys((*one.keys, "offset", "ts", BATCH, *joined)))
+    joined = (name for join in table.joins for name in join.on)
+    skipping = tuple(dict.fromkeys((*table.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
-        with_comments(one.columns, enriched_comments(one)),
-        one.comment,
+        with_comments(table.columns, enriched_comments(table)),
+        table.comment,
         written_by="gold.references.step",
-        cluster_by=one.keys,
+        cluster_by=table.keys,
         statistics_columns=skipping,
         writes=Writes.BOTH,
     )
@@ -45,7 +45,7 @@ def enriched_schema(one: EnrichedTable) -> TableSchema:
 def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all reference tables and of gold's copies of them, by table name with schema."""
     found = {}
-    for one in references_of(settings):
+    for one in declared_references(settings):
         first, comments = one.key_names[:1], reference_comments(one)
         found[one.table] = TableSchema(
             with_comments(one.all_columns, comments),
@@ -66,11 +66,11 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     return found
 
 
-def _enriched(settings: Settings, one: EnrichedSettings) -> EnrichedTable:
+def _create_enriched_table(settings: Settings, declaration: EnrichedSettings) -> EnrichedTable:
     declared = {column.name: column.sql for column in settings.capture.declared}
-    where = f"gold.enriched.{one.name}"
-    joins = tuple(_join(settings, join, where) for join in one.join)
-    chosen = tuple(declared) if one.columns is None else one.columns
+    where = f"gold.enriched.{declaration.name}"
+    joins = tuple(_create_join(settings, join, where) for join in declaration.join)
+    chosen = tuple(declared) if declaration.columns is None else declaration.columns
     if unknown := [name for name in chosen if name not in declared]:
         raise ConfigError(
             f"{where}.columns: {', '.join(unknown)} is not declared in capture.columns",
@@ -79,7 +79,10 @@ def _enriched(settings: Settings, one: EnrichedSettings) -> EnrichedTable:
     joined = [name for join in joins for name in join.on if name not in JOINABLE_COLUMNS]
     own = (*CHANGE_COLUMNS, *((name, declared[name]) for name in dict.fromkeys((*chosen, *joined))))
     found = EnrichedTable(
-        one.name, own, joins, f"Changes joined with {', '.join(j.reference.name for j in joins)} as of event time"
+        declaration.name,
+        own,
+        joins,
+        f"Changes joined with {', '.join(j.reference.name for j in joins)} as of event time",
     )
     _require_names(found, where)
     return found
@@ -96,7 +99,7 @@ def _require_names(table: EnrichedTable, where: str) -> None:
     """
     published = (*dict(CHANGE_COLUMNS), BATCH)
     declared = (name for name, _ in table.change_columns[len(CHANGE_COLUMNS) :])
-    added = (name for join in table.joins for name, _ in join.added)
+    added = (name for join in table.joins for name, _ in join.added_columns)
     instead = ", by `take` or `name` of the join if it is added by one; or leave it out: `columns` names those to have"
     try:
         check_columns((*declared, *added), published, table.table, instead)
@@ -104,24 +107,24 @@ def _require_names(table: EnrichedTable, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _join(settings: Settings, one: JoinSettings, where: str) -> Join:
-    known = {reference.name: reference for reference in references_of(settings)}
-    reference = known.get(one.reference)
+def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> Join:
+    known = {reference.name: reference for reference in declared_references(settings)}
+    reference = known.get(declaration.reference)
     if reference is None:
         declared = ", ".join(known) or "none"
         raise ConfigError(
-            f"{where}.join: gold.references declares no table {one.reference}; it declares {declared}",
+            f"{where}.join: gold.references declares no table {declaration.reference}; it declares {declared}",
             fix="Declare the reference table, or name another one",
         )
-    if {*one.keys} != {*reference.key_names}:
+    if {*declaration.keys} != {*reference.key_names}:
         raise ConfigError(
-            f"{where}.join.keys names {', '.join(one.keys) or 'nothing'}, but the keys of {reference.name} are "
+            f"{where}.join.keys names {', '.join(declaration.keys) or 'nothing'}, but the keys of {reference.name} are "
             f"{', '.join(reference.key_names)}",
             fix="Name each key of the reference table once",
         )
     types = dict.fromkeys(JOINABLE_COLUMNS, "string") | {c.name: c.sql for c in settings.capture.declared}
     for name, sql in reference.keys:
-        column = one.keys[name]
+        column = declaration.keys[name]
         if types.get(column) != sql:
             found = types.get(column, "no column")
             raise ConfigError(
@@ -129,12 +132,15 @@ def _join(settings: Settings, one: JoinSettings, where: str) -> Join:
                 fix=f"Join on a column of type {sql}, of {', '.join(f'{key} {kind}' for key, kind in types.items())}",
             )
     values = dict(reference.columns)
-    take = {name: name for name in values} if one.take is None else one.take
+    take = {name: name for name in values} if declaration.take is None else declaration.take
     if unknown := [name for name in take.values() if name not in values]:
         raise ConfigError(
             f"{where}.join.take: {reference.name} has no column {', '.join(unknown)}",
             fix=f"Use some of {', '.join(values)}",
         )
     return Join(
-        reference, one.version_prefix, tuple(one.keys[name] for name in reference.key_names), tuple(take.items())
+        reference,
+        declaration.version_prefix,
+        tuple(declaration.keys[name] for name in reference.key_names),
+        tuple(take.items()),
     )

@@ -16,10 +16,10 @@ from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
-from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, Rows, Source, names_sessions
+from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, Rows, Source, are_session_keys
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.comments import final_comments, product_comments
-from sessionlake.gold.declared.references import enriched_of, enriched_schema, reference_schemas
+from sessionlake.gold.declared.references import declared_enriched_tables, enriched_schema, reference_schemas
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
 from sessionlake.protocol.names import find_same_name, internal, same_name_text
@@ -72,7 +72,7 @@ GoldTable = Product | RollingAverage | EnrichedTable
 """A table that gold maintains. Gold rebuilds it by itself if its definition changes."""
 
 
-def tables_of(settings: Settings) -> tuple[GoldTable, ...]:
+def declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     """Returns all tables that gold maintains.
 
     Raises:
@@ -81,10 +81,10 @@ def tables_of(settings: Settings) -> tuple[GoldTable, ...]:
     _refuse_existing(
         [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
     )
-    return (*averages_of(settings), *products_of(settings), *enriched_of(settings))
+    return (*declared_averages(settings), *declared_products(settings), *declared_enriched_tables(settings))
 
 
-def averages_of(settings: Settings) -> tuple[RollingAverage, ...]:
+def declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
     """Returns all tables of moving averages: the standard ones and the declared ones.
 
     Raises:
@@ -93,20 +93,20 @@ def averages_of(settings: Settings) -> tuple[RollingAverage, ...]:
     declared = {one.name: one for one in settings.gold.averages}
     _refuse_existing(one.table for one in declared.values() if one.name not in STANDARD_AVERAGES)
     by_name = {name: AverageSettings(name=name) for name in STANDARD_AVERAGES} | declared
-    return tuple(_average(settings, one) for one in by_name.values())
+    return tuple(_create_average(settings, one) for one in by_name.values())
 
 
-def _average(settings: Settings, one: AverageSettings) -> RollingAverage:
-    keys = one.keys or STANDARD_AVERAGES[one.name]
-    own = {*keys, *((PARTITION,) if names_sessions(keys) else ())}
-    points = one.points or settings.gold.rolling_points
+def _create_average(settings: Settings, declaration: AverageSettings) -> RollingAverage:
+    keys = declaration.keys or STANDARD_AVERAGES[declaration.name]
+    own = {*keys, *((PARTITION,) if are_session_keys(keys) else ())}
+    points = declaration.points or settings.gold.rolling_points
     return RollingAverage(
-        one.name,
+        declaration.name,
         tuple(name for name in POINT_SERIES if name in own),
         points,
-        milliseconds(one.watermark),
-        one.early,
-        one.least_points,
+        milliseconds(declaration.watermark),
+        declaration.early,
+        declaration.least_points,
         comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}",
     )
 
@@ -120,7 +120,7 @@ def _refuse_existing(tables: Iterable[str]) -> None:
             )
 
 
-def products_of(settings: Settings) -> tuple[Product, ...]:
+def declared_products(settings: Settings) -> tuple[Product, ...]:
     """Returns all tables of aggregates (products). If one is computed from another one, it comes later.
 
     Raises:
@@ -128,31 +128,31 @@ def products_of(settings: Settings) -> tuple[Product, ...]:
     """
     _refuse_existing(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
-    standard = (replace(one, retention_ms=_milliseconds(tiers.get(one.name))) for one in STANDARD)
-    return (*standard, *(product_of(one) for one in settings.gold.products if one.source is None))
+    standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
+    return (*standard, *(create_product(one) for one in settings.gold.products if one.source is None))
 
 
-def finals_of(products: Iterable[GoldTable]) -> list[FinalTable]:
+def find_final_tables(products: Iterable[GoldTable]) -> list[FinalTable]:
     """Returns the tables `gold.<name>_final` of those products that have one."""
     found = (final_table(product) for product in products if isinstance(product, Product))
     return [final for final in found if final is not None]
 
 
-def with_finals(products: Iterable[GoldTable]) -> list[GoldTable | FinalTable]:
+def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTable]:
     """Returns these tables, followed by the tables `gold.<name>_final` of those that have one."""
     every = list(products)
-    return [*every, *finals_of(every)]
+    return [*every, *find_final_tables(every)]
 
 
-def schemas_of(settings: Settings) -> dict[str, TableSchema]:
+def declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all declared tables, by table name with schema."""
-    tables = tables_of(settings)
-    own = {table.table: _schema(table) for table in tables if table.table not in TABLES}
-    own |= {final.table: _final_schema(final) for final in finals_of(tables)}
+    tables = declared_gold_tables(settings)
+    own = {table.table: _create_schema(table) for table in tables if table.table not in TABLES}
+    own |= {final.table: _create_final_schema(final) for final in find_final_tables(tables)}
     return own | reference_schemas(settings)
 
 
-def _python_product(declared: ProductSettings, target: str) -> Product:
+def _load_python_product(declared: ProductSettings, target: str) -> Product:
     where = f"gold.products.{declared.name}.python"
     try:
         found = load_named_code(target, Product, str(Path.cwd()))
@@ -191,20 +191,20 @@ def _python_product(declared: ProductSettings, target: str) -> Product:
             why="Rows expire by their bucket and their topic's stream time",
             fix="Set bucket_ms and add `topic` to the keys, or leave retention_ms out",
         )
-    spans = map(_span, (found.bucket_ms, found.lateness_ms, found.retention_ms))
+    spans = map(_to_timedelta, (found.bucket_ms, found.lateness_ms, found.retention_ms))
     if found.output == OutputMode.APPEND and (lacks := describe_missing_for_append(found.keys, *spans)):
         raise ConfigError(f"{where}: {target}: {lacks}")
     _refuse_same_results(found, f"{where}: {target}")
-    for wrong in _source_faults(found, declared):
+    for wrong in _find_source_faults(found, declared):
         raise ConfigError(f"{where}: {target} {wrong}")
     return found
 
 
-def _source_faults(found: Product, declared: ProductSettings) -> Iterator[str]:
+def _find_source_faults(product: Product, declared: ProductSettings) -> Iterator[str]:
     """Yields texts that say why a product written in Python cannot be used with its declared source table."""
-    if found.below is not None and found.lateness_ms is not None:
-        yield f"has a lateness_ms, but is computed from {found.below.table}, which does not say which rows are late"
-    rows = found.source if isinstance(found.source, Rows) else None
+    if product.below is not None and product.lateness_ms is not None:
+        yield f"has a lateness_ms, but is computed from {product.below.table}, which does not say which rows are late"
+    rows = product.source if isinstance(product.source, Rows) else None
     table = None if rows is None else rows.table
     if table != declared.source:
         yield (
@@ -213,15 +213,15 @@ def _source_faults(found: Product, declared: ProductSettings) -> Iterator[str]:
         )
     if rows is None:
         return
-    reads = {name for one in found.aggregates.values() if isinstance(one, Aggregate) for name in one.reads}
-    if found.keys != declared.keys:
+    reads = {name for one in product.aggregates.values() if isinstance(one, Aggregate) for name in one.input_columns}
+    if product.keys != declared.keys:
         yield (
-            f"has the keys {', '.join(found.keys)}, but the configuration says {', '.join(declared.keys)}: "
+            f"has the keys {', '.join(product.keys)}, but the configuration says {', '.join(declared.keys)}: "
             "use the same in both"
         )
-    if found.below is not None or found.lateness_ms is not None or found.retention_ms is not None:
+    if product.below is not None or product.lateness_ms is not None or product.retention_ms is not None:
         yield "is computed from all rows of a table each time: leave out below, lateness_ms and retention_ms"
-    if rows.time is None and (found.bucket_ms is not None or ("ts" in reads and not rows.order)):
+    if rows.time is None and (product.bucket_ms is not None or ("ts" in reads and not rows.order)):
         yield "needs a `time` in its Rows"
     if rows.value is None and "value" in reads:
         yield "needs a `value` in its Rows"
@@ -232,14 +232,14 @@ def _refuse_same_results(product: Product, where: str) -> None:
         raise ConfigError(f"{where}: {same_name_text(*pair)}", fix="Give its results other names")
 
 
-def product_of(declared: ProductSettings) -> Product:
+def create_product(declared: ProductSettings) -> Product:
     """Returns a declared product, which aggregates silver's changes or the rows of another table.
 
     Raises:
         ConfigError: its Python code cannot be used.
     """
     if declared.python is not None:
-        return _python_product(declared, declared.python)
+        return _load_python_product(declared, declared.python)
     aggregates = {name: _AGGREGATES[kind] for name, kind in declared.aggregates.items()}
     for kind in sorted({*declared.aggregates.values()}):
         aggregates |= _HIDDEN_AGGREGATES.get(kind, {})
@@ -247,10 +247,10 @@ def product_of(declared: ProductSettings) -> Product:
         declared.name,
         declared.keys,
         aggregates,
-        source=_source(declared),
-        bucket_ms=_milliseconds(declared.bucket),
-        lateness_ms=_milliseconds(declared.lateness),
-        retention_ms=_milliseconds(declared.retention),
+        source=_create_source(declared),
+        bucket_ms=_to_milliseconds(declared.bucket),
+        lateness_ms=_to_milliseconds(declared.lateness),
+        retention_ms=_to_milliseconds(declared.retention),
         output=declared.output.value,
         comment=f"A row for each {', '.join(declared.keys)}" + (f" and {declared.bucket}" if declared.bucket else ""),
         shown=tuple(declared.aggregates),
@@ -259,22 +259,22 @@ def product_of(declared: ProductSettings) -> Product:
     return found
 
 
-def _source(declared: ProductSettings) -> Source:
+def _create_source(declared: ProductSettings) -> Source:
     numbers = declared.of is EventKind.NUMBERS
     if declared.source is not None:
         return Rows(declared.source, declared.time, declared.value, declared.order, numbers)
     return POINTS if numbers else TEXTS
 
 
-def _milliseconds(span: timedelta | None) -> int | None:
+def _to_milliseconds(span: timedelta | None) -> int | None:
     return None if span is None else milliseconds(span)
 
 
-def _span(ms: int | None) -> timedelta | None:
+def _to_timedelta(ms: int | None) -> timedelta | None:
     return None if ms is None else timedelta(milliseconds=ms)
 
 
-def _schema(table: GoldTable) -> TableSchema:
+def _create_schema(table: GoldTable) -> TableSchema:
     if isinstance(table, EnrichedTable):
         return enriched_schema(table)
     keys = table.row_keys
@@ -290,7 +290,7 @@ def _schema(table: GoldTable) -> TableSchema:
     )
 
 
-def _final_schema(final: FinalTable) -> TableSchema:
+def _create_final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
         with_comments(final.columns, final_comments(final)),

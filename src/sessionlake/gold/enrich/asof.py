@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import combine_codes, dictionary_codes
+from sessionlake.protocol.arrow import combine_codes, encode_as_codes
 from sessionlake.protocol.types import Int64s
 
 OPEN_END = (1 << 63) - 1
 """Stands for the end of a time span that has no end."""
 
 
-def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> list[Int64s]:
+def number_equal_rows(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> list[Int64s]:
     """Returns a number for each row of each table. Equal rows get equal numbers, also across tables. NaN equals NaN.
 
     Args:
@@ -26,7 +26,7 @@ def row_codes(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: bool) -> li
     coded = []
     for columns in zip(*tables, strict=True):
         chunks = [chunk for column in columns for chunk in column.chunks]
-        code, values = dictionary_codes(_with_one_nan(pa.chunked_array(chunks, columns[0].type)))
+        code, values = encode_as_codes(_with_one_nan(pa.chunked_array(chunks, columns[0].type)))
         coded.append((code + 1, range(len(values) + 1)))
     rows = combine_codes(coded, sum(lengths))
     if not nulls:
@@ -41,7 +41,7 @@ def _with_one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
-def as_of(code: Int64s, ts: Int64s, known: Int64s, begin: Int64s, end: Int64s) -> Int64s:
+def find_versions_as_of(code: Int64s, ts: Int64s, known: Int64s, begin: Int64s, end: Int64s) -> Int64s:
     """Returns for each row the index of the time span that has its key and contains its time; -1 if there is none.
 
     Args:
@@ -68,21 +68,21 @@ def as_of(code: Int64s, ts: Int64s, known: Int64s, begin: Int64s, end: Int64s) -
     return np.where(inside, found, -1)
 
 
-def start_ms(moments: pa.ChunkedArray) -> Int64s:
+def start_times_ms(moments: pa.ChunkedArray) -> Int64s:
     """Returns timestamps in ms since 1970, rounded up.
 
     Args:
         moments: timestamps without nulls.
     """
-    return -np.floor_divide(-micros(moments, 0), 1000)
+    return -np.floor_divide(-to_micros(moments, 0), 1000)
 
 
-def end_ms(moments: pa.ChunkedArray) -> Int64s:
+def end_times_ms(moments: pa.ChunkedArray) -> Int64s:
     """Returns timestamps in ms since 1970, rounded up; `OPEN_END` for null."""
-    return np.where(moments.is_null().to_numpy(), OPEN_END, start_ms(moments))
+    return np.where(moments.is_null().to_numpy(), OPEN_END, start_times_ms(moments))
 
 
-def micros(moments: pa.ChunkedArray, null: int) -> Int64s:
+def to_micros(moments: pa.ChunkedArray, null: int) -> Int64s:
     """Returns timestamps in microseconds since 1970.
 
     Args:

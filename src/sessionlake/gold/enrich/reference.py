@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.enrich.asof import OPEN_END, as_of, end_ms, micros, row_codes, start_ms
+from sessionlake.gold.enrich.asof import (
+    OPEN_END,
+    end_times_ms,
+    find_versions_as_of,
+    number_equal_rows,
+    start_times_ms,
+    to_micros,
+)
 from sessionlake.protocol.names import internal
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -63,20 +70,20 @@ class Reference:
         return (*self.keys, (FROM, "timestamp"), (TO, "timestamp"), *self.columns)
 
     @property
-    def names(self) -> list[str]:
+    def column_names(self) -> list[str]:
         """Names of all columns."""
         return [name for name, _ in self.all_columns]
 
-    def schema(self) -> pa.Schema:
+    def arrow_schema(self) -> pa.Schema:
         """Returns the columns as an Arrow schema."""
         return pa.schema([(name, ARROW[sql]) for name, sql in self.all_columns])
 
-    def codes(self, *tables: pa.Table) -> list[Int64s]:
+    def number_keys(self, *tables: pa.Table) -> list[Int64s]:
         """Returns a number for the key of each row of each table; -1 where a key column is null.
 
         Equal keys get equal numbers, also across tables.
         """
-        return row_codes([[table[name] for name in self.key_names] for table in tables], nulls=False)
+        return number_equal_rows([[table[name] for name in self.key_names] for table in tables], nulls=False)
 
 
 def applied_columns(reference: Reference) -> tuple[tuple[str, str], ...]:
@@ -107,9 +114,9 @@ def find_faults(reference: Reference, rows: pa.Table) -> tuple[Bools, list[Fault
     Returns:
         For each row, True if its key has a fault, and one fault per such key.
     """
-    (code,) = reference.codes(rows)
+    (code,) = reference.number_keys(rows)
     known = rows[FROM].is_valid().to_numpy()
-    begin, end = micros(rows[FROM], 0), micros(rows[TO], OPEN_END)
+    begin, end = to_micros(rows[FROM], 0), to_micros(rows[TO], OPEN_END)
     order = np.lexsort((end, begin, code))
     overlaps = np.zeros(rows.num_rows, np.bool_)
     following, before = order[1:], order[:-1]
@@ -145,16 +152,16 @@ class Difference:
     added: pa.Table
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """The number of removed and added rows."""
         return self.removed.num_rows + self.added.num_rows
 
-    def slices(self, reference: Reference, rows: int) -> Iterator[Difference]:
+    def split(self, reference: Reference, rows: int) -> Iterator[Difference]:
         """Yields the difference in parts of at most `rows` rows.
 
         All rows of a key are in the same part, so a part with a single key can be larger.
         """
-        removed, added = reference.codes(self.removed, self.added)
+        removed, added = reference.number_keys(self.removed, self.added)
         both = np.sort(np.concatenate([removed, added]))
         begin = 0
         while begin < len(both):
@@ -170,41 +177,44 @@ class Difference:
             begin = end
 
 
-def difference(reference: Reference, applied: pa.Table, now: pa.Table) -> tuple[Difference, list[Fault]]:
+def find_difference(reference: Reference, applied: pa.Table, rows: pa.Table) -> tuple[Difference, list[Fault]]:
     """Compares the rows of a reference table with the rows that gold has applied.
 
     Args:
         applied: the rows that gold has applied. They may have more columns; the removed rows then have them too.
-        now: the current rows of the reference table.
+        rows: the current rows of the reference table.
 
     Returns:
         The difference that gold has to apply, and the faults of keys that are left out of it.
     """
-    wrong, faults = find_faults(reference, now)
-    sound = now.select(reference.names).cast(reference.schema()).filter(pa.array(~wrong))
+    wrong, faults = find_faults(reference, rows)
+    sound = rows.select(reference.column_names).cast(reference.arrow_schema()).filter(pa.array(~wrong))
     if faults:
-        skipped, applied_keys = reference.codes(now.filter(pa.array(wrong)), applied)
+        skipped, applied_keys = reference.number_keys(rows.filter(pa.array(wrong)), applied)
         compared = applied.filter(pa.array(~np.isin(applied_keys, skipped)))
     else:
         compared = applied
-    before = compared.select(reference.names).cast(reference.schema())
-    old_rows, new_rows = row_codes([before.columns, sound.columns], nulls=True)
+    before = compared.select(reference.column_names).cast(reference.arrow_schema())
+    old_rows, new_rows = number_equal_rows([before.columns, sound.columns], nulls=True)
     removed, added = ~np.isin(old_rows, new_rows), ~np.isin(new_rows, old_rows)
     return Difference(compared.filter(pa.array(removed)), sound.filter(pa.array(added))), faults
 
 
-def changed_spans(reference: Reference, found: Difference) -> pa.Table:
+def find_changed_spans(reference: Reference, difference: Difference) -> pa.Table:
     """Returns, for each key, the spans of event time in which a difference changes the values that are valid.
 
     Returns:
         The key columns, and start and end of each span as `BEGIN` and `END` in ms. The end is not part of the span.
         Spans of one key do not overlap.
     """
-    sides = [side.select(reference.names).cast(reference.schema()) for side in (found.removed, found.added)]
-    old, new = reference.codes(*sides)
+    sides = [
+        side.select(reference.column_names).cast(reference.arrow_schema())
+        for side in (difference.removed, difference.added)
+    ]
+    old, new = reference.number_keys(*sides)
     values = [[side[FROM], *(side[name] for name, _ in reference.columns)] for side in sides]
-    bounds = [(start_ms(side[FROM]), end_ms(side[TO])) for side in sides]
-    value_codes = row_codes(values, nulls=True)
+    bounds = [(start_times_ms(side[FROM]), end_times_ms(side[TO])) for side in sides]
+    value_codes = number_equal_rows(values, nulls=True)
     code = np.concatenate([old, old, new, new])
     at = np.concatenate([bound for pair in bounds for bound in pair])
     row = np.concatenate([np.arange(len(old))] * 2 + [np.arange(len(new)) + len(old)] * 2)
@@ -217,20 +227,20 @@ def changed_spans(reference: Reference, found: Difference) -> pa.Table:
     end[:-1] = np.where(code[1:] == code[:-1], at[1:], OPEN_END)
     holding = []
     for key_codes, (begin, until), what in zip((old, new), bounds, value_codes, strict=True):
-        place = as_of(code, at, key_codes, begin, until)
+        place = find_versions_as_of(code, at, key_codes, begin, until)
         holding.append(np.where(place >= 0, what[np.maximum(place, 0)] if len(what) else -1, -1))
     other = (holding[0] != holding[1]) & (at < OPEN_END)
     keys = pa.concat_tables([side.select(reference.key_names) for side in sides]).take(pa.array(row[other]))
     return keys.append_column(BEGIN, pa.array(at[other])).append_column(END, pa.array(end[other]))
 
 
-def in_spans(reference: Reference, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
+def are_in_spans(reference: Reference, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
     """Returns True for each row whose key and time are in one of the spans.
 
     Args:
-        spans: spans as `changed_spans` returns them.
+        spans: spans as `find_changed_spans` returns them.
         keys: the key columns of the rows, in the order of the reference table's keys.
         ts: event times of the rows in ms.
     """
-    row_keys, span_keys = row_codes([list(keys), [spans[name] for name in reference.key_names]], nulls=False)
-    return as_of(row_keys, ts, span_keys, spans[BEGIN].to_numpy(), spans[END].to_numpy()) >= 0
+    row_keys, span_keys = number_equal_rows([list(keys), [spans[name] for name in reference.key_names]], nulls=False)
+    return find_versions_as_of(row_keys, ts, span_keys, spans[BEGIN].to_numpy(), spans[END].to_numpy()) >= 0

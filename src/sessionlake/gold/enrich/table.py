@@ -9,7 +9,7 @@ from hashlib import sha256
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.enrich.asof import as_of, end_ms, row_codes, start_ms
+from sessionlake.gold.enrich.asof import end_times_ms, find_versions_as_of, number_equal_rows, start_times_ms
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
 
 CHANGE_ID = ("topic", "partition", "offset", "ordinal")
@@ -40,41 +40,43 @@ class Join:
     Attributes:
         name: prefix of the column `<name>_valid_from`.
         on: the columns of a change that are compared with the key columns of the reference table, in the same order.
-        take: pairs of the name of an added column and the column of the reference table that it comes from.
+        taken_columns: pairs of the name of an added column and the column of the reference table that it comes from.
     """
 
     reference: Reference
     name: str
     on: tuple[str, ...]
-    take: tuple[tuple[str, str], ...]
+    taken_columns: tuple[tuple[str, str], ...]
 
     @property
-    def version(self) -> str:
+    def version_column(self) -> str:
         """Name of the column with `valid_from` of the joined row. The column is null if no row was valid."""
         return f"{self.name}_{FROM}"
 
     @property
-    def added(self) -> tuple[tuple[str, str], ...]:
+    def added_columns(self) -> tuple[tuple[str, str], ...]:
         """The columns that the join adds, and their Spark SQL types."""
         types = dict(self.reference.all_columns)
-        return (*((name, types[source]) for name, source in self.take), (self.version, "timestamp"))
+        return (*((name, types[source]) for name, source in self.taken_columns), (self.version_column, "timestamp"))
 
-    def added_values(self, changes: pa.Table, versions: pa.Table) -> dict[str, pa.ChunkedArray]:
+    def compute_added_columns(self, changes: pa.Table, versions: pa.Table) -> dict[str, pa.ChunkedArray]:
         """Returns the columns that the join adds, by name, with one value per change.
 
         Args:
             changes: changes with `ts` and the columns in `on`.
             versions: rows of the reference table. The time spans of one key's rows do not overlap.
         """
-        known = self._narrowed(changes, versions)
+        known = self._select_versions(changes, versions)
         keys = [[changes[name] for name in self.on], [known[name] for name in self.reference.key_names]]
-        change_codes, version_codes = row_codes(keys, nulls=False)
-        place = as_of(change_codes, changes["ts"].to_numpy(), version_codes, start_ms(known[FROM]), end_ms(known[TO]))
+        change_codes, version_codes = number_equal_rows(keys, nulls=False)
+        place = find_versions_as_of(
+            change_codes, changes["ts"].to_numpy(), version_codes, start_times_ms(known[FROM]), end_times_ms(known[TO])
+        )
         places = pa.array(place, mask=place < 0)
-        sources = (*self.take, (self.version, FROM))
+        sources = (*self.taken_columns, (self.version_column, FROM))
         return {name: known[source].take(places) for name, source in sources}
 
-    def _narrowed(self, changes: pa.Table, versions: pa.Table) -> pa.Table:
+    def _select_versions(self, changes: pa.Table, versions: pa.Table) -> pa.Table:
         """Returns the rows of the reference table without keys that no change has, so that less must be sorted."""
         first, on = self.reference.key_names[0], self.on[0]
         return versions.filter(pc.is_in(versions[first], value_set=pc.unique(changes[on])))
@@ -112,7 +114,11 @@ class EnrichedTable:
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """Its columns and their Spark SQL types, in order."""
-        return (*self.change_columns, *(column for join in self.joins for column in join.added), (BATCH, "bigint"))
+        return (
+            *self.change_columns,
+            *(column for join in self.joins for column in join.added_columns),
+            (BATCH, "bigint"),
+        )
 
     @property
     def results(self) -> tuple[str, ...]:
@@ -122,28 +128,30 @@ class EnrichedTable:
     @property
     def logic(self) -> str:
         """A hash of everything that decides the table's rows. The table is rebuilt if it changes."""
-        keys = [(join.name, join.reference.name, join.reference.keys, join.on, join.take) for join in self.joins]
+        keys = [
+            (join.name, join.reference.name, join.reference.keys, join.on, join.taken_columns) for join in self.joins
+        ]
         return sha256(repr((self.columns, keys)).encode()).hexdigest()[:12]
 
     @property
-    def names(self) -> list[str]:
+    def change_column_names(self) -> list[str]:
         """Names of the columns that come from the change."""
         return [*(name for name, _ in self.change_columns), BATCH]
 
-    def rows(self, changes: pa.Table, versions: Mapping[str, pa.Table]) -> pa.Table:
+    def join_rows(self, changes: pa.Table, versions: Mapping[str, pa.Table]) -> pa.Table:
         """Returns the table's rows for these changes.
 
         Args:
             changes: rows with the columns of `silver.session_changes`.
             versions: the applied rows of each reference table, by name of the reference table.
         """
-        values = {name: changes[SILVER_NAMES.get(name, name)] for name in self.names}
+        values = {name: changes[SILVER_NAMES.get(name, name)] for name in self.change_column_names}
         table = pa.table(values)
         for join in self.joins:
-            values |= join.added_values(table, versions[join.reference.name])
+            values |= join.compute_added_columns(table, versions[join.reference.name])
         return pa.table([values[name] for name, _ in self.columns], [name for name, _ in self.columns])
 
 
-def joins_with(tables: Sequence[EnrichedTable], reference: Reference) -> list[tuple[EnrichedTable, Join]]:
+def find_joins(tables: Sequence[EnrichedTable], reference: Reference) -> list[tuple[EnrichedTable, Join]]:
     """Returns the joins that use a reference table, each with its enriched table."""
     return [(table, join) for table in tables for join in table.joins if join.reference.name == reference.name]

@@ -62,20 +62,20 @@ class TableUpsert:
     refused: Mapping[Key, str]
 
 
-def insert_versions(versions: Sequence[Version], given: Iterable[NewRow], now: int) -> list[Version]:
+def insert_versions(versions: Sequence[Version], new_rows: Iterable[NewRow], now: int) -> list[Version]:
     """Returns the versions of one key after rows are inserted, ordered by start. A version is a row of the table.
 
     A row without a start changes nothing if its values are already valid at the current time.
 
     Args:
         versions: the versions of the key before.
-        given: the rows to insert.
+        new_rows: the rows to insert.
         now: the current time in microseconds since 1970.
 
     Raises:
         ValueError: two rows start at the same moment, or a row ends before it starts.
     """
-    rows = list(given)
+    rows = list(new_rows)
     row_starts = [now if versions else FIRST_MICROS] * len(rows)
     row_starts = [first if row.begin is None else row.begin for row, first in zip(rows, row_starts, strict=True)]
     if len({*row_starts}) < len(row_starts):
@@ -87,11 +87,11 @@ def insert_versions(versions: Sequence[Version], given: Iterable[NewRow], now: i
             raise ValueError(f"{TO} is not after {FROM}")
         same = any(one.begin <= begin < one.end and one.values == row.values for one in versions)
         if row.begin is not None or not same:
-            versions = [*_cut(versions, begin, until), Version(begin, until, row.values)]
+            versions = [*_cut_out(versions, begin, until), Version(begin, until, row.values)]
     return sorted(versions, key=lambda one: one.begin)
 
 
-def _cut(versions: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
+def _cut_out(versions: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
     """Yields the parts of versions that are before `begin` or from `end` on."""
     for one in versions:
         if one.end <= begin or one.begin >= end:
@@ -103,18 +103,18 @@ def _cut(versions: Iterable[Version], begin: int, end: int) -> Iterable[Version]
             yield Version(end, one.end, one.values)
 
 
-def plan_upsert(reference: Reference, versions: pa.Table, given: pa.Table, now: int) -> TableUpsert:
+def plan_upsert(reference: Reference, versions: pa.Table, new_rows: pa.Table, now: int) -> TableUpsert:
     """Returns the changes in a reference table that insert some rows.
 
     Args:
         versions: the table's current rows.
-        given: rows to insert, with the table's columns. Null in `valid_from` or `valid_to` means what None means in
+        new_rows: rows to insert, with the table's columns. Null in `valid_from` or `valid_to` means what None means in
             `NewRow`.
         now: the current time in microseconds since 1970.
     """
-    held_keys, given_keys = reference.codes(versions, given)
+    held_keys, given_keys = reference.number_keys(versions, new_rows)
     near = versions.filter(pa.array(np.isin(held_keys, given_keys[given_keys >= 0])))
-    known, new = _by_key(reference, near), _by_key(reference, given)
+    known, new = _group_rows_by_key(reference, near), _group_rows_by_key(reference, new_rows)
     refused = {key: "a key is null" for key in new if None in key}
     refused |= {
         fault.key: f"the table's own rows of this key have a fault: {fault.reason}"
@@ -132,15 +132,15 @@ def plan_upsert(reference: Reference, versions: pa.Table, given: pa.Table, now: 
             refused[key] = str(error)
             continue
         unchanged, remaining = {*before}, {one.begin for one in after}
-        written += [_row(reference, key, one) for one in after if one not in unchanged]
-        removed += [_row(reference, key, one) for one in before if one.begin not in remaining]
-    return TableUpsert(_table(reference, written), _table(reference, removed), refused)
+        written += [_create_row(reference, key, one) for one in after if one not in unchanged]
+        removed += [_create_row(reference, key, one) for one in before if one.begin not in remaining]
+    return TableUpsert(_create_table(reference, written), _create_table(reference, removed), refused)
 
 
-def _by_key(reference: Reference, rows: pa.Table) -> dict[Key, list[Row]]:
+def _group_rows_by_key(reference: Reference, rows: pa.Table) -> dict[Key, list[Row]]:
     found: dict[Key, list[Row]] = {}
     names = [name for name, _ in reference.columns]
-    for row in _numbered(rows.select(reference.names)).to_pylist():
+    for row in _with_integer_times(rows.select(reference.column_names)).to_pylist():
         key = tuple(row[name] for name in reference.key_names)
         values = tuple(_with_one_nan(row[name]) for name in names)
         found.setdefault(key, []).append({FROM: row[FROM], TO: row[TO], "values": values})
@@ -152,20 +152,20 @@ def _with_one_nan(value: Any) -> Any:
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
-def _row(reference: Reference, key: Key, one: Version) -> Row:
-    values = dict(zip((name for name, _ in reference.columns), one.values, strict=True))
-    return dict(zip(reference.key_names, key, strict=True)) | {FROM: one.begin, TO: _end(one)} | values
+def _create_row(reference: Reference, key: Key, version: Version) -> Row:
+    values = dict(zip((name for name, _ in reference.columns), version.values, strict=True))
+    return dict(zip(reference.key_names, key, strict=True)) | {FROM: version.begin, TO: _end_or_none(version)} | values
 
 
-def _end(one: Version) -> int | None:
-    return None if one.end == OPEN_END else one.end
+def _end_or_none(version: Version) -> int | None:
+    return None if version.end == OPEN_END else version.end
 
 
-def _table(reference: Reference, rows: list[Row]) -> pa.Table:
-    return pa.Table.from_pylist(rows, reference.schema())
+def _create_table(reference: Reference, rows: list[Row]) -> pa.Table:
+    return pa.Table.from_pylist(rows, reference.arrow_schema())
 
 
-def _numbered(rows: pa.Table) -> pa.Table:
+def _with_integer_times(rows: pa.Table) -> pa.Table:
     """Returns rows with timestamps and dates as integers, because Python's `datetime` has a smaller range."""
     numbers = {pa.date32(): pa.int32(), MOMENT: pa.int64()}
     return rows.cast(pa.schema([(f.name, numbers.get(f.type, f.type)) for f in rows.schema]))

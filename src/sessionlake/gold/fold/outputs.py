@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.late import by_topic, latest
+from sessionlake.gold.aggregate.late import latest_by_topic, merge_latest
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.sources import POINT_KEY, Declared
+from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
 from sessionlake.gold.fold.pack import ReadChanges, split_place
 from sessionlake.gold.fold.points import Points, SeqOrder
-from sessionlake.gold.fold.rolling import Averages, Figures, FoldedPoints, Pane
+from sessionlake.gold.fold.rolling import AverageFigures, AverageRows, FoldedPoints, Pane
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
@@ -42,7 +42,7 @@ MOST_CAUSES = 16
 """The most messages that the row of a restatement names: the first ones in event time."""
 
 
-class SeriesOutput(StrEnum):
+class AveragesOutput(StrEnum):
     """Kinds of payload for a table of averages.
 
     Each payload holds rows. Its full kind is the table's name plus one of these.
@@ -57,7 +57,7 @@ class SeriesOutput(StrEnum):
     REPORT = "/report"
     """A `GoldReport`, of the whole shard and not of one table."""
 
-    def of(self, series: RollingAverage) -> str:
+    def payload_kind(self, series: RollingAverage) -> str:
         """Returns the full kind of payload for a table of averages: the table's name plus this kind."""
         return f"{series.name}/{self}"
 
@@ -84,46 +84,46 @@ class GoldReport(msgspec.Struct):
         read: The number of changes that were read, and their silver batches.
         points: Number of numeric values in the changes, counted once for each table of averages.
         spans: Number and time range of the emitted rows, by kind of payload.
-        places: By topic-partition, the highest stream time in ms at which a change was applied.
+        stream_times: By topic-partition, the highest stream time in ms at which a change was applied.
     """
 
     read: ReadChanges = ReadChanges()
     points: int = 0
     spans: dict[str, RowRange] = {}
-    places: dict[TopicPartition, int] = {}
+    stream_times: dict[TopicPartition, int] = {}
 
     def __add__(self, other: GoldReport) -> GoldReport:
         spans = dict(self.spans)
         for kind, span in other.spans.items():
             spans[kind] = spans[kind] + span if kind in spans else span
-        places = latest(self.places, other.places)
+        places = merge_latest(self.stream_times, other.stream_times)
         return GoldReport(self.read + other.read, self.points + other.points, spans, places)
 
     @property
-    def times(self) -> dict[str, int]:
+    def times_by_topic(self) -> dict[str, int]:
         """By topic, the highest stream time in ms at which a change of the batch was applied."""
-        return by_topic(self.places)
+        return latest_by_topic(self.stream_times)
 
 
 @dataclass(frozen=True)
-class Causes:
+class CauseMessages:
     """For each point of a batch, the partition and offset of the Kafka message that brought it."""
 
     partition: Int64s
     offset: Int64s
 
 
-class Emitted(NamedTuple):
+class EmittedPayload(NamedTuple):
     """One payload: its kind, its rows, and their number and time range."""
 
     kind: str
-    span: RowRange
+    row_range: RowRange
     rows: pa.Table
 
 
-def average_payloads(
-    series: RollingAverage, found: FoldedPoints, new: Points, causes: Causes, names: Names
-) -> list[Emitted]:
+def create_average_payloads(
+    series: RollingAverage, found: FoldedPoints, new: Points, causes: CauseMessages, names: Names
+) -> list[EmittedPayload]:
     """Returns the payloads for a table of averages.
 
     Args:
@@ -136,21 +136,23 @@ def average_payloads(
         New rows, changed rows and restatements. For series marked `needs_history` the batch's points instead: their
         averages are computed from the table later.
     """
-    tables = _output_tables(series, found, new, causes, names)
-    return [emitted for kind, table in tables for emitted in _split_payloads(kind.of(series), table, "ts")]
+    tables = _create_output_tables(series, found, new, causes, names)
+    return [emitted for kind, table in tables for emitted in _split_payloads(kind.payload_kind(series), table, "ts")]
 
 
-def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> list[Emitted]:
+def create_product_payloads(
+    changes: pa.Table, declared: DeclaredColumns, products: Sequence[Product]
+) -> list[EmittedPayload]:
     """Returns the payloads for the products: their rows, or the changes themselves if there are few.
 
     Computing a product takes milliseconds even for few changes. So the driver computes the rows at once for all shards
     that have few changes.
     """
-    late = (product.late_of_changes(changes, declared) for product in products if product.lateness_ms is not None)
+    late = (product.select_late_rows(changes, declared) for product in products if product.lateness_ms is not None)
     payloads = [emitted for rows in late for emitted in _split_payloads(LATE_POINTS, rows, None)]
     if changes.num_rows <= FEW_CHANGES:
-        return [*payloads, Emitted(CHANGES, RowRange(changes.num_rows, 0, 0), changes)]
-    tables = product_tables(changes, declared, products)
+        return [*payloads, EmittedPayload(CHANGES, RowRange(changes.num_rows, 0, 0), changes)]
+    tables = compute_product_rows(changes, declared, products)
     return payloads + [
         emitted
         for product in products
@@ -159,22 +161,24 @@ def product_rows(changes: pa.Table, declared: Declared, products: Sequence[Produ
     ]
 
 
-def product_tables(changes: pa.Table, declared: Declared, products: Sequence[Product]) -> dict[str, pa.Table]:
+def compute_product_rows(
+    changes: pa.Table, declared: DeclaredColumns, products: Sequence[Product]
+) -> dict[str, pa.Table]:
     """Returns each product's rows, computed from changes, by name of the product.
 
     Args:
         products: The products, each after the product that it is computed from.
     """
     sources = {product.source for product in products if product.below is None}
-    events = {source: source.events(changes, declared) for source in sources}
+    events = {source: source.extract_events(changes, declared) for source in sources}
     tables: dict[str, pa.Table] = {}
     for product in products:
         if product.below is not None:
-            tables[product.name] = product.of_finer(tables[product.below.name])
+            tables[product.name] = product.aggregate_finer_rows(tables[product.below.name])
         elif product.lateness_ms is not None:
-            tables[product.name] = product.of_changes(changes, declared)
+            tables[product.name] = product.aggregate_changes(changes, declared)
         else:
-            tables[product.name] = product.of_events(events[product.source])
+            tables[product.name] = product.aggregate_events(events[product.source])
     return tables
 
 
@@ -185,66 +189,69 @@ def encode_keys(product: Product, rows: pa.Table) -> pa.Table:
     return rows.combine_chunks()
 
 
-def span_of(rows: pa.Table, time: str | None) -> RowRange:
+def measure_row_range(rows: pa.Table, time_column: str | None) -> RowRange:
     """Returns the number of rows, and the lowest and highest value of a time column.
 
     Args:
-        time: Name of the time column. None if there is none; then both times are 0.
+        time_column: Name of the time column. None if there is none; then both times are 0.
     """
-    ends = {"min": 0, "max": 0} if time is None else pc.min_max(rows[time].cast(pa.int64())).as_py()
+    ends = {"min": 0, "max": 0} if time_column is None else pc.min_max(rows[time_column].cast(pa.int64())).as_py()
     return RowRange(rows.num_rows, ends["min"], ends["max"])
 
 
-def _split_payloads(kind: str, table: pa.Table, time: str | None) -> Iterator[Emitted]:
+def _split_payloads(kind: str, table: pa.Table, time_column: str | None) -> Iterator[EmittedPayload]:
     """Splits rows into payloads that are small enough for Spark.
 
     Args:
-        time: The column whose lowest and highest value is reported. None for no column.
+        time_column: The column whose lowest and highest value is reported. None for no column.
     """
     for first in range(0, table.num_rows, _PAYLOAD_ROWS):
         part = table.slice(first, _PAYLOAD_ROWS)
-        yield Emitted(kind, span_of(part, time), part)
+        yield EmittedPayload(kind, measure_row_range(part, time_column), part)
 
 
-def with_report(
-    read: ReadChanges, points: int, emitted: Iterable[Emitted], times: Mapping[TopicPartition, int] = _NO_TIMES
+def add_report(
+    read: ReadChanges,
+    points: int,
+    emitted: Iterable[EmittedPayload],
+    stream_times: Mapping[TopicPartition, int] = _NO_TIMES,
 ) -> list[tuple[str, bytes | pa.Table]]:
     """Returns the payloads as pairs of kind and content. The last one is the report on them.
 
     Args:
         read: The changes that were read.
         points: Number of points in the changes.
-        times: By topic-partition, the highest stream time in ms at which a change was applied.
+        stream_times: By topic-partition, the highest stream time in ms at which a change was applied.
     """
     found, spans = list[tuple[str, bytes | pa.Table]](), dict[str, RowRange]()
     for kind, span, rows in emitted:
         found.append((kind, rows))
         spans[kind] = spans[kind] + span if kind in spans else span
-    report = GoldReport(read, points, spans, dict(times))
-    return [*found, (str(SeriesOutput.REPORT), msgspec.msgpack.encode(report))]
+    report = GoldReport(read, points, spans, dict(stream_times))
+    return [*found, (str(AveragesOutput.REPORT), msgspec.msgpack.encode(report))]
 
 
-def total(reports: Iterable[bytes]) -> GoldReport:
+def sum_reports(reports: Iterable[bytes]) -> GoldReport:
     """Decodes the reports of all shards (MessagePack) and adds them up."""
     found = (msgspec.msgpack.decode(content, type=GoldReport) for content in reports)
-    return sum(found, GoldReport(spans={}, places={}))
+    return sum(found, GoldReport(spans={}, stream_times={}))
 
 
-def _output_tables(
-    series: RollingAverage, found: FoldedPoints, new: Points, causes: Causes, names: Names
-) -> Iterator[tuple[SeriesOutput, pa.Table]]:
+def _create_output_tables(
+    series: RollingAverage, found: FoldedPoints, new: Points, causes: CauseMessages, names: Names
+) -> Iterator[tuple[AveragesOutput, pa.Table]]:
     averages = found.averages
-    yield SeriesOutput.NEW, _average_rows(series, averages, averages.fresh, names)
-    yield SeriesOutput.CHANGED, _average_rows(series, averages, ~averages.fresh, names)
-    yield SeriesOutput.RESTATED, _restatements(series, averages, new, causes, names)
+    yield AveragesOutput.NEW, _create_average_rows(series, averages, averages.is_new, names)
+    yield AveragesOutput.CHANGED, _create_average_rows(series, averages, ~averages.is_new, names)
+    yield AveragesOutput.RESTATED, _create_restatement_rows(series, averages, new, causes, names)
     beyond = found.needs_history[new.key]
     points = new.take(beyond)
     brought = {"place": points.position} | {name: getattr(causes, name)[beyond] for name in ("partition", "offset")}
     columns = {name: pa.array(column) for name, column in brought.items()}
-    columns |= {name: part for name, part in _seq_order(points).items() if name in series.seq_order}
+    columns |= {name: part for name, part in _seq_order_columns(points).items() if name in series.seq_order_columns}
     keys = names(points.key)
-    texts = {name: keys[name] for name in series.texts}  # the partition comes from the message
-    yield SeriesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
+    texts = {name: keys[name] for name in series.text_keys}  # the partition comes from the message
+    yield AveragesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
 
 
 def _value_columns(points: Points) -> dict[str, pa.Array]:
@@ -252,60 +259,65 @@ def _value_columns(points: Points) -> dict[str, pa.Array]:
     return {"ts": pa.array(points.ts), "ordinal": ordinal, "value": pa.array(points.value)}
 
 
-def _seq_order(points: Points) -> dict[str, pa.Array]:
-    return (points.by_seq or SeqOrder.none(len(points))).columns()
+def _seq_order_columns(points: Points) -> dict[str, pa.Array]:
+    return (points.by_seq or SeqOrder.nulls(len(points))).to_columns()
 
 
 def _order_columns(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
     """Returns the columns that order points of equal event time, with the names and types that the table has."""
-    if series.of_session:
+    if series.is_per_session:
         return {"position": pa.array(points.position)}
     apart = split_place(points.position)
     return {"partition": pa.array(apart["partition"].astype(np.int32)), "offset": pa.array(apart["offset"])}
 
 
-def _average_rows(series: RollingAverage, averages: Averages, chosen: Bools, names: Names) -> pa.Table:
+def _create_average_rows(series: RollingAverage, averages: AverageRows, chosen: Bools, names: Names) -> pa.Table:
     points = averages.points.take(chosen)
     columns = (
         names(points.key)
         | _value_columns(points)
         | _order_columns(series, points)
-        | _figure_columns(averages.now.take(chosen))
+        | _figure_columns(averages.figures.take(chosen))
     )
-    columns |= {"revision": _int32(points.revision), "pane": _panes(averages.pane[chosen])} | _seq_order(points)
+    columns |= {
+        "revision": _to_int32_column(points.revision),
+        "pane": _create_pane_column(averages.pane[chosen]),
+    } | _seq_order_columns(points)
     return pa.table({name: columns[name] for name, _ in series.columns})
 
 
-def _restatements(series: RollingAverage, averages: Averages, new: Points, causes: Causes, names: Names) -> pa.Table:
-    chosen = averages.restated
+def _create_restatement_rows(
+    series: RollingAverage, averages: AverageRows, new: Points, causes: CauseMessages, names: Names
+) -> pa.Table:
+    chosen = averages.is_restated
     points = averages.points.take(chosen)
     count, keys, places = len(points), names(points.key), _order_columns(series, points)
     figures_before, now = (
         _figure_columns(averages.figures_before.take(chosen)),
-        _figure_columns(averages.now.take(chosen)),
+        _figure_columns(averages.figures.take(chosen)),
     )
-    first, end = (bound[chosen] for bound in averages.causes)
+    first, end = (bound[chosen] for bound in averages.cause_ranges)
     columns = {"table": pa.array([series.table]).take(pa.array(np.zeros(count, np.int64)))}
     columns |= {name: keys.get(name, pa.nulls(count, pa.string())) for name in POINT_KEY}
     columns["ts"] = pa.array(points.ts)
     columns |= {name: (places | keys).get(name, pa.nulls(count, kind)) for name, kind in _PLACES.items()}
-    columns |= {"ordinal": _int32(points.ordinal), "revision": _int32(points.revision)}
+    columns |= {"ordinal": _to_int32_column(points.ordinal), "revision": _to_int32_column(points.revision)}
     columns |= {"average_before": figures_before["average"], "average": now["average"]}
     columns |= {
         "points_before": figures_before["points"],
         "points": now["points"],
-        "pane": _panes(averages.pane[chosen]),
+        "pane": _create_pane_column(averages.pane[chosen]),
     }
     columns |= {
-        "late_points": _int32(end - first),
+        "late_points": _to_int32_column(end - first),
         "late_ms": pa.array(averages.late_ms[chosen]),
-        "because": _cause_lists(averages.order, first, end, new, causes),
+        "because": _cause_lists(averages.points_in_order, first, end, new, causes),
         "logic": pa.array([series.logic]).take(pa.array(np.zeros(count, np.int64))),
     }
     return pa.table(columns)
 
 
-def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: Causes) -> pa.Array:
+def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: CauseMessages) -> pa.Array:
     """Returns, for each restatement, the list of messages that caused it, in order of event time.
 
     Args:
@@ -317,18 +329,21 @@ def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: Points, causes:
     starts = np.concatenate([[0], np.cumsum(length)])
     within = np.arange(starts[-1]) - np.repeat(starts[:-1], length)
     place = order[np.repeat(first, length) + within]
-    values = [_int32(causes.partition[place]), pa.array(causes.offset[place]), pa.array(new.ts[place])]
+    values = [_to_int32_column(causes.partition[place]), pa.array(causes.offset[place]), pa.array(new.ts[place])]
     struct = pa.StructArray.from_arrays(values, fields=list(_CAUSE))
-    return pa.ListArray.from_arrays(_int32(starts), struct)
+    return pa.ListArray.from_arrays(_to_int32_column(starts), struct)
 
 
-def _figure_columns(figures: Figures) -> dict[str, pa.Array]:
-    return {"average": pa.array(figures.average, mask=~figures.visible), "points": _int32(figures.size)}
+def _figure_columns(figures: AverageFigures) -> dict[str, pa.Array]:
+    return {
+        "average": pa.array(figures.average, mask=~figures.is_published),
+        "points": _to_int32_column(figures.point_count),
+    }
 
 
-def _panes(panes: Int64s) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(_int32(panes), _PANES)
+def _create_pane_column(panes: Int64s) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(_to_int32_column(panes), _PANES)
 
 
-def _int32(values: Int64s) -> pa.Array:
+def _to_int32_column(values: Int64s) -> pa.Array:
     return pa.array(values.astype(np.int32))

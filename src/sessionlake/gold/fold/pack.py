@@ -1,8 +1,8 @@
 """Packs changes so that Spark can move them to the fold: one chunk (Arrow IPC) per shard and task.
 
 A chunk has the changes of one shard, with dictionary-encoded texts. All changes are packed by session, for the products
-and for averages within sessions. Averages across sessions belong to another owner (`RollingAverage.owner`). For each
-such owner the changes that set a number are packed again. A chunk never outlives its micro-batch.
+and for averages within sessions. Averages across sessions belong to another owner (`RollingAverage.owner_columns`). For
+each such owner the changes that set a number are packed again. A chunk never outlives its micro-batch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.late import APPLIED
-from sessionlake.gold.aggregate.order import LIFE, SESSION_MARK, TURN, OnceTopics, with_order, with_sessions, with_turn
-from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.aggregate.order import (
+    LIFE,
+    SESSION_MARK,
+    TURN,
+    OnceTopics,
+    add_order_columns,
+    add_session_hashes,
+    ensure_order_columns,
+)
+from sessionlake.gold.aggregate.sources import DeclaredColumns, text_field, value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
-from sessionlake.protocol.arrow import contiguous
+from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.chunk import decode_ipc, encode_compressed_ipc
 from sessionlake.protocol.types import Int64s
 
@@ -27,7 +35,7 @@ SEPARATOR = "\0"
 _TASK_ROWS = 250_000  # rows packed at once, about 30 MB: so many that the size of the chunks' headers does not matter
 _OWNER = b"owner"
 PLACE_BITS = 47
-"""The number of low bits of `place_of` that hold the offset. The partition is in the bits above."""
+"""The number of low bits of `combine_place` that hold the offset. The partition is in the bits above."""
 _COUNTS = (b"changes", b"first_batch", b"last_batch")
 _PACKED = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 _TEXTS = ("topic", "session_id", "row_id")
@@ -63,16 +71,16 @@ class ChangePacker:
     An owner is a session, or a row across sessions. A change may be in different shards for different kinds of owner.
 
     Input: `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, the columns
-    that `with_turn` reads, the declared columns (`Declared`), and for each kind of owner the shard of the change
-    (`shard_field`). Output: `shard int, chunk binary`.
+    that `add_order_columns` reads, the declared columns (`DeclaredColumns`), and for each kind of owner the shard of
+    the change (`shard_field`). Output: `shard int, chunk binary`.
 
     Attributes:
         declared: The declared columns of changes.
-        owners: The kinds of owner to pack changes for, from `owners_of`.
+        owners: The kinds of owner to pack changes for, from `find_owner_columns`.
         once: Decides which topics are judged under `once`. None if no topic may be.
     """
 
-    declared: Declared
+    declared: DeclaredColumns
     owners: tuple[Owner, ...]
     once: OnceTopics | None = None
 
@@ -94,15 +102,15 @@ class ChangePacker:
         texts = [text_field(i) for i in range(len(self.declared.texts))]
         encoded, order = _dictionary_encode(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
-            encoded, order = with_sessions(with_turn(encoded, self.once)), [LIFE, TURN]
-        with_points = encoded.filter(any_valid(changes, values))
+            encoded, order = add_session_hashes(add_order_columns(encoded, self.once)), [LIFE, TURN]
+        with_points = encoded.filter(has_any_value(changes, values))
         shards, tables = list[int](), list[pa.Table]()
         for i, owner in enumerate(self.owners):
             kept, more = (encoded, [APPLIED, *texts]) if owner == OF_SESSION else (with_points, [])
             names = [name for name in _TEXTS if owner == OF_SESSION or name in owner]
             across = [SESSION_MARK] * (self.once is not None and owner != OF_SESSION)
             columns = [*names, *_NUMBERS, *order, *across, *values, *more]
-            of_shard, parts = _split(kept.select(columns), kept[shard_field(i)])
+            of_shard, parts = _split_by_shard(kept.select(columns), kept[shard_field(i)])
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]
         tables[0] = tables[0].replace_schema_metadata(
@@ -113,7 +121,7 @@ class ChangePacker:
 
 
 @dataclass(frozen=True)
-class Chunks:
+class DecodedChunks:
     """The decoded chunks that one shard gets in one micro-batch.
 
     Attributes:
@@ -125,7 +133,7 @@ class Chunks:
     read: ReadChanges
 
     @staticmethod
-    def of(chunks: Iterable[bytes]) -> Chunks:
+    def decode(chunks: Iterable[bytes]) -> DecodedChunks:
         """Decodes the chunks of one shard, and joins their changes."""
         parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()
@@ -136,16 +144,16 @@ class Chunks:
             owner = tuple(metadata[_OWNER].decode().split(SEPARATOR))
             parts.setdefault(owner, []).append(table.replace_schema_metadata(None))
         tables = {owner: pa.concat_tables(found).combine_chunks() for owner, found in parts.items()}
-        return Chunks({owner: with_order(changes) for owner, changes in tables.items()}, read)
+        return DecodedChunks({owner: ensure_order_columns(changes) for owner, changes in tables.items()}, read)
 
 
-def owners_of(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
+def find_owner_columns(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
     """Returns the kinds of owner that the tables of averages need, each once.
 
     An owner is a session, or a row across sessions; its kind is the tuple of its key columns. The kind for sessions is
     always the first.
     """
-    return tuple(dict.fromkeys([OF_SESSION, *(series.owner for series in averages)]))
+    return tuple(dict.fromkeys([OF_SESSION, *(series.owner_columns for series in averages)]))
 
 
 def shard_field(index: int) -> str:
@@ -153,32 +161,32 @@ def shard_field(index: int) -> str:
     return f"shard:{index}"
 
 
-def place_of(partition: Int64s, offset: Int64s) -> Int64s:
+def combine_place(partition: Int64s, offset: Int64s) -> Int64s:
     """Returns a message's partition and offset as one integer. Within a partition it rises with the offset."""
     return (partition << PLACE_BITS) | offset
 
 
 def split_place(place: Int64s) -> dict[str, Int64s]:
-    """Splits the integers from `place_of` into partition and offset."""
+    """Splits the integers from `combine_place` into partition and offset."""
     return {"partition": place >> PLACE_BITS, "offset": place & ((1 << PLACE_BITS) - 1)}
 
 
 def _dictionary_encode(table: pa.Table, names: Iterable[str]) -> pa.Table:
     """Dictionary-encodes the columns with these names."""
     for name in names:
-        table = table.set_column(table.column_names.index(name), name, contiguous(table[name]).dictionary_encode())
+        table = table.set_column(table.column_names.index(name), name, to_contiguous(table[name]).dictionary_encode())
     return table
 
 
-def any_valid(table: pa.Table, names: Iterable[str]) -> pa.Array:
+def has_any_value(table: pa.Table, columns: Iterable[str]) -> pa.Array:
     """Returns, for each row, whether at least one of the columns with these names has a value."""
     found = np.zeros(table.num_rows, np.bool_)
-    for name in names:
+    for name in columns:
         found |= table[name].is_valid().to_numpy()
     return pa.array(found)
 
 
-def _split(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.Table]]:
+def _split_by_shard(table: pa.Table, shard: pa.ChunkedArray) -> tuple[list[int], list[pa.Table]]:
     """Splits a table by shard. Returns the shards, and one table per shard with only the texts that it uses."""
     if not table.num_rows:
         return [], []
@@ -195,7 +203,7 @@ def _trim_dictionaries(table: pa.Table) -> pa.Table:
     """Reduces the dictionary of each dictionary-encoded column to the values that the rows use."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            column = contiguous(table[field.name])
+            column = to_contiguous(table[field.name])
             used, index = np.unique(pc.fill_null(column.indices, -1).to_numpy(), return_inverse=True)
             missing = used < 0
             index = pa.array(index.reshape(-1).astype(np.int32) - int(missing.any()), mask=missing[index.reshape(-1)])

@@ -28,7 +28,7 @@ class SeqOrder:
     They are compared before the position. In other classes than `once` they are equal for all points of a series.
 
     Attributes:
-        session: For series across sessions a hash of the session id (`session_marks`), else 0.
+        session: For series across sessions a hash of the session id (`hash_session_ids`), else 0.
         life: Under `once` the first offset of the life, else `NO_LIFE`.
         seq: Under `once` the seq, else 0.
     """
@@ -41,21 +41,21 @@ class SeqOrder:
         """Returns session, life and seq of the points at these indices."""
         return SeqOrder(self.session[index], self.life[index], self.seq[index])
 
-    def columns(self) -> dict[str, pa.Array]:
+    def to_columns(self) -> dict[str, pa.Array]:
         """Returns session, life and seq as columns of a table of averages.
 
         They are null in other classes than `once`.
         """
         none = self.life == NO_LIFE
-        return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.parts, strict=True)}
+        return {name: pa.array(part, mask=none) for name, part in zip(SEQ_ORDER, self.sort_columns, strict=True)}
 
     @property
-    def parts(self) -> tuple[Int64s, Int64s, Int64s]:
+    def sort_columns(self) -> tuple[Int64s, Int64s, Int64s]:
         """The arrays `session`, `life` and `seq`, in the order in which they are compared."""
         return self.session, self.life, self.seq
 
     @staticmethod
-    def of(rows: pa.Table) -> SeqOrder | None:
+    def from_table(rows: pa.Table) -> SeqOrder | None:
         """Reads session, life and seq from rows. None if no row is of class `once`.
 
         Args:
@@ -65,15 +65,15 @@ class SeqOrder:
             return None
         found = {name: rows[name] if name in rows.column_names else pa.nulls(rows.num_rows) for name in SEQ_ORDER}
         filled = zip(found.values(), (0, NO_LIFE, 0), strict=True)
-        return SeqOrder(*(_int64s(pc.fill_null(column.cast(pa.int64()), none)) for column, none in filled))
+        return SeqOrder(*(_to_int64s(pc.fill_null(column.cast(pa.int64()), none)) for column, none in filled))
 
     @staticmethod
     def concat(*parts: SeqOrder) -> SeqOrder:
         """Concatenates session, life and seq of several sets of points."""
-        return SeqOrder(*(np.concatenate(part) for part in zip(*(one.parts for one in parts), strict=True)))
+        return SeqOrder(*(np.concatenate(part) for part in zip(*(one.sort_columns for one in parts), strict=True)))
 
     @staticmethod
-    def none(count: int) -> SeqOrder:
+    def nulls(count: int) -> SeqOrder:
         """Returns session, life and seq of `count` points that are not of class `once`."""
         zeros = np.zeros(count, np.int64)
         return SeqOrder(zeros, np.full(count, NO_LIFE), zeros)
@@ -109,7 +109,7 @@ class Points:
         by_seq = None if self.by_seq is None else self.by_seq.take(index)
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq)
 
-    def order(self) -> Int64s:
+    def sorted_indices(self) -> Int64s:
         """Returns the indices of all points, sorted by series, event time, and the order within equal event time.
 
         The sort is stable.
@@ -132,7 +132,7 @@ class Points:
         """Concatenates several sets of points."""
         by_seq = None
         if any(p.by_seq is not None for p in parts):
-            by_seq = SeqOrder.concat(*(p.by_seq or SeqOrder.none(len(p)) for p in parts))
+            by_seq = SeqOrder.concat(*(p.by_seq or SeqOrder.nulls(len(p)) for p in parts))
         return Points(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}, by_seq=by_seq)
 
     @staticmethod
@@ -142,7 +142,7 @@ class Points:
         return Points(none, none, none, none, np.empty(0), none)
 
     @staticmethod
-    def new(
+    def create(
         key: Int64s,
         ts: Int64s,
         position: Int64s,
@@ -156,13 +156,13 @@ class Points:
         """
         return Points(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq)
 
-    def without(self, others: Points) -> Points:
-        """Returns the points that are not in `others`.
+    def drop_points(self, dropped_points: Points) -> Points:
+        """Returns the points that are not in `dropped_points`.
 
         Two points are the same if series, event time, position and ordinal are equal.
         """
-        both = Points.concat(others, self)
-        order = both.order()  # of two equal points, the one from `others` comes first
+        both = Points.concat(dropped_points, self)
+        order = both.sorted_indices()  # of two equal points, the one from `others` comes first
         s = both.take(order)
         same = np.zeros(len(both), np.bool_)
         same[1:] = (
@@ -171,11 +171,11 @@ class Points:
             & (s.position[1:] == s.position[:-1])
             & (s.ordinal[1:] == s.ordinal[:-1])
         )
-        return s.take((order >= len(others)) & ~same)
+        return s.take((order >= len(dropped_points)) & ~same)
 
 
 COLUMNS = tuple(f.name for f in fields(Points) if f.name != "by_seq")
 
 
-def _int64s(column: Any) -> Int64s:
+def _to_int64s(column: Any) -> Int64s:
     return np.asarray(column).astype(np.int64)

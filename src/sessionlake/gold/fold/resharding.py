@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from sessionlake.gold.fold.pack import SEPARATOR
 from sessionlake.gold.fold.shard import TrackedAverages
-from sessionlake.gold.fold.state import Forgotten, GoldShardState, decode_states, encode_states
+from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, decode_states, encode_states
 from sessionlake.protocol.types import Int64s
 
 
 @dataclass(frozen=True)
-class MarkedShards:
+class ShardsByHash:
     """The new shard of each owner, by hash of the owner's name. States keep only this hash of a forgotten owner.
 
     Attributes:
@@ -31,13 +31,13 @@ class MarkedShards:
     shard: Int64s
 
     @staticmethod
-    def of(found: pa.Table) -> MarkedShards:
+    def from_table(table: pa.Table) -> ShardsByHash:
         """Reads the hashes and shards from rows `shard int, mark uint64`, in any order."""
-        mark = found["mark"].to_numpy().astype(np.uint64)
+        mark = table["mark"].to_numpy().astype(np.uint64)
         order = np.argsort(mark, kind="stable")
-        return MarkedShards(mark[order], found["shard"].to_numpy().astype(np.int64)[order])
+        return ShardsByHash(mark[order], table["shard"].to_numpy().astype(np.int64)[order])
 
-    def spread(self, forgotten: Forgotten, shards: int) -> dict[int, Forgotten]:
+    def split_by_shard(self, forgotten: ForgottenOwners, shards: int) -> dict[int, ForgottenOwners]:
         """Returns the forgotten owners by new shard. An owner whose new shard is unknown goes to every shard.
 
         That is harmless, since a shard looks up only owners that belong to it.
@@ -51,12 +51,12 @@ class MarkedShards:
         place = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
         of_shard, nowhere = self.shard[place], forgotten.take(count == 0)
         targets = range(shards) if len(nowhere.mark) else np.unique(of_shard).tolist()
-        return {one: Forgotten.union(forgotten.take(index[of_shard == one]), nowhere) for one in targets}
+        return {one: ForgottenOwners.union(forgotten.take(index[of_shard == one]), nowhere) for one in targets}
 
 
 @dataclass(frozen=True)
 class GoldResharder:
-    """Moves gold's states to another number of shards, as `streaming.resharded.Resharder` requires.
+    """Moves gold's states to another number of shards, as `streaming.resharded.StateResharder` requires.
 
     Attributes:
         metrics: The declared metrics.
@@ -67,10 +67,10 @@ class GoldResharder:
 
     metrics: tuple[str, ...]
     tracked: tuple[TrackedAverages, ...]
-    marked: Mapping[str, MarkedShards]
+    marked: Mapping[str, ShardsByHash]
     shards: int
 
-    def names(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
+    def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
         """Returns the owners in a shard's state, as pairs of topic and session id, or topic and row id.
 
         The second item is None if the owner is a whole topic.
@@ -78,11 +78,11 @@ class GoldResharder:
         found = []
         for tracked, (_, one) in zip(self.tracked, self._states(shard, state), strict=True):
             for name in one.owners.name.to_pylist():
-                topic, *rest = name.split(SEPARATOR, 2 if tracked.series.of_session else 1)
+                topic, *rest = name.split(SEPARATOR, 2 if tracked.series.is_per_session else 1)
                 found.append((topic, rest[0].encode() if rest else None))
         return found
 
-    def split(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
+    def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
         """Splits a shard's state, and returns one part for each new shard.
 
         Args:
@@ -95,13 +95,13 @@ class GoldResharder:
         for name, one in self._states(shard, state):
             own = every[done : done + len(one.owners.name)]
             done += len(own)
-            forgotten = self.marked[name].spread(one.forgotten, self.shards)
+            forgotten = self.marked[name].split_by_shard(one.forgotten, self.shards)
             for target in {*own.tolist(), *forgotten}:
-                part = one.with_owners(own == target, forgotten.get(target, Forgotten.union()))
+                part = one.select_owners(own == target, forgotten.get(target, ForgottenOwners.union()))
                 found.setdefault(target, {})[name] = part.encode()
         return {target: encode_states(states) for target, states in found.items()}
 
-    def join(self, parts: Sequence[bytes]) -> bytes:
+    def join_states(self, parts: Sequence[bytes]) -> bytes:
         """Merges the parts of one new shard into its state.
 
         The result has a state for every table of averages. So `TrackedAverages.begin` is not called for any of them.
@@ -113,7 +113,7 @@ class GoldResharder:
                 GoldShardState.decode(part[name]) for part in decoded if (name := tracked.series.name) in part
             ]
             states[tracked.series.name] = (
-                GoldShardState.empty(tracked.rebuild_id, self.metrics).merged_with(*parts_of_table).encode()
+                GoldShardState.empty(tracked.rebuild_id, self.metrics).merge_states(*parts_of_table).encode()
             )
         return encode_states(states)
 
@@ -127,6 +127,6 @@ class GoldResharder:
             own = stored.get(tracked.series.name)
             before = None if own is None else GoldShardState.decode(own)
             if before is None or before.rebuild_id != tracked.rebuild_id:
-                before = tracked.begin(shard, self.metrics)
-            found.append((tracked.series.name, before.for_metrics(self.metrics)))
+                before = tracked.initial_state(shard, self.metrics)
+            found.append((tracked.series.name, before.renumber_for_metrics(self.metrics)))
         return found

@@ -43,12 +43,12 @@ class OlderPoints:
         return len(self.some)
 
     @staticmethod
-    def nothing(keys: int) -> OlderPoints:
-        """Returns what is known about `keys` series whose tails hold all of their points."""
-        return OlderPoints(np.zeros(keys, np.bool_), np.zeros(keys, np.int64))
+    def none_for(series_count: int) -> OlderPoints:
+        """Returns what is known about `series_count` series whose tails hold all of their points."""
+        return OlderPoints(np.zeros(series_count, np.bool_), np.zeros(series_count, np.int64))
 
     @staticmethod
-    def forgotten(some: Bools, ts: Int64s) -> OlderPoints:
+    def of_forgotten(some: Bools, ts: Int64s) -> OlderPoints:
         """Returns what is known about series whose points up to time `ts` were forgotten, where `some` is true."""
         return OlderPoints(some, np.where(some, ts, 0))
 
@@ -79,54 +79,58 @@ class OlderPoints:
 
 
 @dataclass(frozen=True)
-class Figures:
+class AverageFigures:
     """Averages of rows, and which of them are published.
 
     Attributes:
         average: The average, also where it is not published yet.
-        size: Number of points that the average is over, 1 to N.
-        visible: True if the average is published.
+        point_count: Number of points that the average is over, 1 to N.
+        is_published: True if the average is published.
     """
 
     average: Float64s
-    size: Int64s
-    visible: Bools
+    point_count: Int64s
+    is_published: Bools
 
-    def take(self, index: Int64s | Bools) -> Figures:
+    def take(self, index: Int64s | Bools) -> AverageFigures:
         """Returns the figures of the rows at these indices."""
-        return Figures(self.average[index], self.size[index], self.visible[index])
+        return AverageFigures(self.average[index], self.point_count[index], self.is_published[index])
 
-    def differs(self, other: Figures) -> Bools:
+    def find_differences(self, other: AverageFigures) -> Bools:
         """Returns, for each row, whether its published figures differ from those in `other`."""
         same = (self.average == other.average) | (np.isnan(self.average) & np.isnan(other.average))
-        return (self.visible != other.visible) | (self.size != other.size) | (self.visible & ~same)
+        return (
+            (self.is_published != other.is_published)
+            | (self.point_count != other.point_count)
+            | (self.is_published & ~same)
+        )
 
 
 @dataclass(frozen=True)
-class Averages:
+class AverageRows:
     """Rows to write to a table of averages.
 
     Attributes:
         points: The point of each row.
-        now: The figures of each row after the batch.
+        figures: The figures of each row after the batch.
         pane: The `Pane` of each row.
-        fresh: True for a new point. False for an existing row whose figures or pane change.
-        restated: True if a published figure has changed.
+        is_new: True for a new point. False for an existing row whose figures or pane change.
+        is_restated: True if a published figure has changed.
         figures_before: The figures before the batch. No figure of a new point is visible.
-        causes: For each row, the positions in `order` of the batch's points that are in its window: the first position,
-            and the position after the last.
-        order: Indices of the batch's points, sorted by series and event time.
+        cause_ranges: For each row, the positions in `points_in_order` of the batch's points that are in its window: the
+            first position, and the position after the last.
+        points_in_order: Indices of the batch's points, sorted by series and event time.
         late_ms: How many ms the first cause of a row is older than the newest point of its series before the batch.
     """
 
     points: Points
-    now: Figures
+    figures: AverageFigures
     pane: Int64s
-    fresh: Bools
-    restated: Bools
-    figures_before: Figures
-    causes: tuple[Int64s, Int64s]
-    order: Int64s
+    is_new: Bools
+    is_restated: Bools
+    figures_before: AverageFigures
+    cause_ranges: tuple[Int64s, Int64s]
+    points_in_order: Int64s
     late_ms: Int64s
 
 
@@ -145,7 +149,7 @@ class FoldedPoints:
     tail: Points
     older: OlderPoints
     needs_history: Bools
-    averages: Averages
+    averages: AverageRows
 
 
 @dataclass(frozen=True)
@@ -153,37 +157,37 @@ class Timeline:
     """Points sorted by series and event time.
 
     Attributes:
-        source: The point's index in the batch; -1 for a point from an earlier batch.
-        rank: The number of points of the same series before this one.
-        left: The number of points of the same series after this one.
+        batch_index: The point's index in the batch; -1 for a point from an earlier batch.
+        points_before: The number of points of the same series before this one.
+        points_after: The number of points of the same series after this one.
     """
 
     points: Points
-    source: Int64s
-    rank: Int64s
-    left: Int64s
+    batch_index: Int64s
+    points_before: Int64s
+    points_after: Int64s
 
     @staticmethod
-    def of(points: Points, source: Int64s, keys: int) -> Timeline:
+    def from_sorted(points: Points, batch_index: Int64s, series_count: int) -> Timeline:
         """Returns a timeline.
 
         Args:
             points: Points that are already sorted by series and event time.
-            source: The index of each point in the batch; -1 for a point from an earlier batch.
-            keys: Number of series.
+            batch_index: The index of each point in the batch; -1 for a point from an earlier batch.
+            series_count: Number of series.
         """
-        count = np.bincount(points.key, minlength=keys)
+        count = np.bincount(points.key, minlength=series_count)
         rank = np.arange(len(points)) - (np.cumsum(count) - count)[points.key]
-        return Timeline(points, source, rank, count[points.key] - rank - 1)
+        return Timeline(points, batch_index, rank, count[points.key] - rank - 1)
 
     @property
-    def fresh(self) -> Bools:
+    def is_new(self) -> Bools:
         """For each point, True if it is from this batch."""
-        return self.source >= 0
+        return self.batch_index >= 0
 
-    def sums(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
+    def compute_averages(self, index: Int64s, window: int) -> tuple[Float64s, Int64s]:
         """Returns averages over up to `window` points that end at these indices, and the number of points in each."""
-        rank = self.rank[index]
+        rank = self.points_before[index]
         total = np.zeros(len(index))
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             for back in range(min(window - 1, int(rank.max(initial=0))), -1, -1):
@@ -193,59 +197,61 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Times:
+class NewestTimes:
     """The newest event time of each series, in ms, before and after a batch. The watermark is `watermark_ms` behind it.
 
     Attributes:
-        known: True if the series had a point before the batch. If not, `before` is `_NEVER`.
+        had_points: True if the series had a point before the batch. If not, `before_batch` is `_NEVER`.
     """
 
-    before: Int64s
-    after: Int64s
-    known: Bools
+    before_batch: Int64s
+    after_batch: Int64s
+    had_points: Bools
     watermark_ms: int
 
     @staticmethod
-    def of(tail: Points, older: OlderPoints, new: Points, watermark_ms: int) -> Times:
+    def from_points(tail: Points, older: OlderPoints, new: Points, watermark_ms: int) -> NewestTimes:
         """Returns the newest event times of series, given their tails, their older points and the batch's points."""
         before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
         known[tail.key] = True
         np.maximum.at(before, tail.key, tail.ts)
         after = before.copy()
         np.maximum.at(after, new.key, new.ts)
-        return Times(before, after, known, watermark_ms)
+        return NewestTimes(before, after, known, watermark_ms)
 
-    def pane(self, points: Points, fresh: Bools) -> Int64s:
+    def find_panes(self, points: Points, is_new: Bools) -> Int64s:
         """Returns the `Pane` of rows that are written in this batch.
 
         A new point exactly at the watermark is not late.
         """
-        passed, passing = ~self.early(points), self._passed(self.after, points)
-        late = passed & ~(fresh & (points.ts == self._watermark(self.before)[points.key]))
+        passed, passing = ~self.were_pending(points), self._are_passed(self.after_batch, points)
+        late = passed & ~(is_new & (points.ts == self._watermarks(self.before_batch)[points.key]))
         return np.where(late, Pane.LATE, np.where(passing, Pane.ON_TIME, Pane.EARLY))
 
-    def early(self, points: Points) -> Bools:
+    def were_pending(self, points: Points) -> Bools:
         """Returns, for each point, whether the watermark of its series had not passed it before the batch."""
-        return ~(self.known[points.key] & self._passed(self.before, points))
+        return ~(self.had_points[points.key] & self._are_passed(self.before_batch, points))
 
-    def pending(self, points: Points) -> Bools:
+    def are_pending(self, points: Points) -> Bools:
         """Returns, for each point, whether the watermark of its series has not passed it after the batch."""
-        return ~self._passed(self.after, points)
+        return ~self._are_passed(self.after_batch, points)
 
-    def pending_before(self, older: OlderPoints) -> Bools:
+    def may_have_pending_older(self, older: OlderPoints) -> Bools:
         """Returns, for each series, whether a point older than the tail may have been pending before the batch."""
-        return older.some & (self._watermark(self.before) < older.ts)
+        return older.some & (self._watermarks(self.before_batch) < older.ts)
 
-    def _passed(self, newest: Int64s, points: Points) -> Bools:
-        passed: Bools = points.ts <= self._watermark(newest)[points.key]
+    def _are_passed(self, newest: Int64s, points: Points) -> Bools:
+        passed: Bools = points.ts <= self._watermarks(newest)[points.key]
         return passed
 
-    def _watermark(self, newest: Int64s) -> Int64s:
+    def _watermarks(self, newest: Int64s) -> Int64s:
         # Below this bound the difference would underflow.
         return np.where(newest < _NEVER + self.watermark_ms, _NEVER, newest - self.watermark_ms)
 
 
-def fold_points(tail: Points, older: OlderPoints, new: Points, *, series: RollingAverage, keep: int) -> FoldedPoints:
+def fold_points(
+    tail: Points, older: OlderPoints, new: Points, *, series: RollingAverage, kept_points: int
+) -> FoldedPoints:
     """Folds a batch's points into the tails of their series.
 
     Args:
@@ -253,23 +259,25 @@ def fold_points(tail: Points, older: OlderPoints, new: Points, *, series: Rollin
         older: What is known about the points before the tails, one value per series.
         new: The batch's points, in any order. None of them is in `tail`.
         series: The table of averages.
-        keep: Number of points to keep in a tail, at least N - 1. Points that the watermark has not passed are kept in
-            addition.
+        kept_points: Number of points to keep in a tail, at least N - 1. Points that the watermark has not passed are
+            kept in addition.
     """
-    times = Times.of(tail, older, new, series.watermark_ms)
-    timeline, too_old = _merge_timeline(tail, older, new)
-    affected = _affected_points(timeline, times, series.last)
-    needs_history = _find_needing_history(timeline, older, too_old, affected, series.last) | times.pending_before(older)
-    averages, revision = _averages(timeline, affected & ~needs_history[timeline.points.key], times, series)
+    times = NewestTimes.from_points(tail, older, new, series.watermark_ms)
+    timeline, too_old = _merge_into_timeline(tail, older, new)
+    affected = _find_affected_points(timeline, times, series.window_points)
+    needs_history = _find_needing_history(
+        timeline, older, too_old, affected, series.window_points
+    ) | times.may_have_pending_older(older)
+    averages, revision = _compute_averages(timeline, affected & ~needs_history[timeline.points.key], times, series)
     # Rows of series that need their history are computed from the table. So their revisions are not known here.
     timeline = replace(
         timeline,
         points=replace(
-            timeline.points, revision=np.where(needs_history[timeline.points.key] & ~timeline.fresh, UNKNOWN, revision)
+            timeline.points, revision=np.where(needs_history[timeline.points.key] & ~timeline.is_new, UNKNOWN, revision)
         ),
     )
-    pending = np.bincount(timeline.points.key[times.pending(timeline.points)], minlength=len(older))
-    dropped = timeline.left >= keep + pending[timeline.points.key]
+    pending = np.bincount(timeline.points.key[times.are_pending(timeline.points)], minlength=len(older))
+    dropped = timeline.points_after >= kept_points + pending[timeline.points.key]
     return FoldedPoints(
         tail=timeline.points.take(~dropped),
         older=older.with_dropped(timeline.points.key[dropped], timeline.points.ts[dropped]),
@@ -278,13 +286,13 @@ def fold_points(tail: Points, older: OlderPoints, new: Points, *, series: Rollin
     )
 
 
-def _merge_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Timeline, Points]:
+def _merge_into_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Timeline, Points]:
     """Merges the tails and the new points into one timeline.
 
     Returns the timeline, and the new points that are older than their tail.
     """
     both = Points.concat(tail, new)
-    order = both.order()
+    order = both.sorted_indices()
     points, source = both.take(order), np.maximum(order - len(tail), -1)
     fresh = source >= 0
     place = np.arange(len(both))
@@ -293,20 +301,20 @@ def _merge_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Time
     oldest[points.key[kept]] = kept  # written from right to left, so that the leftmost one remains
     known = ~fresh | ~older.some[points.key] | (points.ts > older.ts[points.key]) | (place > oldest[points.key])
     if known.all():
-        return Timeline.of(points, source, len(older)), Points.empty()
-    return Timeline.of(points.take(known), source[known], len(older)), points.take(~known)
+        return Timeline.from_sorted(points, source, len(older)), Points.empty()
+    return Timeline.from_sorted(points.take(known), source[known], len(older)), points.take(~known)
 
 
-def _affected_points(timeline: Timeline, times: Times, window: int) -> Bools:
+def _find_affected_points(timeline: Timeline, times: NewestTimes, window: int) -> Bools:
     """Returns, for each point, whether its average may change.
 
     That is so for new points, for up to N - 1 points after each of them, and for points that the watermark passes with
     this batch.
     """
-    place, fresh = np.arange(len(timeline.points)), timeline.fresh
+    place, fresh = np.arange(len(timeline.points)), timeline.is_new
     last_fresh = np.maximum.accumulate(np.where(fresh, place, -1))
-    follows = (last_fresh >= place - timeline.rank) & (place - last_fresh < window)
-    return follows | (times.early(timeline.points) & ~times.pending(timeline.points))
+    follows = (last_fresh >= place - timeline.points_before) & (place - last_fresh < window)
+    return follows | (times.were_pending(timeline.points) & ~times.are_pending(timeline.points))
 
 
 def _find_needing_history(
@@ -317,7 +325,7 @@ def _find_needing_history(
     A window may reach beyond the tail, or the revision of a row may be unknown.
     """
     key = timeline.points.key
-    short = timeline.rank < max(window - 1, 1)
+    short = timeline.points_before < max(window - 1, 1)
     found = np.zeros(len(older), np.bool_)
     found[too_old.key] = True
     found[key[affected & older.some[key] & short]] = True
@@ -325,64 +333,68 @@ def _find_needing_history(
     return found
 
 
-def _averages(timeline: Timeline, chosen: Bools, times: Times, series: RollingAverage) -> tuple[Averages, Int64s]:
+def _compute_averages(
+    timeline: Timeline, chosen: Bools, times: NewestTimes, series: RollingAverage
+) -> tuple[AverageRows, Int64s]:
     """Returns the rows of the chosen points that must be written, and the revisions of all points."""
     index = np.flatnonzero(chosen)
-    points, fresh = timeline.points.take(index), timeline.fresh[index]
-    pane = times.pane(points, fresh)
-    now = _figures(*timeline.sums(index, series.last), series, pane != Pane.EARLY)
-    figures_before = _figures_before(timeline, index, times, series)
-    restated = figures_before.visible & now.differs(figures_before)
-    passed = times.early(points) & (pane != Pane.EARLY)
+    points, fresh = timeline.points.take(index), timeline.is_new[index]
+    pane = times.find_panes(points, fresh)
+    now = _create_figures(*timeline.compute_averages(index, series.window_points), series, pane != Pane.EARLY)
+    figures_before = _compute_figures_before(timeline, index, times, series)
+    restated = figures_before.is_published & now.find_differences(figures_before)
+    passed = times.were_pending(points) & (pane != Pane.EARLY)
     revision = timeline.points.revision.copy()
     revision[index] += restated
-    written = fresh | now.differs(figures_before) | passed
+    written = fresh | now.find_differences(figures_before) | passed
     rows = index[written]
-    order, causes = _causes(timeline, rows, series.last)
+    order, causes = _find_causes(timeline, rows, series.window_points)
     # Without a cause the value is meaningless. It is not used, since such a row is not restated.
-    oldest = np.append(timeline.points.ts[timeline.fresh], 0)[causes[0]]
-    averages = Averages(
+    oldest = np.append(timeline.points.ts[timeline.is_new], 0)[causes[0]]
+    averages = AverageRows(
         points=timeline.points.take(rows),
-        now=now.take(written),
+        figures=now.take(written),
         pane=pane[written],
-        fresh=fresh[written],
-        restated=restated[written],
+        is_new=fresh[written],
+        is_restated=restated[written],
         figures_before=figures_before.take(written),
-        causes=causes,
-        order=order,
-        late_ms=_lag(times.before[timeline.points.key[rows]], oldest),
+        cause_ranges=causes,
+        points_in_order=order,
+        late_ms=_compute_lag_ms(times.before_batch[timeline.points.key[rows]], oldest),
     )
     return replace(averages, points=replace(averages.points, revision=revision[rows])), revision
 
 
-def _lag(newest: Int64s, oldest: Int64s) -> Int64s:
+def _compute_lag_ms(newest: Int64s, oldest: Int64s) -> Int64s:
     """Returns by how many ms `oldest` is before `newest`: 0 if it is not, at most the highest int64."""
     apart = newest - oldest
     return np.where(newest > oldest, np.where(apart < 0, np.iinfo(np.int64).max, apart), 0)
 
 
-def _figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bools) -> Figures:
-    return Figures(average, size, (size >= series.least) & (passed | series.early))
+def _create_figures(average: Float64s, size: Int64s, series: RollingAverage, passed: Bools) -> AverageFigures:
+    return AverageFigures(average, size, (size >= series.minimum_points) & (passed | series.publishes_early))
 
 
-def _figures_before(timeline: Timeline, index: Int64s, times: Times, series: RollingAverage) -> Figures:
+def _compute_figures_before(
+    timeline: Timeline, index: Int64s, times: NewestTimes, series: RollingAverage
+) -> AverageFigures:
     """Returns the figures that the rows had before the batch. No figure of a new point is visible."""
-    held = ~timeline.fresh
-    base = Timeline.of(timeline.points.take(held), timeline.source[held], len(times.before))
+    held = ~timeline.is_new
+    base = Timeline.from_sorted(timeline.points.take(held), timeline.batch_index[held], len(times.before_batch))
     had_row = held[index]
     place = (np.cumsum(held) - 1)[index[had_row]]
     average, size = np.zeros(len(index)), np.zeros(len(index), np.int64)
-    average[had_row], size[had_row] = base.sums(place, series.last)
-    found = _figures(average, size, series, ~times.early(timeline.points.take(index)))
-    return replace(found, visible=found.visible & had_row)
+    average[had_row], size[had_row] = base.compute_averages(place, series.window_points)
+    found = _create_figures(average, size, series, ~times.were_pending(timeline.points.take(index)))
+    return replace(found, is_published=found.is_published & had_row)
 
 
-def _causes(timeline: Timeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
+def _find_causes(timeline: Timeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
     """Returns which of the batch's points are in the window of each row.
 
     The result is the indices of the batch's points, sorted by series and event time. Then, for each row, the first
     position in these indices and the position after the last.
     """
-    fresh = np.flatnonzero(timeline.fresh)
-    first = np.searchsorted(fresh, np.maximum(rows - window + 1, rows - timeline.rank[rows]))
-    return timeline.source[fresh], (first, np.searchsorted(fresh, rows, side="right"))
+    fresh = np.flatnonzero(timeline.is_new)
+    first = np.searchsorted(fresh, np.maximum(rows - window + 1, rows - timeline.points_before[rows]))
+    return timeline.batch_index[fresh], (first, np.searchsorted(fresh, rows, side="right"))

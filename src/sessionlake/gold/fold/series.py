@@ -31,19 +31,19 @@ class RollingAverage:
         name: Name of the table in the schema `gold`.
         keys: The columns that identify a series, in the order of `POINT_SERIES`. Always `topic` and `metric`. In
             addition `row_id`, or `session_id` and `partition`, or all three, or none.
-        last: N, the most points that an average is over.
+        window_points: N, the most points that an average is over.
         watermark_ms: By how many ms of event time the watermark of a series is behind its newest point.
-        early: True to publish averages before the watermark has passed their points.
-        least: The fewest points of a published average.
+        publishes_early: True to publish averages before the watermark has passed their points.
+        minimum_points: The fewest points of a published average.
         comment: What a row is, for the table's description.
     """
 
     name: str
     keys: tuple[str, ...] = POINT_SERIES
-    last: int = 8
+    window_points: int = 8
     watermark_ms: int = 0
-    early: bool = True
-    least: int = 1
+    publishes_early: bool = True
+    minimum_points: int = 1
     comment: str = ""
 
     @property
@@ -52,53 +52,53 @@ class RollingAverage:
         return f"gold.{self.name}"
 
     @property
-    def of_session(self) -> bool:
+    def is_per_session(self) -> bool:
         """True if each series belongs to one session."""
         return "session_id" in self.keys
 
     @property
-    def owner(self) -> tuple[str, ...]:
+    def owner_columns(self) -> tuple[str, ...]:
         """The key columns of the owner of a series. The owner is a session, or a row across sessions.
 
         All series of an owner are in one shard, and their state is dropped together.
         """
-        return OF_SESSION if self.of_session else tuple(name for name in self.keys if name != "metric")
+        return OF_SESSION if self.is_per_session else tuple(name for name in self.keys if name != "metric")
 
     @property
-    def texts(self) -> tuple[str, ...]:
+    def text_keys(self) -> tuple[str, ...]:
         """The names of the key columns that are texts."""
         return tuple(name for name in self.keys if name != PARTITION)
 
     @property
-    def order(self) -> tuple[str, ...]:
+    def point_columns(self) -> tuple[str, ...]:
         """The names of the columns that identify a point within its series.
 
         They also order the points of a series, except under `once`.
         """
-        return _IN_SESSION if self.of_session else _IN_TOPIC
+        return _IN_SESSION if self.is_per_session else _IN_TOPIC
 
     @property
-    def seq_order(self) -> tuple[str, ...]:
+    def seq_order_columns(self) -> tuple[str, ...]:
         """The names of the columns that order points of equal event time under `once`; null in other classes."""
-        return SEQ_ORDER[1:] if self.of_session else SEQ_ORDER
+        return SEQ_ORDER[1:] if self.is_per_session else SEQ_ORDER
 
     @property
-    def sorted_by(self) -> tuple[str, ...]:
+    def sort_columns(self) -> tuple[str, ...]:
         """The names of the columns that order the points of a series, whatever the integrity class."""
-        time, *rest = self.order
-        return (time, *self.seq_order, *rest)
+        time, *rest = self.point_columns
+        return (time, *self.seq_order_columns, *rest)
 
     @property
     def row_keys(self) -> tuple[str, ...]:
         """The names of the columns that identify a row."""
-        return (*self.keys, *self.order)
+        return (*self.keys, *self.point_columns)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
         """All columns of the table in order, as pairs of name and Spark SQL type."""
         keys = tuple((name, _TYPES.get(name, "string")) for name in self.row_keys)
         figures = (("value", "double"), ("average", "double"), ("points", "int"))
-        order = ((name, "bigint") for name in self.seq_order)
+        order = ((name, "bigint") for name in self.seq_order_columns)
         return (*keys, *figures, ("revision", "int"), ("pane", "string"), *order)
 
     @property
@@ -117,5 +117,12 @@ class RollingAverage:
     @property
     def logic(self) -> str:
         """A hash of everything in the declaration that the rows depend on."""
-        declaration = (_FORMAT, self.keys, self.last, self.watermark_ms, self.early, self.least)
+        declaration = (
+            _FORMAT,
+            self.keys,
+            self.window_points,
+            self.watermark_ms,
+            self.publishes_early,
+            self.minimum_points,
+        )
         return sha256(repr(declaration).encode()).hexdigest()[:12]

@@ -14,17 +14,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.late import stream_times
+from sessionlake.gold.aggregate.late import stream_times_by_partition
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SESSION_MARK, TURN
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import PARTITION, Declared, value_field
-from sessionlake.gold.fold.outputs import Causes, Emitted, Names, average_payloads, product_rows, with_report
-from sessionlake.gold.fold.pack import SEPARATOR, Chunks, any_valid, place_of
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, value_field
+from sessionlake.gold.fold.outputs import (
+    CauseMessages,
+    EmittedPayload,
+    Names,
+    add_report,
+    create_average_payloads,
+    create_product_payloads,
+)
+from sessionlake.gold.fold.pack import SEPARATOR, DecodedChunks, combine_place, has_any_value
 from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import OlderPoints, fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
-from sessionlake.gold.fold.state import Forgotten, GoldShardState, Owners, decode_states, encode_states
-from sessionlake.protocol.arrow import contiguous, dictionary_codes, number_combinations
+from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, Owners, decode_states, encode_states
+from sessionlake.protocol.arrow import encode_as_codes, number_combinations, to_contiguous
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
@@ -38,7 +45,9 @@ def tail_length(series: RollingAverage) -> int:
     They suffice for a window, and for points that are late by about half a window. Series across sessions keep more,
     because their sessions may send at different times.
     """
-    return series.last + (max(4, series.last // 2) if series.of_session else max(_APART, series.last))
+    return series.window_points + (
+        max(4, series.window_points // 2) if series.is_per_session else max(_APART, series.window_points)
+    )
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class TrackedAverages:
     rebuild_id: str = ""
     owners_at_rebuild: Callable[[int], pa.Table] | None = None
 
-    def begin(self, shard: int, metrics: tuple[str, ...]) -> GoldShardState:
+    def initial_state(self, shard: int, metrics: tuple[str, ...]) -> GoldShardState:
         """Returns the initial state of a shard, which knows only the owners that the table had at its last rebuild.
 
         Args:
@@ -66,7 +75,7 @@ class TrackedAverages:
         if self.owners_at_rebuild is None:
             return state
         own = self.owners_at_rebuild(shard)
-        return replace(state, forgotten=Forgotten(own["mark"].to_numpy(), own["newest"].to_numpy()))
+        return replace(state, forgotten=ForgottenOwners(own["mark"].to_numpy(), own["newest"].to_numpy()))
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ class GoldFold:
             topic's Kafka time.
     """
 
-    declared: Declared
+    declared: DeclaredColumns
     tracked: tuple[TrackedAverages, ...]
     products: tuple[Product, ...]
     idle_ms: int
@@ -99,29 +108,35 @@ class GoldFold:
         Returns:
             The new state, None if it has not changed. Then the payloads, as pairs of kind and content.
         """
-        found = Chunks.of(chunks)
+        found = DecodedChunks.decode(chunks)
         states = decode_states(state)
         held = {
             tracked.series.name: states[tracked.series.name]
             for tracked in self.tracked
             if tracked.series.name in states
         }
-        rows, points, is_changed = list[Emitted](), 0, False
+        rows, points, is_changed = list[EmittedPayload](), 0, False
         for tracked in self.tracked:
             name = tracked.series.name
-            changes = changes_with_points(found.changes.get(tracked.series.owner), self.declared, tracked.series)
+            changes = select_changes_with_points(
+                found.changes.get(tracked.series.owner_columns), self.declared, tracked.series
+            )
             if changes is not None:
                 held[name], payloads, new = self._fold_table(tracked, shard, held.get(name), changes)
                 rows, points, is_changed = [*rows, *payloads], points + new, True
         times: dict[TopicPartition, int] = {}
         if OF_SESSION in found.changes:
-            rows += product_rows(found.changes[OF_SESSION], self.declared, self.products) if self.products else []
-            times = stream_times(found.changes[OF_SESSION])
-        return encode_states(held) if is_changed else None, with_report(found.read, points, rows, times)
+            rows += (
+                create_product_payloads(found.changes[OF_SESSION], self.declared, self.products)
+                if self.products
+                else []
+            )
+            times = stream_times_by_partition(found.changes[OF_SESSION])
+        return encode_states(held) if is_changed else None, add_report(found.read, points, rows, times)
 
     def _fold_table(
         self, tracked: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
-    ) -> tuple[bytes, list[Emitted], int]:
+    ) -> tuple[bytes, list[EmittedPayload], int]:
         """Folds the points of one table of averages.
 
         Returns:
@@ -130,9 +145,9 @@ class GoldFold:
         series = tracked.series
         before = GoldShardState.decode(state) if state else None
         if before is None or before.rebuild_id != tracked.rebuild_id:
-            before = tracked.begin(shard, self.declared.numbers)
-        known, row = _add_rows(before.for_metrics(self.declared.numbers), changes, series)
-        new, causes = self._points(changes, row)
+            before = tracked.initial_state(shard, self.declared.numbers)
+        known, row = _add_rows(before.renumber_for_metrics(self.declared.numbers), changes, series)
+        new, causes = self._read_points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
         new = new.with_keys(code.reshape(-1))
         place = np.full(len(known.older), -1)
@@ -144,57 +159,59 @@ class GoldFold:
             known.older.take(touched),
             new,
             series=series,
-            keep=tail_length(series),
+            kept_points=tail_length(series),
         )
         tail = Points.concat(known.tail.take(apart), found.tail.with_keys(touched[found.tail.key]))
         after = replace(known, tail=tail, older=known.older.with_replaced(touched, found.older))
-        rows = average_payloads(
-            series, found, new, causes, _key_columns(series, after.rows, self.declared.numbers, touched)
+        rows = create_average_payloads(
+            series, found, new, causes, _key_column_reader(series, after.rows, self.declared.numbers, touched)
         )
-        idle_ms = self.idle_ms if series.of_session else self.row_idle_ms
-        return after.without_idle(idle_ms, _topic_of).within_limits().encode(), rows, len(new)
+        idle_ms = self.idle_ms if series.is_per_session else self.row_idle_ms
+        return after.forget_idle_owners(idle_ms, _topic_of).forget_beyond_limits().encode(), rows, len(new)
 
-    def _points(self, changes: pa.Table, row: Int64s) -> tuple[Points, Causes]:
-        ts, position, ordinal = (_ints(changes[name]) for name in ("ts", "position", "ordinal"))
-        by_seq = SeqOrder.of(changes)
+    def _read_points(self, changes: pa.Table, row: Int64s) -> tuple[Points, CauseMessages]:
+        ts, position, ordinal = (_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
+        by_seq = SeqOrder.from_table(changes)
         parts, places = [Points.empty()], [np.empty(0, np.int64)]
         for metric in range(len(self.declared.numbers)):
             value = changes[value_field(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
             key = row[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.take(is_set)
-            parts.append(Points.new(key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order))
+            parts.append(Points.create(key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order))
             places.append(np.flatnonzero(is_set))
         place = np.concatenate(places)
-        return Points.concat(*parts), Causes(_ints(changes["partition"])[place], _ints(changes["offset"])[place])
+        return Points.concat(*parts), CauseMessages(
+            _to_int64s(changes["partition"])[place], _to_int64s(changes["offset"])[place]
+        )
 
 
-def recompute(points: pa.Table, series: RollingAverage) -> list[Emitted]:
+def recompute_averages(points: pa.Table, series: RollingAverage) -> list[EmittedPayload]:
     """Computes the averages that new points add or change, from all points of their series.
 
     Args:
         points: The new points, where `fresh` is true, and all older points of their series. The older points may
             include the new ones. Columns: the series' keys, `ts, place, ordinal, value, revision, partition, offset,
-            fresh`, and `RollingAverage.seq_order`. `partition` and `offset` are read only of new points.
+            fresh`, and `RollingAverage.seq_order_columns`. `partition` and `offset` are read only of new points.
         series: The table of averages.
     """
     key, parts = number_combinations(*(points[name] for name in series.keys))
     known = dict(zip(series.keys, parts, strict=True))
     if PARTITION in known:
         known[PARTITION] = known[PARTITION].cast(pa.int32())
-    ts, position = _ints(points["ts"]), _ints(points["place"])
-    value, revision = points["value"].to_numpy(), _ints(points["revision"])
-    every = Points(key, ts, position, _ints(points["ordinal"]), value, revision, SeqOrder.of(points))
+    ts, position = _to_int64s(points["ts"]), _to_int64s(points["place"])
+    value, revision = points["value"].to_numpy(), _to_int64s(points["revision"])
+    every = Points(key, ts, position, _to_int64s(points["ordinal"]), value, revision, SeqOrder.from_table(points))
     fresh = points["fresh"].to_numpy()
     new = every.take(fresh)
-    causes = Causes(*(_ints(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
-    base = every.take(~fresh).without(new)
-    found = fold_points(base, OlderPoints.nothing(len(parts[0])), new, series=series, keep=len(every))
+    causes = CauseMessages(*(_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
+    base = every.take(~fresh).drop_points(new)
+    found = fold_points(base, OlderPoints.none_for(len(parts[0])), new, series=series, kept_points=len(every))
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
         return {name: part.take(pa.array(keys)) for name, part in known.items()}
 
-    return average_payloads(series, found, new, causes, named)
+    return create_average_payloads(series, found, new, causes, named)
 
 
 def _add_rows(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
@@ -209,7 +226,7 @@ def _add_rows(state: GoldShardState, changes: pa.Table, series: RollingAverage) 
     of_row[row] = owner
     added = of_row[len(state.rows) :]
     width = len(state.metrics)
-    older = OlderPoints.forgotten(np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width))
+    older = OlderPoints.of_forgotten(np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width))
     return replace(state, owners=owners, rows=rows, owner=of_row, older=OlderPoints.concat(state.older, older)), row
 
 
@@ -217,13 +234,13 @@ def _add_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage
     known = state.owners
     names, owner = _extend_codes(known.name, changes["owner"])
     added = len(names) - len(known.name)
-    back, floor = state.forgotten.find(names.slice(len(known.name)).to_pylist())
+    back, floor = state.forgotten.find_owners(names.slice(len(known.name)).to_pylist())
     never = np.full(added, np.iinfo(np.int64).min)
     partition = np.concatenate([known.partition, np.zeros(added, np.int64)])
     seen, newest = np.concatenate([known.seen, never]), np.concatenate([known.newest, never])
-    partition[owner] = _ints(changes["partition"]) if series.of_session else _OF_TOPIC
-    np.maximum.at(seen, owner, _ints(changes["kafka_ms"]))
-    np.maximum.at(newest, owner, _ints(changes["ts"]))
+    partition[owner] = _to_int64s(changes["partition"]) if series.is_per_session else _OF_TOPIC
+    np.maximum.at(seen, owner, _to_int64s(changes["kafka_ms"]))
+    np.maximum.at(newest, owner, _to_int64s(changes["ts"]))
     back, floor = np.concatenate([known.back, back]), np.concatenate([known.floor, floor])
     return Owners(names, partition, seen, newest, back, floor), owner
 
@@ -235,12 +252,12 @@ def _extend_codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, I
         known: The names that have an index already.
         column: A dictionary-encoded column of names.
     """
-    values = contiguous(column)
+    values = to_contiguous(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
-    return encoded.dictionary, _ints(encoded.indices)[len(known) :][values.indices.to_numpy()]
+    return encoded.dictionary, _to_int64s(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
 
-def _key_columns(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
+def _key_column_reader(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
     """Returns a function that returns the key columns of series, given their indices in `touched`.
 
     Args:
@@ -253,23 +270,23 @@ def _key_columns(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
     texts = {
-        name: dictionary_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+        name: encode_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
     }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())
 
     def named(keys: Int64s) -> dict[str, pa.Array]:
-        return {name: _key_column(name, of_key[name][0][keys], of_key[name][1]) for name in series.keys}
+        return {name: _create_key_column(name, of_key[name][0][keys], of_key[name][1]) for name in series.keys}
 
     return named
 
 
-def _key_column(name: str, code: Int64s, known: pa.Array) -> pa.Array:
+def _create_key_column(name: str, code: Int64s, known: pa.Array) -> pa.Array:
     """Returns a key column: for each code, the text in `known` at this index. The column `partition` has integers."""
-    return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _used_texts(code, known)
+    return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _encode_used_texts(code, known)
 
 
-def _used_texts(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
+def _encode_used_texts(code: Int64s, known: pa.Array) -> pa.DictionaryArray:
     """Returns the texts in `known` at these indices, dictionary-encoded with only the texts that are used."""
     used = np.zeros(len(known), np.bool_)
     used[code] = True
@@ -282,11 +299,13 @@ def _topic_of(owner: str) -> str:
     return owner.partition(SEPARATOR)[0]
 
 
-def _ints(column: Any) -> Int64s:
+def _to_int64s(column: Any) -> Int64s:
     return np.asarray(column).astype(np.int64)
 
 
-def changes_with_points(changes: pa.Table | None, declared: Declared, series: RollingAverage) -> pa.Table | None:
+def select_changes_with_points(
+    changes: pa.Table | None, declared: DeclaredColumns, series: RollingAverage
+) -> pa.Table | None:
     """Selects the changes that set a number; None if there are none.
 
     Returns:
@@ -298,19 +317,19 @@ def changes_with_points(changes: pa.Table | None, declared: Declared, series: Ro
     values = [value_field(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
         return None
-    points = changes.filter(any_valid(changes, values))
+    points = changes.filter(has_any_value(changes, values))
     if not points.num_rows:
         return None
     position = points["position"]
-    if not series.of_session:
-        position = pa.array(place_of(points["partition"].to_numpy().astype(np.int64), points["offset"].to_numpy()))
+    if not series.is_per_session:
+        position = pa.array(combine_place(points["partition"].to_numpy().astype(np.int64), points["offset"].to_numpy()))
     row = _join_names(points, [name for name in series.keys if name != "metric"])
-    owner = _join_names(points, series.owner) if series.of_session else row
-    columns = {"owner": owner, "row": row, "position": position} | _seq_order(points, series)
+    owner = _join_names(points, series.owner_columns) if series.is_per_session else row
+    columns = {"owner": owner, "row": row, "position": position} | _seq_order_columns(points, series)
     return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values)})
 
 
-def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
+def _seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
     """Returns the columns `SEQ_ORDER`, null for points of other classes than `once`.
 
     The result is empty if no point is of class `once`.
@@ -319,7 +338,7 @@ def _seq_order(points: pa.Table, series: RollingAverage) -> dict[str, pa.Chunked
     if pc.all(none).as_py():
         return {}
     found = {"_life": points[LIFE], "_seq": points[TURN]}
-    if not series.of_session and SESSION_MARK in points.column_names:
+    if not series.is_per_session and SESSION_MARK in points.column_names:
         found["_session"] = points[SESSION_MARK]
     return {name: pc.if_else(none, None, column) for name, column in found.items()}
 

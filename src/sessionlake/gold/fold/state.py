@@ -72,7 +72,7 @@ class Owners:
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class ForgottenOwners:
     """Idle owners whose points were dropped. Of each, the state keeps a hash and a time, 8 bytes each.
 
     If two owners have the same hash, a new owner may be mistaken for a forgotten one. That is harmless: its averages
@@ -86,38 +86,38 @@ class Forgotten:
     mark: npt.NDArray[np.uint64]
     newest: Int64s
 
-    def find(self, names: list[str]) -> tuple[Bools, Int64s]:
+    def find_owners(self, names: list[str]) -> tuple[Bools, Int64s]:
         """Returns, for each owner, whether it was forgotten, and the latest event time of its points in ms."""
         if not len(self.mark) or not names:
             return np.zeros(len(names), np.bool_), np.zeros(len(names), np.int64)
-        marks = marks_of(names)
+        marks = hash_names(names)
         place = np.minimum(np.searchsorted(self.mark, marks), len(self.mark) - 1)
         found = self.mark[place] == marks
         return found, np.where(found, self.newest[place], 0)
 
-    def add(self, names: list[str], newest: Int64s) -> Forgotten:
+    def add_owners(self, names: list[str], newest: Int64s) -> ForgottenOwners:
         """Adds owners. For an owner that was already forgotten, the later time is kept.
 
         Args:
             names: Names of the owners.
             newest: Latest event time of each owner's points, in ms.
         """
-        return Forgotten.union(self, Forgotten(marks_of(names), newest))
+        return ForgottenOwners.union(self, ForgottenOwners(hash_names(names), newest))
 
-    def take(self, index: Int64s | Bools) -> Forgotten:
+    def take(self, index: Int64s | Bools) -> ForgottenOwners:
         """Returns the forgotten owners at these indices."""
-        return Forgotten(self.mark[index], self.newest[index])
+        return ForgottenOwners(self.mark[index], self.newest[index])
 
     @staticmethod
-    def union(*parts: Forgotten) -> Forgotten:
+    def union(*parts: ForgottenOwners) -> ForgottenOwners:
         """Merges several sets of forgotten owners. For an owner in more than one set, the latest time is kept."""
-        none = Forgotten(np.empty(0, np.uint64), np.empty(0, np.int64))
-        mark, time = (np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(Forgotten))
+        none = ForgottenOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
+        mark, time = (np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(ForgottenOwners))
         order = np.lexsort((time, mark))
         mark, time = mark[order], time[order]
         last = np.ones(len(mark), np.bool_)
         last[:-1] = mark[1:] != mark[:-1]
-        return Forgotten(mark[last], time[last])
+        return ForgottenOwners(mark[last], time[last])
 
 
 @dataclass(frozen=True)
@@ -145,19 +145,19 @@ class GoldShardState:
     owner: Int64s
     older: OlderPoints
     tail: Points
-    forgotten: Forgotten
+    forgotten: ForgottenOwners
 
     @staticmethod
     def empty(rebuild_id: str, metrics: tuple[str, ...]) -> GoldShardState:
         """Returns a state without owners and points."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
         owners = Owners(names, none, none, none, np.empty(0, np.bool_), none)
-        forgotten = Forgotten(np.empty(0, np.uint64), none)
+        forgotten = ForgottenOwners(np.empty(0, np.uint64), none)
         return GoldShardState(
-            rebuild_id, metrics, owners, names, none, OlderPoints.nothing(0), Points.empty(), forgotten
+            rebuild_id, metrics, owners, names, none, OlderPoints.none_for(0), Points.empty(), forgotten
         )
 
-    def for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
+    def renumber_for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
         """Returns the state with series numbered for the metrics that are declared now.
 
         Raises:
@@ -178,11 +178,11 @@ class GoldShardState:
         row, metric = np.divmod(np.arange(len(self.older)), max(len(self.metrics), 1))
         rekeyed = row * len(metrics) + place[metric] if len(self.older) else row
         back, floor = self.owners.back[self.owner], self.owners.floor[self.owner]
-        older = OlderPoints.forgotten(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
+        older = OlderPoints.of_forgotten(np.repeat(back, len(metrics)), np.repeat(floor, len(metrics)))
         tail = self.tail.with_keys(rekeyed[self.tail.key])
         return replace(self, metrics=metrics, older=older.with_replaced(rekeyed, self.older), tail=tail)
 
-    def without_idle(self, idle_ms: int, topic_of: Any) -> GoldShardState:
+    def forget_idle_owners(self, idle_ms: int, topic_of: Any) -> GoldShardState:
         """Forgets the owners that have had no change for more than `idle_ms` of their topic-partition's Kafka time.
 
         Args:
@@ -199,7 +199,7 @@ class GoldShardState:
         kept = np.array([now[s] - at <= idle_ms for s, at in zip(streams, seen.tolist(), strict=True)])
         return self._keep_owners(kept)
 
-    def within_limits(self) -> GoldShardState:
+    def forget_beyond_limits(self) -> GoldShardState:
         """Forgets the longest idle owners if the state has more than `MOST_ROWS` rows or `MOST_POINTS` points."""
         owners = len(self.owners.name)
         if len(self.rows) <= MOST_ROWS and len(self.tail) <= MOST_POINTS:
@@ -216,9 +216,9 @@ class GoldShardState:
         if kept.all():
             return self
         gone = self.owners.name.filter(pa.array(~kept)).to_pylist()
-        return self.with_owners(kept, self.forgotten.add(gone, self.owners.newest[~kept]))
+        return self.select_owners(kept, self.forgotten.add_owners(gone, self.owners.newest[~kept]))
 
-    def with_owners(self, kept: Bools, forgotten: Forgotten) -> GoldShardState:
+    def select_owners(self, kept: Bools, forgotten: ForgottenOwners) -> GoldShardState:
         """Returns the state with only some of its owners.
 
         Args:
@@ -239,7 +239,7 @@ class GoldShardState:
             forgotten=forgotten,
         )
 
-    def merged_with(self, *others: GoldShardState) -> GoldShardState:
+    def merge_states(self, *others: GoldShardState) -> GoldShardState:
         """Merges states that have the same metrics. Each owner must be in only one of them."""
         every = (self, *others)
         rows = np.cumsum([0, *(len(one.rows) for one in every)])
@@ -252,17 +252,17 @@ class GoldShardState:
             owner=np.concatenate([one.owner + first for one, first in zip(every, owners.tolist(), strict=False)]),
             older=OlderPoints.concat(*(one.older for one in every)),
             tail=Points.concat(*(one.tail.with_keys(key) for one, key in zip(every, keys, strict=True))),
-            forgotten=Forgotten.union(*(one.forgotten for one in every)),
+            forgotten=ForgottenOwners.union(*(one.forgotten for one in every)),
         )
 
     def encode(self) -> bytes:
         """Encodes the state as MessagePack, with the format's version and the groups of columns as Arrow IPC."""
         tables = {
-            "sessions": _narrow_table(_columns(self.owners)),
+            "sessions": _narrow_table(_field_values(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
-            "older": _narrow_table(_columns(self.older)),
+            "older": _narrow_table(_field_values(self.older)),
             "tail": _narrow_table(_point_columns(self.tail)),
-            "forgotten": _narrow_table(_columns(self.forgotten)),
+            "forgotten": _narrow_table(_field_values(self.forgotten)),
         }
         content = {"format": FORMAT, "made": self.rebuild_id, "metrics": list(self.metrics)}
         # Compressing a byte costs less than moving it through Spark to the state store and back.
@@ -286,8 +286,8 @@ class GoldShardState:
             rows["name"],
             rows["session"],
             OlderPoints(**older),
-            _points_of(tail),
-            Forgotten(**_read_columns(found["forgotten"])),
+            _create_points(tail),
+            ForgottenOwners(**_read_columns(found["forgotten"])),
         )
 
 
@@ -332,22 +332,22 @@ def _require_format(found: Mapping[str, Any], format_: str) -> None:
         )
 
 
-def marks_of(names: list[str]) -> npt.NDArray[np.uint64]:
+def hash_names(names: list[str]) -> npt.NDArray[np.uint64]:
     """Returns a hash of 64 bits of each owner's name."""
     digests = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in names)
     return np.frombuffer(digests, np.uint64)
 
 
-def _columns(record: Any) -> dict[str, Any]:
+def _field_values(record: Any) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _point_columns(points: Points) -> dict[str, Any]:
     columns = {name: getattr(points, name) for name in COLUMNS}
-    return columns | ({} if points.by_seq is None else _columns(points.by_seq))
+    return columns | ({} if points.by_seq is None else _field_values(points.by_seq))
 
 
-def _points_of(columns: dict[str, Any]) -> Points:
+def _create_points(columns: dict[str, Any]) -> Points:
     order = {f.name: columns.pop(f.name) for f in fields(SeqOrder) if f.name in columns}
     return Points(**columns, by_seq=SeqOrder(**order) if order else None)
 
@@ -371,10 +371,12 @@ def _read_columns(content: bytes) -> dict[str, Any]:
     """Decodes columns, and returns them by name: strings as Arrow arrays, all others as numpy arrays."""
     table = decode_ipc(content)
     least = table.schema.metadata or {}
-    return {name: _widen(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names}
+    return {
+        name: _restore_column(table[name].combine_chunks(), least.get(name.encode())) for name in table.column_names
+    }
 
 
-def _widen(column: Any, least: bytes | None) -> Any:
+def _restore_column(column: Any, least: bytes | None) -> Any:
     array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_string(array.type):
         return array

@@ -22,10 +22,10 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, SESSIONS
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.fold.pack import SEPARATOR
-from sessionlake.gold.fold.resharding import MarkedShards
+from sessionlake.gold.fold.resharding import ShardsByHash
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import TrackedAverages
-from sessionlake.gold.fold.state import marks_of
+from sessionlake.gold.fold.state import hash_names
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
@@ -43,12 +43,12 @@ The id is `<batch>-<random>`, where `<batch>` is the last batch of gold that the
 _NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([], pa.int64())})
 
 
-def owners_folder(settings: Settings) -> Path:
+def owners_at_rebuild_folder(settings: Settings) -> Path:
     """Returns the folder that stores the owners of rebuilt tables, with one file per table and shard."""
     return Path(f"{settings.checkpoint(GOLD)}.made")
 
 
-def shard_of(owner: Sequence[str], shards: int) -> Column:
+def shard_column(owner: Sequence[str], shards: int) -> Column:
     """Returns the column that computes the shard of a change or of a table's row.
 
     All sessions with the same id are in one shard, whatever their partition.
@@ -72,12 +72,12 @@ def restart_states(
         series: The table of averages.
         rows: The table's new rows.
     """
-    rebuild_id = f"{handover.next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
-    _store(settings, series, rebuild_id, _owners_in(series, settings.gold.shards, rows))
+    rebuild_id = f"{handover.read_next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
+    _store_owners(settings, series, rebuild_id, _owners_by_shard(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table, REBUILD_ID, rebuild_id)
 
 
-def rebuilt_up_to(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
+def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
     """Returns the number of the last batch of gold that the table's last rebuild includes; -1 if it was never rebuilt.
 
     Restatements of later batches describe changes of the table's present rows.
@@ -89,16 +89,18 @@ def rebuilt_up_to(spark: SparkSession, lake: Lake, series: RollingAverage) -> in
 def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
     """Returns a table of averages together with its last rebuild's id, and the owners that the rebuilt table had."""
     rebuild_id = lake.storage.properties(spark, series.table).get(REBUILD_ID, "")
-    if rebuild_id and not handover.next_batch(settings, GOLD):
+    if rebuild_id and not handover.read_next_batch(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
         lake.set_property(spark, series.table, REBUILD_ID, "")
         return TrackedAverages(series)
     if not rebuild_id:
         return TrackedAverages(series)
-    held = _StoredOwners(str(owners_folder(settings) / f"{series.name}.{rebuild_id}"))
+    held = _StoredOwners(str(owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
     if not Path(held.folder).is_dir():
         # Rows added since the rebuild do no harm: their shards already have states.
-        _store(settings, series, rebuild_id, _owners_in(series, settings.gold.shards, lake.read(spark, series.table)))
+        _store_owners(
+            settings, series, rebuild_id, _owners_by_shard(series, settings.gold.shards, lake.read(spark, series.table))
+        )
     return TrackedAverages(series, rebuild_id, held)
 
 
@@ -113,13 +115,13 @@ class _StoredOwners:
         return decode_ipc(file.read_bytes()) if file.exists() else _NO_OWNERS
 
 
-def _owners_in(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
+def _owners_by_shard(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
     from pyspark.sql import functions as F
 
-    owner = [*map(quote, series.owner)]
+    owner = [*map(quote, series.owner_columns)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     newest = rows.groupBy(*owner).agg(F.max("ts").alias("newest"))
-    return _hash_names(newest.select(shard_of(series.owner, shards).alias("shard"), name, "newest"))
+    return _hash_names(newest.select(shard_column(series.owner_columns, shards).alias("shard"), name, "newest"))
 
 
 def _hash_names(named: DataFrame) -> pa.Table:
@@ -136,11 +138,11 @@ def _append_hashes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
     The hashes are signed, since Spark has no unsigned integers.
     """
     for batch in batches:
-        marks = pa.array(marks_of(batch.column("name").to_pylist()).view(np.int64))
+        marks = pa.array(hash_names(batch.column("name").to_pylist()).view(np.int64))
         yield batch.drop_columns(["name"]).append_column("mark", marks)
 
 
-def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> MarkedShards:
+def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage, shards: int) -> ShardsByHash:
     """Returns the shard of every owner that a state may have forgotten, by hash of the owner's name.
 
     Sessions are read from `silver.sessions`, which has one row for each. All other owners are read from the table
@@ -148,13 +150,15 @@ def marked_shards(spark: SparkSession, lake: Lake, series: RollingAverage, shard
     """
     from pyspark.sql import functions as F
 
-    table = SESSIONS if series.of_session else series.table
+    table = SESSIONS if series.is_per_session else series.table
     if not lake.exists(spark, table):
-        return MarkedShards(np.empty(0, np.uint64), np.empty(0, np.int64))
-    owner = [*map(quote, series.owner)]
+        return ShardsByHash(np.empty(0, np.uint64), np.empty(0, np.int64))
+    owner = [*map(quote, series.owner_columns)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     owners = lake.read(spark, table).select(*owner).distinct()
-    return MarkedShards.of(_hash_names(owners.select(shard_of(series.owner, shards).alias("shard"), name)))
+    return ShardsByHash.from_table(
+        _hash_names(owners.select(shard_column(series.owner_columns, shards).alias("shard"), name))
+    )
 
 
 def remove_forgotten_owners(settings: Settings) -> None:
@@ -162,11 +166,11 @@ def remove_forgotten_owners(settings: Settings) -> None:
 
     They are read from the tables again when needed.
     """
-    shutil.rmtree(owners_folder(settings), ignore_errors=True)
+    shutil.rmtree(owners_at_rebuild_folder(settings), ignore_errors=True)
 
 
-def _store(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
-    beside = owners_folder(settings)
+def _store_owners(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
+    beside = owners_at_rebuild_folder(settings)
     for older in beside.glob(f"{series.name}.*"):
         shutil.rmtree(older) if older.is_dir() else older.unlink()
     partial = beside / f"{series.name}.partial"

@@ -15,28 +15,28 @@ from sessionlake.delta.storage.interface import delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import by_topic
+from sessionlake.gold.aggregate.late import latest_by_topic
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import MARKS, Declared
-from sessionlake.gold.batch.averages import points_of
+from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns
+from sessionlake.gold.batch.averages import join_stored_points
 from sessionlake.gold.batch.final import latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
-from sessionlake.gold.changes import declared_in, events_of, read_changes, version_read, with_seq_order
-from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
+from sessionlake.gold.changes import declared_columns, last_version_read, read_changes, select_events, with_seq_order
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.fold.shard import recompute
+from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.making.states import restart_states
-from sessionlake.gold.references.applied import enriched_frame
-from sessionlake.gold.tables.expiry import due_floors, store_floors, without_expired
+from sessionlake.gold.references.applied import join_on_cluster
+from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired, store_expiry_times
 from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
 from sessionlake.protocol.arrow import add_constants, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import PerBatchFunction, map_groups
-from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.handover import next_batch
+from sessionlake.streaming.generations import CheckpointGenerations
+from sessionlake.streaming.handover import read_next_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,22 +53,22 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     """
     token = lake.storage.token(GOLD)
     if token:
-        fence_off(spark, lake, [table], Txn.before_holder(_MADE, token))
+        fence_off(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
     txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
     lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
-            f"{table} has rows of a later holder of gold's lease than this one",
-            why=f"That happens after {LEASES} was dropped",
-            fix="Drop the table; the next start rebuilds it",
+            f"Delta skipped the new rows of {table}, because a process with a higher lease number has written it",
+            why=f"Lease numbers only fall if {LEASES} was dropped",
+            fix=f"Drop {table}; the next start of gold creates and rebuilds it",
         )
     lake.cluster(spark, table)
 
 
 def rebuild_late_points(
-    spark: SparkSession, lake: Lake, changes: DataFrame, product: Product, declared: Declared
+    spark: SparkSession, lake: Lake, changes: DataFrame, product: Product, declared: DeclaredColumns
 ) -> None:
     """Replaces the rows that `gold.late_points` has for a product.
 
@@ -85,7 +85,7 @@ def rebuild_late_points(
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
-    late = PerBatchFunction(lambda some: add_constants(product.late_of_changes(some, declared), stamps))
+    late = PerBatchFunction(lambda some: add_constants(product.select_late_rows(some, declared), stamps))
     append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 
@@ -115,7 +115,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         LakeError: Gold stopped before it had read a whole version of silver's table.
     """
     changes, table = read_changes(spark, lake, settings), product.table
-    for one in with_finals([product]):
+    for one in add_final_tables([product]):
         _ensure_columns(spark, lake, one, empty=changes is None)
     set_change_feeds(spark, lake, settings, [product])
     rebuilt = RebuiltTable(0, None)
@@ -123,21 +123,23 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         rows = _compute_rows(spark, lake, settings, product, changes)
         times = latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = due_floors(product, by_topic(times))
-            store_floors(spark, lake, [one.table for one in with_finals([product])], floors)
-            rows = without_expired(rows, floors)
+            floors = compute_expiry_times(product, latest_by_topic(times))
+            store_expiry_times(spark, lake, [one.table for one in add_final_tables([product])], floors)
+            rows = drop_expired(rows, floors)
         rows = rows.localCheckpoint()
-        rebuilt = RebuiltTable(rows.count(), _first_difference(lake.read_small_in_memory(spark, table), rows, product))
+        rebuilt = RebuiltTable(
+            rows.count(), _find_first_difference(lake.read_small_in_memory(spark, table), rows, product)
+        )
         replace_table(spark, lake, table, rows)
         _skip_batches_read(spark, lake, settings, table)
-        for final in finals_of([product]):
-            rebuild_final_rows(spark, lake, final, rows, times, next_batch(settings, GOLD) - 1)
+        for final in find_final_tables([product]):
+            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch(settings, GOLD) - 1)
             _skip_batches_read(spark, lake, settings, final.table)
         if isinstance(product, RollingAverage):
             restart_states(spark, lake, settings, product, rows)
             _skip_batches_read(spark, lake, settings, RESTATEMENTS)
         elif isinstance(product, Product):
-            rebuild_late_points(spark, lake, changes, product, declared_in(settings))
+            rebuild_late_points(spark, lake, changes, product, declared_columns(settings))
             if product.lateness_ms is not None:
                 _skip_batches_read(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
@@ -161,9 +163,9 @@ def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, tabl
 
     A batch is repeated, for example, if Spark lost its record of the commit.
     """
-    app_id = Generations(settings.checkpoint(GOLD), GOLD).current.app_id
+    app_id = CheckpointGenerations(settings.checkpoint(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
-        last = Txn(app_id, next_batch(settings, GOLD) - 1)
+        last = Txn(app_id, read_next_batch(settings, GOLD) - 1)
         for txn in (last, last.second_write):
             fence_off(spark, lake, [table], txn)
 
@@ -172,11 +174,11 @@ def _compute_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return enriched_frame(spark, lake, lake.read(spark, CHANGES, version_read(settings)), product)
-    return recompute_rows(changes, product, declared_in(settings))
+        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), product)
+    return recompute_rows(changes, product, declared_columns(settings))
 
 
-def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
+def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
     """Returns a text that describes the first row that differs from the existing table.
 
     None if no row differs, or the existing table is empty.
@@ -186,7 +188,7 @@ def _first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> s
     return compare_rows(product.table, product.row_keys, product.results, live, rows).first_difference
 
 
-def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: Declared) -> DataFrame:
+def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: DeclaredColumns) -> DataFrame:
     """Returns the rows that a table has after these changes alone, computed by the same code as in the stream.
 
     Args:
@@ -195,24 +197,34 @@ def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared
         declared: The declared columns.
     """
     if isinstance(table, RollingAverage):
-        return _averages(changes, table, declared)
-    return _products(changes, table, declared)
+        return _compute_averages(changes, table, declared)
+    return _compute_products(changes, table, declared)
 
 
-def _averages(changes: DataFrame, series: RollingAverage, declared: Declared) -> DataFrame:
+def _compute_averages(changes: DataFrame, series: RollingAverage, declared: DeclaredColumns) -> DataFrame:
     """Computes averages as if all points had come in one batch."""
-    events = events_of(changes, declared, (*MARKS, "position", "offset"), numbers=True)
-    columns = [*series.texts, "ts", "ordinal", "value", "position", "partition", "offset", *series.seq_order]
+    events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True)
+    columns = [
+        *series.text_keys,
+        "ts",
+        "ordinal",
+        "value",
+        "position",
+        "partition",
+        "offset",
+        *series.seq_order_columns,
+    ]
     points = with_seq_order(events).select(*map(quote, columns))
 
     def call(rows: pa.Table) -> pa.Table:
         return pa.concat_tables(
-            decode_dictionaries(emitted.rows) for emitted in recompute(points_of(series, rows), series)
+            decode_dictionaries(emitted.rows)
+            for emitted in recompute_averages(join_stored_points(series, rows), series)
         )
 
     return map_groups(points, series.keys, GROUPS, call, series.ddl)
 
 
-def _products(changes: DataFrame, product: Product, declared: Declared) -> DataFrame:
-    parts = changes.mapInArrow(PerBatchFunction(lambda some: product.of_changes(some, declared)), product.ddl)
-    return map_groups(parts, product.row_keys, GROUPS, product.merged, product.ddl)
+def _compute_products(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:
+    parts = changes.mapInArrow(PerBatchFunction(lambda some: product.aggregate_changes(some, declared)), product.ddl)
+    return map_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.ddl)

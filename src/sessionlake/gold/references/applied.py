@@ -22,7 +22,7 @@ from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeEr
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, difference
+from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, find_difference
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.spark.frames import PerBatchFunction, map_batches
@@ -46,13 +46,17 @@ def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.
         raise LakeError(f"{reference.table} does not exist", fix="Run `sessionlake run gold`, which creates it")
     try:
         return _read_declared(
-            reader, reference.table, reference.schema(), max_bytes=lake.limits.driver_bytes // MEMORY_FACTOR
+            reader, reference.table, reference.arrow_schema(), max_bytes=lake.limits.driver_bytes // MEMORY_FACTOR
         )
     except TooLargeError as error:
-        raise LakeError(f"{error}", why="Gold holds the rows of a reference table in memory") from error
+        raise LakeError(
+            f"{error}",
+            why="Gold holds the rows of a reference table in memory",
+            fix=f"Remove rows from {reference.table} that no change needs any more",
+        ) from error
 
 
-def applied_rows(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
+def read_applied_rows(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
     """Returns the rows in gold's copy of a reference table that no correction has removed.
 
     Column `TAKEN_BY` has the number of the correction that added the row.
@@ -84,7 +88,7 @@ def _read_declared(
         ) from error
 
 
-def pending_rows(lake: Lake, reader: TableReader, reference: Reference) -> tuple[Difference, list[Fault]]:
+def find_unapplied_rows(lake: Lake, reader: TableReader, reference: Reference) -> tuple[Difference, list[Fault]]:
     """Compares a reference table with gold's copy of it.
 
     Returns:
@@ -93,7 +97,9 @@ def pending_rows(lake: Lake, reader: TableReader, reference: Reference) -> tuple
     Raises:
         LakeError: a table is missing, has other columns or types, or is too large.
     """
-    return difference(reference, applied_rows(lake, reader, reference), read_reference(lake, reader, reference))
+    return find_difference(
+        reference, read_applied_rows(lake, reader, reference), read_reference(lake, reader, reference)
+    )
 
 
 class AppliedRows:
@@ -109,27 +115,29 @@ class AppliedRows:
         self._current: dict[str, pa.Table] = {}
         self.lock = threading.Lock()
 
-    def current(self, spark: SparkSession) -> dict[str, pa.Table]:
+    def read_current(self, spark: SparkSession) -> dict[str, pa.Table]:
         """Returns the applied rows without removed ones, by name of the reference table."""
         reader = self._lake.reader(spark)
         for one in self._references:
             if one.name not in self._current:
-                self._current[one.name] = applied_rows(self._lake, reader, one)
+                self._current[one.name] = read_applied_rows(self._lake, reader, one)
         return self._current
 
-    def record(self, spark: SparkSession, reference: Reference, part: Difference) -> None:
+    def record_correction(self, spark: SparkSession, reference: Reference, part: Difference) -> None:
         """Writes a difference to gold's copy of the reference table, as the next correction."""
         with self.lock:
             txn = next_txn(spark, self._lake, reference.applied_table)
-            rows = _recorded_rows(reference, part, txn.version)
+            rows = _create_recorded_rows(reference, part, txn.version)
             token = self._lake.storage.token(GOLD)
             if part.removed.num_rows:
-                merge(spark, self._lake, reference.applied_table, rows, _upsert(reference), txn.fenced_by(token))
+                merge(
+                    spark, self._lake, reference.applied_table, rows, _applied_upsert(reference), txn.fenced_by(token)
+                )
             else:
                 append(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
             self._current.pop(reference.name, None)
 
-    def unfinished(self, spark: SparkSession, reference: Reference) -> Difference | None:
+    def read_unfinished_correction(self, spark: SparkSession, reference: Reference) -> Difference | None:
         """Returns the last recorded correction if enriched tables may not be updated for it yet, else None."""
         done = int(self._lake.storage.properties(spark, reference.applied_table).get(_CORRECTED, 0))
         reader, schema = self._lake.reader(spark), _applied_schema(reference)
@@ -138,7 +146,7 @@ class AppliedRows:
             for name in (GONE_BY, TAKEN_BY)
         )
         found = Difference(removed, added)
-        return found if found.rows else None
+        return found if found.row_count else None
 
     def mark_corrected(self, spark: SparkSession, reference: Reference) -> None:
         """Marks all recorded corrections of a reference table as finished: all enriched rows are updated for them."""
@@ -156,15 +164,15 @@ def retire_older_writers(spark: SparkSession, lake: Lake, tables: Sequence[str],
     """Makes later commits to these tables fail if they come from a process that held gold's lease earlier."""
     token = lake.storage.token(GOLD)
     if token:
-        fence_off(spark, lake, tables, Txn.before_holder(app_id, token))
+        fence_off(spark, lake, tables, Txn.before_lease_holder(app_id, token))
 
 
 def _applied_schema(reference: Reference) -> pa.Schema:
     numbers = [pa.field(name, pa.int64()) for name in (TAKEN_BY, GONE_BY)]
-    return pa.schema([*reference.schema(), *numbers])
+    return pa.schema([*reference.arrow_schema(), *numbers])
 
 
-def _recorded_rows(reference: Reference, part: Difference, number: int) -> pa.Table:
+def _create_recorded_rows(reference: Reference, part: Difference, number: int) -> pa.Table:
     schema = _applied_schema(reference)
     removed = part.removed.append_column(GONE_BY, pa.array([number] * part.removed.num_rows, pa.int64()))
     added = part.added.append_column(TAKEN_BY, pa.array([number] * part.added.num_rows, pa.int64()))
@@ -172,13 +180,13 @@ def _recorded_rows(reference: Reference, part: Difference, number: int) -> pa.Ta
     return pa.concat_tables([removed.select(schema.names).cast(schema), added.select(schema.names).cast(schema)])
 
 
-def _upsert(reference: Reference) -> Upsert:
+def _applied_upsert(reference: Reference) -> Upsert:
     keys = (*reference.key_names, "valid_from", TAKEN_BY)
     others = tuple(name for name in _applied_schema(reference).names if name not in keys)
     return Upsert(keys, others, pruned_by=reference.key_names[:1])
 
 
-def enriched_frame(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
+def join_on_cluster(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
     """Returns the rows of an enriched table for some changes, computed on the executors.
 
     It is meant for changes that do not fit into the driver's memory.
@@ -190,7 +198,7 @@ def enriched_frame(spark: SparkSession, lake: Lake, changes: DataFrame, table: E
         LakeError: a table of applied rows is missing, has other columns or types, or is too large.
     """
     reader = lake.reader(spark)
-    versions = {join.reference.name: applied_rows(lake, reader, join.reference) for join in table.joins}
-    needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.names)
+    versions = {join.reference.name: read_applied_rows(lake, reader, join.reference) for join in table.joins}
+    needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.change_column_names)
     own = changes.select(*map(quote, needed))
-    return map_batches(own, PerBatchFunction(lambda rows: table.rows(rows, versions)), ddl_of(table.columns))
+    return map_batches(own, PerBatchFunction(lambda rows: table.join_rows(rows, versions)), ddl_of(table.columns))

@@ -22,11 +22,11 @@ from sessionlake.gold.enrich.reference import (
     END,
     Difference,
     Reference,
-    changed_spans,
-    difference,
-    in_spans,
+    are_in_spans,
+    find_changed_spans,
+    find_difference,
 )
-from sessionlake.gold.enrich.table import CHANGE_ID, EnrichedTable, Join, joins_with
+from sessionlake.gold.enrich.table import CHANGE_ID, EnrichedTable, Join, find_joins
 from sessionlake.gold.references.applied import (
     MEMORY_FACTOR,
     AppliedRows,
@@ -79,7 +79,7 @@ class Corrections:
         written = [*(one.applied_table for one in self._references), *(table.table for table in self._tables)]
         retire_older_writers(self._spark, self._lake, written)
         for one in self._references:
-            part = self._applied.unfinished(self._spark, one)
+            part = self._applied.read_unfinished_correction(self._spark, one)
             if part is not None:
                 self._correct_tables(one, part)
 
@@ -100,7 +100,7 @@ class Corrections:
             part = next(self._slices[reference.name], None)
         if part is None:
             return False
-        self._applied.record(self._spark, reference, part)
+        self._applied.record_correction(self._spark, reference, part)
         fault_point(f"taken:{reference.table}")
         self._correct_tables(reference, part)
         return True
@@ -115,13 +115,13 @@ class Corrections:
             now = read_reference(self._lake, self._lake.reader(self._spark), reference)
         except LakeError:  # skipped until the table changes again; `sessionlake reference list` shows the reason
             return iter(())
-        applied = self._applied.current(self._spark)[reference.name]
-        return difference(reference, applied, now)[0].slices(reference, _SLICE_ROWS)
+        applied = self._applied.read_current(self._spark)[reference.name]
+        return find_difference(reference, applied, now)[0].split(reference, _SLICE_ROWS)
 
     def _correct_tables(self, reference: Reference, part: Difference) -> None:
-        spans = changed_spans(reference, part)
+        spans = find_changed_spans(reference, part)
         if spans.num_rows:
-            for table, join in joins_with(self._tables, reference):
+            for table, join in find_joins(self._tables, reference):
                 self._correct_table(table, join, spans)
         self._applied.mark_corrected(self._spark, reference)
 
@@ -133,13 +133,15 @@ class Corrections:
         """
         columns = [*dict.fromkeys((*CHANGE_ID, "ts", *join.on))]
         identity = [column for column in table.columns if column[0] in CHANGE_ID]
-        versions = self._applied.current(self._spark)[join.reference.name]
+        versions = self._applied.read_current(self._spark)[join.reference.name]
 
         def rejoined(rows: pa.Table) -> pa.Table:
             """Returns `CHANGE_ID` and the columns that the join adds, for rows in the spans."""
             keys = [rows[name] for name in join.on]
-            touched = rows.filter(pa.array(in_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
-            return pa.table({name: touched[name] for name, _ in identity} | join.added_values(touched, versions))
+            touched = rows.filter(pa.array(are_in_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
+            return pa.table(
+                {name: touched[name] for name, _ in identity} | join.compute_added_columns(touched, versions)
+            )
 
         rows: Rows
         try:
@@ -148,13 +150,15 @@ class Corrections:
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
-            rows = map_batches(frame, PerBatchFunction(rejoined), ddl_of((*identity, *join.added))).localCheckpoint()
+            rows = map_batches(
+                frame, PerBatchFunction(rejoined), ddl_of((*identity, *join.added_columns))
+            ).localCheckpoint()
         else:
             rows = rejoined(near)
             if not rows.num_rows:
                 return
         txn = next_txn(self._spark, self._lake, table.table).fenced_by(self._lake.storage.token(GOLD))
-        added = tuple(name for name, _ in join.added)
+        added = tuple(name for name, _ in join.added_columns)
         upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
         merge(self._spark, self._lake, table.table, rows, upsert, txn)
 

@@ -87,7 +87,7 @@ class HttpLookup(Lookup):
     def __init__(self, settings: LookupSettings) -> None:
         self._settings = settings
         self._url = settings.url or ""
-        self._pool = _pool(settings)
+        self._pool = _create_pool(settings)
 
     def fetch(self, keys: Sequence[Row]) -> list[Row]:
         import urllib3
@@ -99,7 +99,7 @@ class HttpLookup(Lookup):
         try:
             answer = self._pool.request("POST", self._url, body=body, headers=headers, preload_content=False)
             try:
-                return _rows(answer.status, self._content(answer))
+                return _parse_rows(answer.status, self._read_content(answer))
             finally:
                 answer.release_conn()
         except urllib3.exceptions.TimeoutError:
@@ -112,7 +112,7 @@ class HttpLookup(Lookup):
         except urllib3.exceptions.HTTPError as error:
             raise LookupFailedError("connection", type(error).__name__) from None
 
-    def _content(self, answer: BaseHTTPResponse) -> bytes:
+    def _read_content(self, answer: BaseHTTPResponse) -> bytes:
         """Returns the body of the answer.
 
         Raises:
@@ -130,7 +130,7 @@ class HttpLookup(Lookup):
         return b"".join(parts)
 
 
-def _pool(settings: LookupSettings) -> PoolManager:
+def _create_pool(settings: LookupSettings) -> PoolManager:
     try:
         import urllib3
     except ImportError:
@@ -152,7 +152,7 @@ def _pool(settings: LookupSettings) -> PoolManager:
     return urllib3.PoolManager(num_pools=1, maxsize=settings.in_flight, block=True, timeout=timeout, retries=retries)
 
 
-def _rows(status: int, content: bytes) -> list[Row]:
+def _parse_rows(status: int, content: bytes) -> list[Row]:
     if status != _OK:
         raise LookupFailedError(f"http_{status}", f"the server answered with status {status}")
     try:

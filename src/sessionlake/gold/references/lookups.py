@@ -24,7 +24,7 @@ from sessionlake.delta.storage.reading import Condition, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError, LakeError
 from sessionlake.gold.enrich.reference import Reference
-from sessionlake.gold.enrich.table import BATCH, EnrichedTable, Join, joins_with
+from sessionlake.gold.enrich.table import BATCH, EnrichedTable, Join, find_joins
 from sessionlake.gold.enrich.upsert import Key
 from sessionlake.gold.references.applied import next_txn
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
@@ -51,11 +51,11 @@ _FAILURE_UPSERT = Upsert(
 )
 
 
-def _now() -> datetime:
+def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Lookups:
+class LookupRunner:
     """Fetches rows for the keys that one reference table lacks.
 
     Args:
@@ -80,8 +80,8 @@ class Lookups:
         self._spark, self._lake = spark, lake
         self.name = reference.name
         self._reference, self._settings, self._lookup = reference, settings, lookup
-        self._joins = joins_with(tables, reference)
-        self._now = now or _now
+        self._joins = find_joins(tables, reference)
+        self._now = now or _utc_now
         # The time at which to request a key again; None: never. The least recently requested keys are dropped first.
         self._next_requests: OrderedDict[Key, datetime | None] = OrderedDict()
         self._queue: OrderedDict[Key, None] = OrderedDict()
@@ -128,7 +128,7 @@ class Lookups:
             if not all(isinstance(part, str | int) for part in key) or key not in asked:
                 continue
             try:
-                used.setdefault(key, []).append(_table_row(self._reference, row))
+                used.setdefault(key, []).append(_convert_row(self._reference, row))
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 failed[key] = ("answer", f"the row of this key cannot be used: {error}")
         unknown = (_UNKNOWN, "the answer has no row of this key")
@@ -148,7 +148,7 @@ class Lookups:
         now = self._now()
         try:
             if rows:
-                table = pa.Table.from_pylist(rows, self._reference.schema())
+                table = pa.Table.from_pylist(rows, self._reference.arrow_schema())
                 done = write_reference(self._spark, self._lake, self._reference, table, now, skip_refused=True)
                 failed |= {key: ("answer", why) for key, why in done.refused.items()}
         except ClaimedError:  # another process writes the table
@@ -156,7 +156,7 @@ class Lookups:
             return False
         except LakeError as error:  # the table is faulty
             failed = dict.fromkeys(keys, ("table", str(error)))
-        before = self._failures_of(keys)
+        before = self._read_failures_of_keys(keys)
         again = None if self._settings.ttl is None else now + self._settings.ttl
         for key in keys:
             attempts = before[key]["attempts"] if key in before else 0
@@ -183,7 +183,7 @@ class Lookups:
         error, reason = why or ("", "")
         return {
             "reference": self._reference.name,
-            "key": _text(key),
+            "key": _encode_key(key),
             "error": error,
             "reason": reason,
             "attempts": 1 + (before["attempts"] if before else 0),
@@ -199,12 +199,12 @@ class Lookups:
             txn = next_txn(self._spark, self._lake, LOOKUP_FAILURES)
             merge(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
-    def _failures_of(self, keys: Collection[Key]) -> dict[Key, Row]:
+    def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
         """Returns the rows of `gold.lookup_failures` of these keys, by key."""
         wanted_keys = {*keys}
-        named = [("key", is_in, [*map(_text, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
+        named = [("key", is_in, [*map(_encode_key, wanted_keys)])] if len(wanted_keys) <= _MAX_FILTER_VALUES else []
         rows = self._read_failures(*named) if wanted_keys else ()
-        return {key: row for row in rows if (key := _key(row)) in wanted_keys}
+        return {key: row for row in rows if (key := _decode_key(row)) in wanted_keys}
 
     def _read_failures(self, *conditions: Condition) -> Iterator[Row]:
         """Yields rows of `gold.lookup_failures` for this reference table."""
@@ -218,14 +218,14 @@ class Lookups:
         """
         now, most = self._now(), self._settings.cache
         due = self._read_failures(("next_try", operator.le, now))
-        self._queue |= dict.fromkeys(islice(map(_key, due), most))
+        self._queue |= dict.fromkeys(islice(map(_decode_key, due), most))
         while self._unread_batches and len(self._queue) < most:
             batches = self._unread_batches.popleft()
             if batches is None and self._settings.ttl is None:
                 self._unread_batches.clear()  # the search of all earlier batches covers them
             named = {key for table, join in self._joins for key in self._keys_in(table, join, batches)}
             found = {key for key in named if self._is_due(key, now)}
-            self._queue |= dict.fromkeys(found - self._failures_of(found).keys())
+            self._queue |= dict.fromkeys(found - self._read_failures_of_keys(found).keys())
 
     def _keys_in(self, table: EnrichedTable, join: Join, batches: tuple[int, int] | None) -> Iterator[Key]:
         """Yields keys in an enriched table's rows, for which the reference table may lack rows.
@@ -238,7 +238,7 @@ class Lookups:
         if batches is not None:
             conditions += [(BATCH, operator.ge, batches[0]), (BATCH, operator.le, batches[1])]
         if batches is None or self._settings.ttl is None:
-            conditions.append((join.version, is_null, None))
+            conditions.append((join.version_column, is_null, None))
         names = [*dict.fromkeys(join.on)]
         for values in self._lake.reader(self._spark).count_by(table.table, names, *conditions):
             row = dict(zip(names, values, strict=True))
@@ -250,15 +250,15 @@ class Lookups:
         return again is not None and again <= now
 
 
-def _text(key: Key) -> str:
+def _encode_key(key: Key) -> str:
     return json.dumps(list(key))
 
 
-def _key(row: Row) -> Key:
+def _decode_key(row: Row) -> Key:
     return tuple(json.loads(row["key"]))
 
 
-def _table_row(reference: Reference, row: Row) -> Row:
+def _convert_row(reference: Reference, row: Row) -> Row:
     """Returns a fetched row with the columns and types of the reference table.
 
     Raises:
@@ -267,19 +267,19 @@ def _table_row(reference: Reference, row: Row) -> Row:
     if missing := [name for name, _ in reference.columns if name not in row]:
         raise ValueError(f"it lacks {', '.join(missing)}")
     types = dict(reference.all_columns)
-    values = {name: _parsed(types[name], row.get(name)) for name in reference.names}
-    return pa.Table.from_pylist([values], reference.schema()).to_pylist()[0]
+    values = {name: _parse_value(types[name], row.get(name)) for name in reference.column_names}
+    return pa.Table.from_pylist([values], reference.arrow_schema()).to_pylist()[0]
 
 
-def _parsed(sql: str, value: Any) -> Any:
+def _parse_value(sql_type: str, value: Any) -> Any:
     """Returns a value of a fetched row; ISO 8601 texts for dates and timestamps are converted.
 
     Args:
-        sql: the column's Spark SQL type.
+        sql_type: the column's Spark SQL type.
     """
-    if sql == "date" and isinstance(value, str):
+    if sql_type == "date" and isinstance(value, str):
         return date.fromisoformat(value)
-    if sql != "timestamp" or value is None:
+    if sql_type != "timestamp" or value is None:
         return value
     moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     if moment.tzinfo is None:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import SessionlakeError
-from sessionlake.gold.declared.references import enriched_of, references_of
+from sessionlake.gold.declared.references import declared_enriched_tables, declared_references
 from sessionlake.gold.declared.tables import GoldTable
 from sessionlake.gold.enrich.reference import applied_columns
-from sessionlake.gold.enrich.table import EnrichedTable, joins_with
+from sessionlake.gold.enrich.table import EnrichedTable, find_joins
 from sessionlake.gold.references.applied import AppliedRows
 from sessionlake.gold.references.corrections import Corrections
 from sessionlake.gold.references.lookup import create_lookup
-from sessionlake.gold.references.lookups import Lookups
+from sessionlake.gold.references.lookups import LookupRunner
 from sessionlake.gold.references.step import EnrichStep
-from sessionlake.gold.tables.notes import complete_tables, mark_incomplete
+from sessionlake.gold.tables.notes import find_complete_tables, mark_incomplete
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
-from sessionlake.streaming.errors import explain
+from sessionlake.streaming.errors import explain_layer_error
 from sessionlake.streaming.query import LayerQuery
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     If a copy is lost or its columns differ from the declared ones, an empty copy is created. The enriched tables that
     depend on it are marked to be rebuilt.
     """
-    tables = enriched_of(settings)
-    for one in references_of(settings):
+    tables = declared_enriched_tables(settings)
+    for one in declared_references(settings):
         if lake.exists(spark, one.table):
             lake.add_missing_columns(spark, one.table)  # others write this table, so their further columns stay
             lake.storage.set_retention(spark, one.table)
@@ -43,9 +43,9 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
             lake.ensure(spark, [one.table])
         exists = lake.exists(spark, one.applied_table)
         if not exists or lake.storage.columns(spark, one.applied_table) != dict(applied_columns(one)):
-            dependent = [table for table, _ in joins_with(tables, one)]
+            dependent = [table for table, _ in find_joins(tables, one)]
             # If the copy is lost, only complete tables of current logic are rebuilt; others wait for a command.
-            for table in dependent if exists else complete_tables(spark, lake, dependent):
+            for table in dependent if exists else find_complete_tables(spark, lake, dependent):
                 mark_incomplete(spark, lake, table)
             if exists:
                 lake.drop(spark, one.applied_table)
@@ -57,7 +57,7 @@ class ReferenceRuntime:
 
     Args:
         gold_tables: the tables that gold maintains.
-        asks: True if lookups run and fetch missing rows of reference tables.
+        runs_lookups: True if lookups run and fetch missing rows of reference tables.
 
     Attributes:
         step: the part of gold's batch that joins changes and adds them to enriched tables.
@@ -66,12 +66,18 @@ class ReferenceRuntime:
     """
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, settings: Settings, gold_tables: Sequence[GoldTable], *, asks: bool
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        settings: Settings,
+        gold_tables: Sequence[GoldTable],
+        *,
+        runs_lookups: bool,
     ) -> None:
         tables = [one for one in gold_tables if isinstance(one, EnrichedTable)]
-        references = references_of(settings) if settings.gold.enriched else ()
+        references = declared_references(settings) if settings.gold.enriched else ()
         applied = AppliedRows(lake, references)
-        lookups = _lookups(spark, lake, settings, tables) if asks else []
+        lookups = _create_lookup_runners(spark, lake, settings, tables) if runs_lookups else []
         self.step = EnrichStep(lake, tables, applied, [one.add_batches for one in lookups])
         corrections_session = separate_session(spark) if references else spark
         self._corrections = Corrections(corrections_session, lake, references, tables, applied)
@@ -87,15 +93,17 @@ class ReferenceRuntime:
         self._corrections.apply_all()
 
 
-def _lookups(spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[EnrichedTable]) -> list[Lookups]:
+def _create_lookup_runners(
+    spark: SparkSession, lake: Lake, settings: Settings, tables: Sequence[EnrichedTable]
+) -> list[LookupRunner]:
     declared = {one.name: one.lookup for one in settings.gold.references}
     found = []
-    for one in references_of(settings):
+    for one in declared_references(settings):
         lookup = declared[one.name]
-        if lookup is not None and joins_with(tables, one):
+        if lookup is not None and find_joins(tables, one):
             lake.ensure(spark, [LOOKUP_FAILURES])
             client = create_lookup(lookup, f"gold.references.{one.name}")
-            found.append(Lookups(separate_session(spark), lake, one, lookup, client, tables))
+            found.append(LookupRunner(separate_session(spark), lake, one, lookup, client, tables))
     return found
 
 
@@ -194,7 +202,7 @@ class QueryWithBackground(LayerQuery):
             except SessionlakeError:
                 raise
             except Exception as error:
-                raise explain(error, self.layer, self.checkpoint) from error
+                raise explain_layer_error(error, self.layer, self.checkpoint) from error
         return ended
 
     def check(self) -> None:
@@ -203,7 +211,7 @@ class QueryWithBackground(LayerQuery):
             if isinstance(one.error, SessionlakeError):
                 raise one.error
             if one.error is not None:
-                raise explain(one.error, self.layer, self.checkpoint) from one.error
+                raise explain_layer_error(one.error, self.layer, self.checkpoint) from one.error
 
     def drain(self) -> None:
         super().drain()

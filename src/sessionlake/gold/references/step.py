@@ -16,7 +16,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.enrich.table import BATCH, CHANGE_ID, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.pack import ReadChanges
-from sessionlake.gold.references.applied import MEMORY_FACTOR, AppliedRows, enriched_frame, retire_older_writers
+from sessionlake.gold.references.applied import MEMORY_FACTOR, AppliedRows, join_on_cluster, retire_older_writers
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.spark.frames import Rows
 
@@ -71,25 +71,29 @@ class EnrichStep:
     def _join_and_add(self, spark: SparkSession, batches: range, changed: int, txn: Txn) -> list[TableOutput]:
         reader = self._lake.reader(spark)
         conditions = ((BATCH, operator.ge, batches.start), (BATCH, operator.lt, batches.stop))
-        changes = self._changes_in_memory(reader, conditions) if changed <= self._lake.limits.driver_changes else None
-        versions = {} if changes is None else self._applied.current(spark)
+        changes = (
+            self._read_changes_in_memory(reader, conditions) if changed <= self._lake.limits.driver_changes else None
+        )
+        versions = {} if changes is None else self._applied.read_current(spark)
         found = []
         for table in self._tables:
             rows: Rows
             if changes is not None:
-                rows = table.rows(changes, versions)
+                rows = table.join_rows(changes, versions)
             else:
-                rows = enriched_frame(spark, self._lake, self._frame(spark, batches), table)
-            may_exist = reader.any(table.table, *conditions)
+                rows = join_on_cluster(spark, self._lake, self._read_changes_frame(spark, batches), table)
+            may_exist = reader.has_rows(table.table, *conditions)
             self._write(spark, table, rows, txn, may_exist=may_exist)
             commit = self._lake.last_commit(spark, table.table)
             count = rows.num_rows if isinstance(rows, pa.Table) else commit.rows
             found.append(TableOutput(table.table, commit.version, count))
         return found
 
-    def _changes_in_memory(self, reader: TableReader, conditions: Sequence[Condition]) -> pa.Table | None:
+    def _read_changes_in_memory(self, reader: TableReader, conditions: Sequence[Condition]) -> pa.Table | None:
         """Returns the changes that meet the conditions as an Arrow table; None if they need too much memory."""
-        names = dict.fromkeys(SILVER_NAMES.get(name, name) for table in self._tables for name in table.names)
+        names = dict.fromkeys(
+            SILVER_NAMES.get(name, name) for table in self._tables for name in table.change_column_names
+        )
         try:
             return reader.table(
                 CHANGES, *conditions, columns=[*names], max_bytes=self._lake.limits.driver_bytes // MEMORY_FACTOR
@@ -97,7 +101,7 @@ class EnrichStep:
         except TooLargeError:
             return None
 
-    def _frame(self, spark: SparkSession, batches: range) -> DataFrame:
+    def _read_changes_frame(self, spark: SparkSession, batches: range) -> DataFrame:
         from pyspark.sql import functions as F
 
         return self._lake.read(spark, CHANGES).where(F.col("_batch").between(batches.start, batches.stop - 1))

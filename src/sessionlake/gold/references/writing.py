@@ -14,7 +14,7 @@ from pyarrow import csv, parquet
 
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.far_times import micros_of
+from sessionlake.delta.storage.far_times import time_to_micros
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, Reference
@@ -61,7 +61,7 @@ def write_reference(
     """
     with lake.storage.claim(spark, f"reference-{reference.name}", f"writes {reference.table}"):
         current = read_reference(lake, lake.reader(spark), reference)
-        plan = plan_upsert(reference, current, rows, micros_of(now))
+        plan = plan_upsert(reference, current, rows, time_to_micros(now))
         if plan.refused and not skip_refused:
             key, why = next(iter(plan.refused.items()))
             raise UsageError(
@@ -87,9 +87,11 @@ def read_rows_file(reference: Reference, file: Path) -> pa.Table:
         UsageError: the file cannot be read, or has other columns.
     """
     try:
-        rows = _read(reference, file)
+        rows = _read_file(reference, file)
     except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
+        raise UsageError(
+            f"{file} cannot be read: {error}", fix="Check that the file exists and has the format that its name says"
+        ) from None
     return _with_table_columns(reference, rows, str(file))
 
 
@@ -102,7 +104,7 @@ def _with_table_columns(reference: Reference, rows: pa.Table, where: str) -> pa.
     Raises:
         UsageError: columns are missing, unknown, repeated, or of other types.
     """
-    schema = reference.schema()
+    schema = reference.arrow_schema()
     missing = [name for name in schema.names if name not in {*rows.column_names, FROM, TO}]
     unknown = [name for name in rows.column_names if name not in schema.names]
     if repeated := [name for name, often in Counter(rows.column_names).items() if often > 1]:
@@ -124,14 +126,14 @@ def _with_table_columns(reference: Reference, rows: pa.Table, where: str) -> pa.
     return pa.table(columns, schema=schema)
 
 
-def _read(reference: Reference, file: Path) -> pa.Table:
+def _read_file(reference: Reference, file: Path) -> pa.Table:
     if file.suffix == ".parquet":
         return parquet.read_table(file)
     if file.suffix != ".csv":
         raise UsageError(
             f"{file} has an unknown file type", fix=f"Use a file that ends with {' or '.join(_FILE_TYPES)}"
         )
-    types = dict(zip(reference.names, reference.schema().types, strict=True))
+    types = dict(zip(reference.column_names, reference.arrow_schema().types, strict=True))
     # Only an empty field is null: `NA` may be a country, and `null` a name.
     options = csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     return csv.read_csv(file, convert_options=options)

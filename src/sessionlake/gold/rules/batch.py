@@ -32,38 +32,38 @@ from sessionlake.gold.rules.alerts import (
     logged_alerts,
     stream_time,
 )
+from sessionlake.gold.rules.buckets import columns_of_functions
 from sessionlake.gold.rules.rule import VALUE, Rule
-from sessionlake.gold.rules.slices import columns_for
-from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 
 _DAY = 24 * 60
-# About how many slices may be in memory at once. One takes 100 bytes.
+# About how many buckets may be in memory at once. One takes 100 bytes.
 _MAX_SLICES = 10_000_000
-# A step covers at least this many minutes, even if its slices exceed the limit.
+# A step covers at least this many minutes, even if its buckets exceed the limit.
 _MIN_STEP = 60
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Batch:
+class RuleBatch:
     """The data of one gold batch that can change alerts.
 
     Attributes:
         times_before: stream time of each topic before the batch, in ms.
         times_after: stream time of each topic after the batch, in ms.
-        touched_slices: the one-minute slices with new points: topic, session_id, partition, row_id, metric, `end` in
-            minutes since 1970, and `ts`, the earliest event time in ms that the batch added to the slice.
+        touched_buckets: the one-minute buckets with new points: topic, session_id, partition, row_id, metric, `end` in
+            minutes since 1970, and `ts`, the earliest event time in ms that the batch added to the bucket.
         matches: the batch's changes that are events of patterns, with the columns of `patterns.MATCH`.
-        slice_starts: for topics with expired slices, the event time in ms from which slices exist. Alerts that depend
-            on expired slices stay as they are logged.
+        bucket_starts: for topics with expired buckets, the event time in ms from which buckets exist. Alerts that
+            depend on expired buckets stay as they are logged.
     """
 
     times_before: StreamTimes
     times_after: StreamTimes
-    touched_slices: pa.Table
+    touched_buckets: pa.Table
     matches: pa.Table
-    slice_starts: StreamTimes = field(default_factory=dict)
+    bucket_starts: StreamTimes = field(default_factory=dict)
 
 
 class LogRow(NamedTuple):
@@ -111,7 +111,7 @@ class _Task:
     last: int
 
 
-def log_changes(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored: StoredData) -> list[LogRow]:
+def log_changes(known: Sequence[Rule], new: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> list[LogRow]:
     """Returns the rows to write to the log of alerts. Gold's tables must already include the batch.
 
     Args:
@@ -132,88 +132,87 @@ def log_changes(known: Sequence[Rule], new: Sequence[Rule], batch: Batch, stored
     return found
 
 
-def _time_spans(rules: Sequence[Rule], batch: Batch) -> Iterator[_TimeSpan]:
+def _time_spans(rules: Sequence[Rule], batch: RuleBatch) -> Iterator[_TimeSpan]:
     single, across = ([rule for rule in rules if ("topic" in rule.by) == is_single] for is_single in (True, False))
     topics: dict[tuple[int | None, int], set[str]] = {}
     for topic, after in batch.times_after.items():
         if any(rule.reads_topic(topic) for rule in single):
-            topics.setdefault((_minute(batch.times_before.get(topic)), after // MINUTE_MS), set()).add(topic)
+            topics.setdefault((_to_minute(batch.times_before.get(topic)), after // MINUTE_MS), set()).add(topic)
     for (before, after), names in topics.items():
         yield _TimeSpan(tuple(single), frozenset(names), before, after)
     groups: dict[tuple[int | None, int], list[Rule]] = {}
     for rule in across:
         after_ms = stream_time(rule, None, batch.times_after)
         if after_ms is not None:
-            times = _minute(stream_time(rule, None, batch.times_before)), after_ms // MINUTE_MS
+            times = _to_minute(stream_time(rule, None, batch.times_before)), after_ms // MINUTE_MS
             groups.setdefault(times, []).append(rule)
     for (before, after), some in groups.items():
         yield _TimeSpan(tuple(some), None, before, after)
 
 
-def _minute(ms: int | None) -> int | None:
+def _to_minute(ms: int | None) -> int | None:
     return None if ms is None else ms // MINUTE_MS
 
 
-def _condition_changes(span: _TimeSpan, batch: Batch, stored: StoredData) -> Iterator[LogRow]:
-    for task in _tasks(span, batch.touched_slices):
+def _condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
+    for task in _create_tasks(span, batch.touched_buckets):
         names = {rule.name: rule for rule in task.rules}
-        keys = (
-            None
-            if task.keys is None
-            else {key_of_row(task.rules[0].key_columns, row | {VALUE: None}) for row in _as_dicts(task.keys)}
-        )
+        by = task.rules[0].key_columns
+        keys: set[Key] | None = None
+        if task.keys is not None:
+            keys = {key_of_row(by, row | {VALUE: None}) for row in task.keys.to_pylist()}
 
         def is_wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
             inside = task.topics is None or alert.key[0] in task.topics
             asked = alert.rule in names and inside and (keys is None or alert.key in keys)
-            return asked and is_decidable(names[alert.rule], alert, batch.slice_starts)
+            return asked and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
         truth = {alert: evidence for alert, evidence in _evaluate_task(task, stored) if is_wanted(alert)}
-        rows = stored.log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
+        rows = stored.read_log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
         logged = logged_alerts(rows, is_wanted)
         for one in log_difference(truth, logged):
             rule = names[one.alert.rule]
-            yield _log_row(one, rule, batch, partial(_late_slice, one.alert, rule, batch.touched_slices))
+            yield _log_row(one, rule, batch, partial(_late_bucket_time, one.alert, rule, batch.touched_buckets))
 
 
-def _new_condition_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData) -> Iterator[LogRow]:
+def _new_condition_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
     """Yields log rows for new rules.
 
     They are compared with all log rows of the same rule name: an older version may have had different topics and keys.
     """
     truth: dict[Alert, Evidence] = {}
     for span in _time_spans(rules, batch):
-        for task in _tasks(replace(span, before=None), batch.touched_slices):
+        for task in _create_tasks(replace(span, before=None), batch.touched_buckets):
             found = _evaluate_task(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
 
     def is_wanted(alert: Alert) -> bool:
-        return alert.rule in names and is_decidable(names[alert.rule], alert, batch.slice_starts)
+        return alert.rule in names and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
     truth = {alert: evidence for alert, evidence in truth.items() if is_wanted(alert)}
-    logged = logged_alerts(stored.log(sorted(names), -_NEVER, _NEVER), is_wanted) if names else ()
+    logged = logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), is_wanted) if names else ()
     for one in log_difference(truth, logged):
         yield _log_row(one, names[one.alert.rule], batch, None)
 
 
-def _log_row(one: LogChange, rule: Rule, batch: Batch, late_ts: Callable[[], int | None] | None) -> LogRow:
+def _log_row(change: LogChange, rule: Rule, batch: RuleBatch, late_ts: Callable[[], int | None] | None) -> LogRow:
     """Returns the log row for a change of the log, with its cause.
 
     Args:
         late_ts: a function that returns the late event's time in ms; None if the rule is new.
     """
-    passed = stream_time(rule, one.alert.key[0], batch.times_before)
+    passed = stream_time(rule, change.alert.key[0], batch.times_before)
     # A retracted alert of an older version is late, whatever topics the new version reads.
-    late = (late_ts is None and one.retracted) or (passed is not None and one.alert.at_ms <= passed)
+    late = (late_ts is None and change.retracted) or (passed is not None and change.alert.at_ms <= passed)
     if not late:
-        return LogRow(one, rule, late, Cause.ON_TIME, None)
+        return LogRow(change, rule, late, Cause.ON_TIME, None)
     if late_ts is None:
-        return LogRow(one, rule, late, Cause.RULE_CHANGE, None)
-    return LogRow(one, rule, late, Cause.LATE_DATA, late_ts())
+        return LogRow(change, rule, late, Cause.RULE_CHANGE, None)
+    return LogRow(change, rule, late, Cause.LATE_DATA, late_ts())
 
 
-def _tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
+def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
     if span.before is None:
         since = min(-_NEVER if rule.since_ms is None else rule.since_ms // MINUTE_MS for rule in span.rules)
         yield _Task(span.rules, span.topics, None, since, span.after)
@@ -239,11 +238,11 @@ def _tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
 
 def _evaluate_task(task: _Task, stored: StoredData) -> Iterator[tuple[Alert, Evidence]]:
     lengths = [window.minutes for rule in task.rules for window in rule.windows]
-    columns = columns_for({window.function for rule in task.rules for window in rule.windows})
+    columns = columns_of_functions({window.function for rule in task.rules for window in rule.windows})
     for first, last in _memory_sized_ranges(task, lengths, stored):
-        ends = conditions.needed_slices(lengths, first, last)
-        slices = stored.slices(SliceQuery(ends, task.topics, task.keys, columns))
-        yield from conditions.evaluate_conditions(task.rules, slices, first, last).items()
+        ends = conditions.needed_buckets(lengths, first, last)
+        buckets = stored.read_buckets(BucketQuery(ends, task.topics, task.keys, columns))
+        yield from conditions.evaluate_conditions(task.rules, buckets, first, last).items()
 
 
 def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
@@ -252,7 +251,7 @@ def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData
         yield task.first, task.last
         return
     longest = max(rule.longest_minutes for rule in task.rules)
-    days = stored.days(task.topics, task.keys)
+    days = stored.count_series_per_day(task.topics, task.keys)
     busy: list[list[int]] = []
     for day in sorted(days):
         first, last = max(day + 1, task.first), min(day + _DAY + longest, task.last)
@@ -263,18 +262,18 @@ def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData
     most = _MAX_SLICES // max(days.values(), default=1)
     for first, last in busy:
         step = last - first + 1
-        while step > _MIN_STEP and _slices_per_series(lengths, first, first + step - 1) > most:
+        while step > _MIN_STEP and _buckets_per_series(lengths, first, first + step - 1) > most:
             step = max(_MIN_STEP, step // 2)
         yield from ((begin, min(begin + step - 1, last)) for begin in range(first, last + 1, step))
 
 
-def _slices_per_series(lengths: Sequence[int], first: int, last: int) -> int:
-    """Returns how many slices one series needs at most, for windows that end at minutes `first` to `last`."""
-    ends = conditions.needed_slices(lengths, first, last)
+def _buckets_per_series(lengths: Sequence[int], first: int, last: int) -> int:
+    """Returns how many buckets one series needs at most, for windows that end at minutes `first` to `last`."""
+    ends = conditions.needed_buckets(lengths, first, last)
     return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
-def _late_slice(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
+def _late_bucket_time(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
     at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
     near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest_minutes)))
     return _first_event_time(near, alert)
@@ -289,11 +288,11 @@ def _first_event_time(rows: pa.Table, alert: Alert) -> int | None:
     return found
 
 
-def _pattern_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
+def _pattern_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
     """Yields log rows for patterns. If only keys with an event in the batch can change, no other keys are read."""
-    groups: dict[tuple[str, ...] | None, dict[Rule, _Scope]] = {}
+    groups: dict[tuple[str, ...] | None, dict[Rule, _AlertScope]] = {}
     for rule in rules:
-        scope = _affected_scope(rule, batch, is_new=is_new)
+        scope = _find_affected_alerts(rule, batch, is_new=is_new)
         if scope is not None:
             groups.setdefault(None if is_new or _can_time_out(rule) else patterns.match_columns_of_key(rule), {})[
                 rule
@@ -303,7 +302,12 @@ def _pattern_changes(rules: Sequence[Rule], batch: Batch, stored: StoredData, *,
 
 
 def _group_changes(
-    by: tuple[str, ...] | None, scopes: Mapping[Rule, _Scope], batch: Batch, stored: StoredData, *, is_new: bool
+    by: tuple[str, ...] | None,
+    scopes: Mapping[Rule, _AlertScope],
+    batch: RuleBatch,
+    stored: StoredData,
+    *,
+    is_new: bool,
 ) -> Iterator[LogRow]:
     """Yields log rows for patterns that have the same key columns.
 
@@ -312,15 +316,15 @@ def _group_changes(
     """
     since = min(scope.first_ms for scope in scopes.values())
     ids = sorted({event.id for rule in scopes for event in patterns.pattern_events(rule)})
-    back = max((_pattern_ms(rule) for rule in scopes), default=0)
+    back = max((_pattern_duration_ms(rule) for rule in scopes), default=0)
     begin = None if since - back <= -_NEVER // 2 else since - back
     if by is None:
-        matches = stored.matches(ids, begin)
+        matches = stored.read_matches(ids, begin)
     else:
         own = batch.matches.filter(pc.is_in(batch.matches["event"], pa.array(ids)))
-        matches = stored.matches_of(ids, begin, own.select(list(by)))
+        matches = stored.read_matches_of_keys(ids, begin, own.select(list(by)))
     rows: dict[str, list[tuple[Alert, bool]]] = {}
-    for alert, retracted in stored.log(sorted(rule.name for rule in scopes), -_NEVER if is_new else since, _NEVER):
+    for alert, retracted in stored.read_log(sorted(rule.name for rule in scopes), -_NEVER if is_new else since, _NEVER):
         rows.setdefault(alert.rule, []).append((alert, retracted))
     for rule, scope in scopes.items():
         single = "topic" in rule.by
@@ -329,31 +333,32 @@ def _group_changes(
         truth = {alert: evidence for alert, evidence in truth.items() if scope.is_wanted(alert)}
         logged = logged_alerts(rows.get(rule.name, []), scope.is_wanted)
         for one in log_difference(truth, logged):
-            yield _log_row(one, rule, batch, None if is_new else partial(_late_event, one.alert, rule, batch.matches))
+            late_ts = None if is_new else partial(_late_event_time, one.alert, rule, batch.matches)
+            yield _log_row(one, rule, batch, late_ts)
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _AlertScope:
     """The alerts of a pattern that a batch can change. `is_wanted` selects them; their times start at `first_ms`."""
 
     first_ms: int
     is_wanted: Callable[[Alert], bool]
 
 
-def _affected_scope(rule: Rule, batch: Batch, *, is_new: bool) -> _Scope | None:
+def _find_affected_alerts(rule: Rule, batch: RuleBatch, *, is_new: bool) -> _AlertScope | None:
     if is_new:
-        return _Scope(-_NEVER // 2 if rule.since_ms is None else rule.since_ms, lambda _: True)
+        return _AlertScope(-_NEVER // 2 if rule.since_ms is None else rule.since_ms, lambda _: True)
     by = patterns.match_columns_of_key(rule)
     spans: dict[Key, tuple[int, int]] = {}
-    for row in _as_dicts(_matches_of(rule, batch.matches)):
+    for row in _select_matches(rule, batch.matches).to_pylist():
         key = key_of_row(by, row)
         low, high = spans.get(key, (row["ts"], row["ts"]))
         spans[key] = min(low, row["ts"]), max(high, row["ts"])
     waits = _can_time_out(rule)
-    lows = [low for low, _ in spans.values()] + (_passed_times(rule, batch) if waits else [])
+    lows = [low for low, _ in spans.values()] + (_changed_stream_times(rule, batch) if waits else [])
     if not lows:
         return None
-    within = _pattern_ms(rule)
+    within = _pattern_duration_ms(rule)
 
     def is_wanted(alert: Alert) -> bool:
         low, high = spans.get(alert.key, (_NEVER, 0))
@@ -362,7 +367,7 @@ def _affected_scope(rule: Rule, batch: Batch, *, is_new: bool) -> _Scope | None:
         time = stream_time(rule, alert.key[0], batch.times_before)
         return waits and (time is None or alert.at_ms >= time)
 
-    return _Scope(min(lows), is_wanted)
+    return _AlertScope(min(lows), is_wanted)
 
 
 def _can_time_out(rule: Rule) -> bool:
@@ -370,7 +375,7 @@ def _can_time_out(rule: Rule) -> bool:
     return isinstance(rule.tree, Pattern) and rule.tree.kind is PatternKind.NOT_FOLLOWED
 
 
-def _passed_times(rule: Rule, batch: Batch) -> list[int]:
+def _changed_stream_times(rule: Rule, batch: RuleBatch) -> list[int]:
     """Returns the stream times before the batch (ms) of the rule's topics whose stream time the batch changed."""
     topics = [topic for topic in batch.times_before if rule.reads_topic(topic)] if "topic" in rule.by else [None]
     times = [
@@ -379,21 +384,17 @@ def _passed_times(rule: Rule, batch: Batch) -> list[int]:
     return [before for before, after in times if before is not None and before != after]
 
 
-def _pattern_ms(rule: Rule) -> int:
+def _pattern_duration_ms(rule: Rule) -> int:
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     return _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
 
 
-def _late_event(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
-    near = _matches_of(rule, matches)
+def _late_event_time(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
+    near = _select_matches(rule, matches)
     back = alert.at_ms - near["ts"].to_numpy()
-    return _first_event_time(near.filter(pa.array((back >= 0) & (back <= _pattern_ms(rule)))), alert)
+    return _first_event_time(near.filter(pa.array((back >= 0) & (back <= _pattern_duration_ms(rule)))), alert)
 
 
-def _matches_of(rule: Rule, matches: pa.Table) -> pa.Table:
+def _select_matches(rule: Rule, matches: pa.Table) -> pa.Table:
     ids = pa.array([event.id for event in patterns.pattern_events(rule)])
     return matches.filter(pc.is_in(matches["event"], ids))
-
-
-def _as_dicts(table: pa.Table) -> list[dict[str, Any]]:
-    return table.to_pylist()

@@ -11,17 +11,17 @@ import numpy as np
 
 from sessionlake.gold.aggregate.groups import Columns
 from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, Evidence, key_of_row
-from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.slices import (
-    Keys,
+from sessionlake.gold.rules.buckets import (
+    MetricBuckets,
     MovingWindows,
-    Slices,
-    covering_slices,
+    RuleKeys,
+    compute_window_values,
+    covering_buckets,
     has_points,
-    lengths_for,
-    series_in_window,
-    window_values,
+    select_series,
+    usable_lengths,
 )
+from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import (
     MINUTE_MS,
     OPERATORS,
@@ -42,26 +42,26 @@ from sessionlake.protocol.types import Bools, Int64s
 _MAX_CELLS = 200_000
 
 
-def evaluate_conditions(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> dict[Alert, Evidence]:
+def evaluate_conditions(rules: Sequence[Rule], buckets: MetricBuckets, first: int, last: int) -> dict[Alert, Evidence]:
     """Returns the alerts that rules with windows have at the minutes `first` to `last`, both included.
 
     A rule is true for a key if its condition is true and at least one of its windows has points. A key without points
     for longer than the longest window is therefore not evaluated.
 
     Args:
-        slices: all slices in the ranges that `needed_slices` returns for the rules' windows.
+        buckets: all buckets in the ranges that `needed_buckets` returns for the rules' windows.
         first: the first minute, counted since 1970.
         last: the last minute, counted since 1970.
     """
     found: dict[Alert, Evidence] = {}
     for by in dict.fromkeys(rule.key_columns for rule in rules):
         same_key = [rule for rule in rules if rule.key_columns == by]
-        found.update(_evaluate_key_kind(same_key, slices, Keys.of(slices.series, by), first, last))
+        found.update(_evaluate_key_kind(same_key, buckets, RuleKeys.from_series(buckets.series, by), first, last))
     return found
 
 
-def needed_slices(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
-    """Returns the slices that `evaluate_conditions` reads for windows of these lengths.
+def needed_buckets(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
+    """Returns the buckets that `evaluate_conditions` reads for windows of these lengths.
 
     Args:
         minutes: the windows' lengths, in minutes.
@@ -69,14 +69,14 @@ def needed_slices(minutes: Sequence[int], first: int, last: int) -> dict[int, li
         last: the last minute at which a window ends.
 
     Returns:
-        For each slice length in minutes, the ranges in which the needed slices end. A range `(low, high)` stands for
-        slices that end after minute `low`, up to and including minute `high`.
+        For each bucket length in minutes, the ranges in which the needed buckets end. A range `(low, high)` stands for
+        buckets that end after minute `low`, up to and including minute `high`.
     """
     parts: dict[int, list[tuple[int, int]]] = {}
     first -= 1
     for window in {*minutes}:
         begins = first - window, last - window
-        for length, span in covering_slices(lengths_for(window, first, last), begins, (first, last)):
+        for length, span in covering_buckets(usable_lengths(window, first, last), begins, (first, last)):
             parts.setdefault(length, []).append(span)
     return {length: _merge_ranges(spans) for length, spans in parts.items()}
 
@@ -92,15 +92,15 @@ def _merge_ranges(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _evaluate_key_kind(
-    rules: Sequence[Rule], slices: Slices, keys: Keys, first: int, last: int
+    rules: Sequence[Rule], buckets: MetricBuckets, keys: RuleKeys, first: int, last: int
 ) -> Iterator[tuple[Alert, Evidence]]:
     count = keys.table.num_rows
     if not count:
         return
-    moving = _moving_windows(rules, slices, keys, first - 1, last)
+    moving = _create_moving_windows(rules, buckets, keys, first - 1, last)
     step = max(1, _MAX_CELLS // count)
     before: dict[str, Bools] = {}
-    all_minutes = _change_minutes(rules, slices, first, last)
+    all_minutes = _find_change_minutes(rules, buckets, first, last)
     for begin in range(0, len(all_minutes), step):
         moments = _WindowValues(moving, all_minutes[begin : begin + step])
         for rule in rules:
@@ -119,16 +119,16 @@ def _evaluate_key_kind(
                 )
                 yield (
                     alert,
-                    Evidence((minute - rule.longest_minutes) * MINUTE_MS, moments.values(rule, int(at), int(key))),
+                    Evidence((minute - rule.longest_minutes) * MINUTE_MS, moments.values_at(rule, int(at), int(key))),
                 )
 
 
-def _change_minutes(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> Int64s:
-    """Returns the minutes at which conditions can change: a slice enters or leaves a window, or a rule starts.
+def _find_change_minutes(rules: Sequence[Rule], buckets: MetricBuckets, first: int, last: int) -> Int64s:
+    """Returns the minutes at which conditions can change: a bucket enters or leaves a window, or a rule starts.
 
     The minute before `first` is included, to compare the first minute with it.
     """
-    ends = np.unique(slices.end[slices.length == 1])
+    ends = np.unique(buckets.end[buckets.length == 1])
     lengths = {0, *(window.minutes for rule in rules for window in rule.windows)}
     since_minutes = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
     found = np.unique(
@@ -141,8 +141,8 @@ _Series = tuple[Selection, str, int]
 """Identifies the data in a window: the topics and rows that it reads, the metric, and the length in minutes."""
 
 
-def _moving_windows(
-    rules: Sequence[Rule], slices: Slices, keys: Keys, first: int, last: int
+def _create_moving_windows(
+    rules: Sequence[Rule], buckets: MetricBuckets, keys: RuleKeys, first: int, last: int
 ) -> dict[_Series, MovingWindows]:
     """Returns one `MovingWindows` for all windows that read the same data over the same length.
 
@@ -152,11 +152,11 @@ def _moving_windows(
     for rule in rules:
         for window in rule.windows:
             functions.setdefault(_series_of(window), set()).add(window.function)
-    chosen = {(of, metric): series_in_window(slices.series, of, metric) for of, metric, _ in functions}
-    parts = {one: (slices.of(mask), Keys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
+    chosen = {(of, metric): select_series(buckets.series, of, metric) for of, metric, _ in functions}
+    parts = {one: (buckets.take(mask), RuleKeys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
         (of, metric, minutes): MovingWindows(
-            *parts[of, metric], tuple(sorted(needed)), minutes, lengths_for(minutes, first, last)
+            *parts[of, metric], tuple(sorted(needed)), minutes, usable_lengths(minutes, first, last)
         )
         for (of, metric, minutes), needed in functions.items()
     }
@@ -172,39 +172,41 @@ class _WindowValues:
 
     Attributes:
         minutes: the minutes at which the windows end, since 1970.
-        contents: aggregates that are already computed, by the data that a window reads.
-        known: values that are already computed, by window, with True where there is a value.
+        aggregates: aggregates that are already computed, by the data that a window reads.
+        evaluated: values that are already computed, by window, with True where there is a value.
     """
 
     moving: dict[_Series, MovingWindows]
     minutes: Int64s
-    contents: dict[_Series, Columns] = field(default_factory=dict)
-    known: dict[Window, tuple[Any, Bools]] = field(default_factory=dict)
+    aggregates: dict[_Series, Columns] = field(default_factory=dict)
+    evaluated: dict[Window, tuple[Any, Bools]] = field(default_factory=dict)
 
     def rule_holds(self, rule: Rule) -> Bools:
         """Returns True where the rule is true, as an array of shape `(minutes, keys)`."""
         if isinstance(rule.tree, Pattern):
             raise TypeError(f"{rule.name} is a pattern, not a condition")
         found = self._is_met(rule.tree)
-        found = found & reduce(np.logical_or, (has_points(self._aggregates(_series_of(one))) for one in rule.windows))
+        found = found & reduce(
+            np.logical_or, (has_points(self._read_aggregates(_series_of(one))) for one in rule.windows)
+        )
         if rule.since_ms is not None:
             found = found & (self.minutes * MINUTE_MS >= rule.since_ms)[:, None]
         return found
 
-    def values(self, rule: Rule, at: int, key: int) -> dict[str, float]:
+    def values_at(self, rule: Rule, moment: int, key: int) -> dict[str, float]:
         """Returns the rule's aggregates for one minute and key, by their text in the rule.
 
         Aggregates without a value are left out.
 
         Args:
-            at: index of the minute.
+            moment: index of the minute.
             key: index of the key.
         """
         found = {}
         for window in rule.windows:
-            value, has_value = self._value(window)
-            if has_value[at, key]:
-                found[window.label] = float(value[at, key])
+            value, has_value = self._evaluate_window(window)
+            if has_value[moment, key]:
+                found[window.label] = float(value[moment, key])
         return found
 
     def _is_met(self, condition: Condition) -> Bools:
@@ -216,21 +218,21 @@ class _WindowValues:
             case Not(part):
                 return ~self._is_met(part)
             case Compared(left, compare, right):
-                (a, has_a), (b, has_b) = self._operand(left), self._operand(right)
+                (a, has_a), (b, has_b) = self._evaluate_operand(left), self._evaluate_operand(right)
                 with np.errstate(invalid="ignore"):
                     found: Bools = OPERATORS[compare](a, b) & has_a & has_b
                 return found
         raise TypeError(f"{condition} is an event, not a condition")
 
-    def _operand(self, operand: Operand) -> tuple[Any, Any]:
-        return self._value(operand) if isinstance(operand, Window) else (operand, True)
+    def _evaluate_operand(self, operand: Operand) -> tuple[Any, Any]:
+        return self._evaluate_window(operand) if isinstance(operand, Window) else (operand, True)
 
-    def _value(self, window: Window) -> tuple[Any, Bools]:
-        if window not in self.known:
-            self.known[window] = window_values(window, self._aggregates(_series_of(window)))
-        return self.known[window]
+    def _evaluate_window(self, window: Window) -> tuple[Any, Bools]:
+        if window not in self.evaluated:
+            self.evaluated[window] = compute_window_values(window, self._read_aggregates(_series_of(window)))
+        return self.evaluated[window]
 
-    def _aggregates(self, series: _Series) -> Columns:
-        if series not in self.contents:
-            self.contents[series] = self.moving[series].over(self.minutes)
-        return self.contents[series]
+    def _read_aggregates(self, series: _Series) -> Columns:
+        if series not in self.aggregates:
+            self.aggregates[series] = self.moving[series].aggregate_at(self.minutes)
+        return self.aggregates[series]

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.protocol.columns import find_repeated_names
@@ -45,7 +45,7 @@ class StoredRule:
     text: str
 
 
-def read_file(text: str, declared: Declared) -> tuple[list[StoredRule], list[Problem]]:
+def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredRule], list[Problem]]:
     """Parses the text of a file of rules, `rules: [{name: …, when: …}, …]`.
 
     Args:
@@ -59,16 +59,16 @@ def read_file(text: str, declared: Declared) -> tuple[list[StoredRule], list[Pro
         return [], problems
     listed = _value_node(root, "rules")
     if not isinstance(listed, yaml.SequenceNode) or len(root.value) != 1:
-        return [], [_problem_at(root, "expected a single key, rules, with a list of rules")]
+        return [], [_create_problem_at(root, "expected a single key, rules, with a list of rules")]
     read = [_read_rule(node, None, declared, text) for node in listed.value]
     rules = [one for one in read if isinstance(one, StoredRule)]
     problems = [problem for one in read if not isinstance(one, StoredRule) for problem in one]
     for name in find_repeated_names(one.rule.name for one in rules):
-        problems.append(_problem_at(listed, f"two rules have the name {name}"))
+        problems.append(_create_problem_at(listed, f"two rules have the name {name}"))
     return rules, problems
 
 
-def read_text(name: str, text: str, declared: Declared) -> Rule | Problem:
+def parse_rule_text(name: str, text: str, declared: DeclaredColumns) -> Rule | Problem:
     """Returns the rule that a row of `gold.rules` has, or its first problem. It never raises an exception.
 
     Args:
@@ -95,9 +95,9 @@ def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
     return root, []
 
 
-def _read_rule(node: yaml.Node, name: str | None, declared: Declared, text: str) -> StoredRule | list[Problem]:
+def _read_rule(node: yaml.Node, name: str | None, declared: DeclaredColumns, text: str) -> StoredRule | list[Problem]:
     if not isinstance(node, yaml.MappingNode):
-        return [_problem_at(node, "expected a mapping with the keys name and when")]
+        return [_create_problem_at(node, "expected a mapping with the keys name and when")]
     try:
         value: dict[str, Any] = BoundedLoader("").construct_document(node)
     except yaml.YAMLError as error:
@@ -106,17 +106,17 @@ def _read_rule(node: yaml.Node, name: str | None, declared: Declared, text: str)
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
     if value.get(_NAME, called) != called:
-        return [_problem(node, (_NAME,), f"the row's name is {called}; leave this key out", label)]
+        return [_create_problem(node, (_NAME,), f"the row's name is {called}; leave this key out", label)]
     try:
         settings = RuleSettings.model_validate(value if name is None else value | {_NAME: name})
     except ValidationError as error:
-        return [_problem(node, tuple(one["loc"]), one["msg"], label) for one in error.errors()]
+        return [_create_problem(node, tuple(one["loc"]), one["msg"], label) for one in error.errors()]
     try:
         rule = compile_rule(settings, declared)
     except ParseError as error:
         when = _value_node(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
-        return [Problem(*_line_and_column(when, error.at, text), error.reason, label)]
+        return [Problem(*_line_and_column(when, error.position, text), error.reason, label)]
     stored = {key: one for key, one in value.items() if key != _NAME}
     return StoredRule(rule, yaml.dump(stored, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
@@ -137,7 +137,7 @@ def _value_node(node: yaml.Node, key: str) -> yaml.Node | None:
     return next((value for found, value in node.value if found.value == key), None)
 
 
-def _problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None) -> Problem:
+def _create_problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None) -> Problem:
     """Returns a problem with the position of the setting that the path names, or of the nearest setting that exists."""
     at, named = node, ".".join(map(str, path))
     for step in path:
@@ -149,10 +149,10 @@ def _problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str
         if inside is None:
             break
         at = inside
-    return _problem_at(at, f"{named}: {message.removeprefix('Value error, ')}", rule)
+    return _create_problem_at(at, f"{named}: {message.removeprefix('Value error, ')}", rule)
 
 
-def _problem_at(node: yaml.Node, reason: str, rule: str | None = None) -> Problem:
+def _create_problem_at(node: yaml.Node, reason: str, rule: str | None = None) -> Problem:
     return Problem(node.start_mark.line + 1, node.start_mark.column + 1, reason, rule)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from sessionlake.gold.aggregate.sources import Declared
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.rules.tree import (
     MINUTE_MS,
     OPERATORS,
@@ -32,7 +32,7 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Tree,
     Window,
-    leaves,
+    find_comparisons,
 )
 from sessionlake.settings.section import Duration, milliseconds
 
@@ -55,20 +55,20 @@ class ParseError(ValueError):
     """The text is not a valid condition.
 
     Attributes:
-        at: position of the error in the text, counted in characters from 0.
+        position: position of the error in the text, counted in characters from 0.
         reason: what is wrong, and what is allowed instead.
     """
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(reason)
-        self.at, self.reason = at, reason
+        self.position, self.reason = at, reason
 
 
 @dataclass(frozen=True)
 class _Token:
     kind: str
     text: str
-    at: int
+    position: int
 
     @property
     def name(self) -> str:
@@ -86,21 +86,21 @@ class Scope:
         sources: for each prefix, such as `auth` in `auth.status`, the topics and rows that it stands for.
     """
 
-    declared: Declared
+    declared: DeclaredColumns
     default: Selection
     sources: Mapping[str, Selection]
 
 
-def parse(text: str, scope: Scope) -> Tree:
+def parse_condition(text: str, scope: Scope) -> Tree:
     """Parses the text of a condition and returns it as a tree.
 
     Raises:
         ParseError: the text is not a valid condition.
     """
-    return _Parser(_tokens(text), scope).parse_all()
+    return _Parser(_split_tokens(text), scope).parse_all()
 
 
-def _tokens(text: str) -> list[_Token]:
+def _split_tokens(text: str) -> list[_Token]:
     found, at = [], 0
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -118,9 +118,9 @@ class _Parser:
         self._index = self._depth = 0
 
     def parse_all(self) -> Tree:
-        tree = self._pattern()
+        tree = self._parse_pattern()
         if self._peek().kind != "end":
-            raise self._error("expected and, or, then, without, not followed by, or the end")
+            raise self._create_error("expected and, or, then, without, not followed by, or the end")
         return tree
 
     def _peek(self, ahead: int = 0) -> _Token:
@@ -142,117 +142,118 @@ class _Parser:
 
     def _expect(self, *words: str) -> None:
         if not self._accept(*words):
-            raise self._error(f"expected {' '.join(words)}")
+            raise self._create_error(f"expected {' '.join(words)}")
 
-    def _error(self, expected: str, token: _Token | None = None) -> ParseError:
+    def _create_error(self, expected: str, token: _Token | None = None) -> ParseError:
         found = token or self._peek()
-        return ParseError(found.at, f"{expected}, found {found.text or 'the end'}")
+        return ParseError(found.position, f"{expected}, found {found.text or 'the end'}")
 
-    def _pattern(self) -> Tree:
+    def _parse_pattern(self) -> Tree:
         start = self._peek()
-        first = self._or()
+        first = self._parse_or()
         if self._accept("then"):
-            second = self._event()
-            return self._pattern_within(PatternKind.THEN, self._as_event(first, start), second)
+            second = self._parse_event()
+            return self._parse_time_limit(PatternKind.THEN, self._as_event(first, start), second)
         if self._accept("without"):
-            second = self._event()
+            second = self._parse_event()
             self._expect("before")
             self._accept("it")
-            within = self._duration_ms() if self._accept("within") else None
+            within = self._parse_duration_ms() if self._accept("within") else None
             return Pattern(PatternKind.WITHOUT, second, self._as_event(first, start), within)
         if self._accept("not", "followed", "by"):
-            second = self._event()
-            return self._pattern_within(PatternKind.NOT_FOLLOWED, self._as_event(first, start), second)
-        if any(not isinstance(leaf, Compared) for leaf in leaves(first)):
+            second = self._parse_event()
+            return self._parse_time_limit(PatternKind.NOT_FOLLOWED, self._as_event(first, start), second)
+        if any(not isinstance(leaf, Compared) for leaf in find_comparisons(first)):
             raise ParseError(
-                start.at,
+                start.position,
                 "a column without an aggregate is an event, and a rule needs two of them (then, without … before, "
                 "not followed by); to compare numbers over time, use an aggregate, as in max(price) over 5 min > 10",
             )
         return first
 
-    def _pattern_within(self, kind: PatternKind, first: Condition, second: Condition) -> Pattern:
+    def _parse_time_limit(self, kind: PatternKind, first: Condition, second: Condition) -> Pattern:
         self._expect("within")
-        return Pattern(kind, first, second, self._duration_ms())
+        return Pattern(kind, first, second, self._parse_duration_ms())
 
-    def _event(self) -> Condition:
+    def _parse_event(self) -> Condition:
         start = self._peek()
-        return self._as_event(self._or(), start)
+        return self._as_event(self._parse_or(), start)
 
     def _as_event(self, condition: Condition, start: _Token) -> Condition:
-        selections = {leaf.of for leaf in leaves(condition) if not isinstance(leaf, Compared)}
-        if len(selections) != 1 or any(isinstance(leaf, Compared) for leaf in leaves(condition)):
+        selections = {leaf.of for leaf in find_comparisons(condition) if not isinstance(leaf, Compared)}
+        if len(selections) != 1 or any(isinstance(leaf, Compared) for leaf in find_comparisons(condition)):
             raise ParseError(
-                start.at, "an event describes one change of one source: it cannot have aggregates or a second source"
+                start.position,
+                "an event describes one change of one source: it cannot have aggregates or a second source",
             )
         return condition
 
-    def _or(self) -> Condition:
-        parts = [self._and()]
+    def _parse_or(self) -> Condition:
+        parts = [self._parse_and()]
         while self._accept("or"):
-            parts.append(self._and())
+            parts.append(self._parse_and())
         return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
 
-    def _and(self) -> Condition:
-        parts = [self._not()]
+    def _parse_and(self) -> Condition:
+        parts = [self._parse_not()]
         while self._accept("and"):
-            parts.append(self._not())
+            parts.append(self._parse_not())
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
-    def _not(self) -> Condition:
+    def _parse_not(self) -> Condition:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ParseError(self._peek().at, f"nested more than {MAX_DEPTH} levels deep")
-        found = self._primary()
+            raise ParseError(self._peek().position, f"nested more than {MAX_DEPTH} levels deep")
+        found = self._parse_primary()
         self._depth -= 1
         return found
 
-    def _primary(self) -> Condition:
+    def _parse_primary(self) -> Condition:
         if self._accept("not"):
-            return Not(self._not())
+            return Not(self._parse_not())
         if self._accept("("):
-            inside = self._or()
+            inside = self._parse_or()
             self._expect(")")
             return inside
         for word, made in (("all", AllOf), ("any", AnyOf)):
             if self._accept(word, "("):
-                parts = [self._or()]
+                parts = [self._parse_or()]
                 while self._accept(","):
-                    parts.append(self._or())
+                    parts.append(self._parse_or())
                 self._expect(")")
                 return made(tuple(parts))
-        return self._comparison()
+        return self._parse_comparison()
 
-    def _comparison(self) -> Condition:
+    def _parse_comparison(self) -> Condition:
         for word, functions in _QUANTIFIERS.items():
             if self._next_is(word) and self._peek(1).kind in ("name", "quoted"):
-                return self._quantified(functions)
+                return self._parse_quantified(functions)
         is_window = self._peek().text.lower() in {*Function} and self._peek(1).text == "("
         if is_window or self._peek().kind == "number" or self._peek().text == "-":
             start = self._peek()
-            left = self._operand()
-            compare = self._comparison_sign()
-            right = self._operand()
+            left = self._parse_operand()
+            compare = self._parse_comparison_sign()
+            right = self._parse_operand()
             if not isinstance(left, Window) and not isinstance(right, Window):
-                raise ParseError(start.at, "a comparison needs an aggregate on at least one side")
+                raise ParseError(start.position, "a comparison needs an aggregate on at least one side")
             return Compared(left, compare, right)
-        return self._field()
+        return self._parse_field()
 
-    def _quantified(self, functions: Mapping[str, Function]) -> Condition:
+    def _parse_quantified(self, functions: Mapping[str, Function]) -> Condition:
         """Parses `every …` and `some …`: `every price over 2 h > 5` becomes `min(price) over 2 h > 5`."""
         self._next_token()
-        of, metric, name = self._column(self._scope.declared.numbers, "number")
-        minutes, over = self._window_length()
+        of, metric, name = self._parse_column(self._scope.declared.numbers, "number")
+        minutes, over = self._parse_window_length()
         token = self._peek()
-        compare = self._comparison_sign()
+        compare = self._parse_comparison_sign()
         if compare not in functions:
-            raise self._error("expected <, <=, > or >=", token)
+            raise self._create_error("expected <, <=, > or >=", token)
         function = functions[compare]
         return Compared(
-            Window(function, of, metric, minutes, f"{function}({name}) over {over}"), compare, self._operand()
+            Window(function, of, metric, minutes, f"{function}({name}) over {over}"), compare, self._parse_operand()
         )
 
-    def _operand(self) -> Operand:
+    def _parse_operand(self) -> Operand:
         token = self._next_token()
         if token.text == "-" and self._peek().kind == "number":
             return -float(self._next_token().text)
@@ -260,38 +261,42 @@ class _Parser:
             return float(token.text)
         word = token.text.lower()
         if word not in {*Function} or not self._accept("("):
-            raise self._error(f"expected a number or one of {', '.join(Function)}, as in max(price) over 5 min", token)
-        of, metric, name = self._column(self._scope.declared.numbers, "number")
+            raise self._create_error(
+                f"expected a number or one of {', '.join(Function)}, as in max(price) over 5 min", token
+            )
+        of, metric, name = self._parse_column(self._scope.declared.numbers, "number")
         self._expect(")")
-        minutes, over = self._window_length()
+        minutes, over = self._parse_window_length()
         return Window(Function(word), of, metric, minutes, f"{word}({name}) over {over}")
 
-    def _window_length(self) -> tuple[int, str]:
+    def _parse_window_length(self) -> tuple[int, str]:
         self._expect("over")
         token = self._peek()
-        length = self._duration_ms()
+        length = self._parse_duration_ms()
         minutes, rest = divmod(length, MINUTE_MS)
         if rest or not 1 <= minutes <= MAX_WINDOW_MINUTES:
-            raise ParseError(token.at, "a window must be a whole number of minutes, at least one and at most 366 days")
+            raise ParseError(
+                token.position, "a window must be a whole number of minutes, at least one and at most 366 days"
+            )
         return minutes, " ".join(found.text for found in self._tokens[self._index - 2 : self._index])
 
-    def _duration_ms(self) -> int:
+    def _parse_duration_ms(self) -> int:
         number, unit = self._next_token(), self._next_token()
         try:
             return milliseconds(_DURATION.validate_python(f"{number.text} {unit.text}"))
         except ValidationError as error:
-            raise ParseError(number.at, error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+            raise ParseError(number.position, error.errors()[0]["msg"].removeprefix("Value error, ")) from None
         except OverflowError:
-            raise ParseError(number.at, "this duration is too long") from None
+            raise ParseError(number.position, "this duration is too long") from None
 
-    def _comparison_sign(self) -> str:
+    def _parse_comparison_sign(self) -> str:
         token = self._next_token()
         sign = _SYNONYMS.get(token.text, token.text)
         if sign not in OPERATORS:
-            raise self._error(f"expected one of {', '.join(OPERATORS)}", token)
+            raise self._create_error(f"expected one of {', '.join(OPERATORS)}", token)
         return sign
 
-    def _column(self, known: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
+    def _parse_column(self, known: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
         """Parses a column with or without a prefix.
 
         Returns:
@@ -302,32 +307,33 @@ class _Parser:
         if self._accept("."):
             if token.text not in self._scope.sources:
                 available = ", ".join(self._scope.sources) or "none"
-                raise ParseError(token.at, f"{token.text} is not a source of the rule; available: {available}")
+                raise ParseError(token.position, f"{token.text} is not a source of the rule; available: {available}")
             of, token = self._scope.sources[token.text], self._next_token()
             written = f"{written}.{token.text}"
         if token.name not in known:
             raise ParseError(
-                token.at, f"{token.text or 'the end'} is not a {kind} column; available: {', '.join(known) or 'none'}"
+                token.position,
+                f"{token.text or 'the end'} is not a {kind} column; available: {', '.join(known) or 'none'}",
             )
         return of, token.name, written
 
-    def _field(self) -> Condition:
+    def _parse_field(self) -> Condition:
         declared, start = self._scope.declared, self._peek()
-        of, column, _ = self._column((*declared.numbers, *declared.texts, "deleted"), "number or text")
+        of, column, _ = self._parse_column((*declared.numbers, *declared.texts, "deleted"), "number or text")
         if column == "deleted" and self._peek().text not in {*OPERATORS, *_SYNONYMS}:
             return Deleted(of)
         sign = self._peek()
-        compare = self._comparison_sign()
+        compare = self._parse_comparison_sign()
         if column in declared.texts:
             if compare not in {"=", "!="}:
-                raise self._error("text columns can be compared with = and != only", sign)
+                raise self._create_error("text columns can be compared with = and != only", sign)
             value = self._next_token()
             if value.kind != "text":
-                raise self._error(f"{column} is a text column: expected a text in single quotes", value)
+                raise self._create_error(f"{column} is a text column: expected a text in single quotes", value)
             return FieldIs(of, column, compare, value.text[1:-1].replace("''", "'"))
         if column not in declared.numbers:
-            raise ParseError(start.at, f"{column} is not a column")
-        number = self._operand()
+            raise ParseError(start.position, f"{column} is not a column")
+        number = self._parse_operand()
         if isinstance(number, Window):
-            raise ParseError(sign.at, "a column without an aggregate can only be compared with a number")
+            raise ParseError(sign.position, "a column without an aggregate can only be compared with a number")
         return FieldIs(of, column, compare, number)

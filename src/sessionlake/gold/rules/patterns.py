@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import Groups
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, with_order
-from sessionlake.gold.aggregate.sources import PARTITION, Declared, text_field, value_field
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, text_field, value_field
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, Evidence, key_of_row
+from sessionlake.gold.rules.buckets import map_distinct
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
-from sessionlake.gold.rules.slices import map_distinct
 from sessionlake.gold.rules.tree import (
     OPERATORS,
     AllOf,
@@ -31,9 +31,9 @@ from sessionlake.gold.rules.tree import (
     Not,
     Pattern,
     PatternKind,
-    selection,
+    find_selection,
 )
-from sessionlake.protocol.arrow import dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -77,7 +77,7 @@ class Event:
         """The event's id in `gold.rule_matches`: a hash of its condition and column."""
         return sha256(repr(self).encode()).hexdigest()[:12]
 
-    def matches(self, changes: pa.Table, declared: Declared) -> pa.Table:
+    def find_matches(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
         """Returns the changes that meet the condition of this event, with the columns of `MATCH`.
 
         Args:
@@ -85,10 +85,10 @@ class Event:
                 columns under the internal names of `text_field` and `value_field`.
             declared: the declared columns.
         """
-        of, changes = selection(self.condition), with_order(changes)
-        found = map_distinct(changes["topic"], of.has_topic) & _meets(self.condition, changes, declared)
+        of, changes = find_selection(self.condition), ensure_order_columns(changes)
+        found = map_distinct(changes["topic"], of.includes_topic) & _meets_condition(self.condition, changes, declared)
         if of.rows:
-            found &= map_distinct(changes["row_id"], of.has_row)
+            found &= map_distinct(changes["row_id"], of.includes_row)
         value = pa.nulls(changes.num_rows, pa.string())
         if self.column is not None:
             value = changes[text_field(declared.texts.index(self.column))]
@@ -156,7 +156,7 @@ def evaluate_pattern(
     flagged = matches.filter(pc.is_in(matches["event"], pa.array([one.id, other.id])))
     if not flagged.num_rows:
         return {}
-    events = _Events.of(flagged, one.id, other.id, by)
+    events = _Events.from_matches(flagged, one.id, other.id, by)
     since = max(first_ms, _MIN_INT64 if rule.since_ms is None else rule.since_ms)
     found = [one for one in _alert_places(pattern, events, until) if one[1] >= since]
     named = events.rows.take(pa.array([at for at, _, _ in found], pa.int64())).select([*KEY]).to_pylist()
@@ -186,11 +186,11 @@ class _Events:
     is_second: Bools
 
     @staticmethod
-    def of(matches: pa.Table, first: str, second: str, by: tuple[str, ...]) -> _Events:
+    def from_matches(matches: pa.Table, first: str, second: str, by: tuple[str, ...]) -> _Events:
         texts = pc.fill_null(matches[VALUE], "")
-        key = Groups.of(matches.set_column(matches.column_names.index(VALUE), VALUE, texts), by).codes
+        key = Groups.group_rows(matches.set_column(matches.column_names.index(VALUE), VALUE, texts), by).group_numbers
         marks = [
-            _order_across_sessions(matches) if name == "across" else _sort_ranks(matches[name])
+            _order_across_sessions(matches) if name == "across" else _rank_values(matches[name])
             for name in reversed(_ORDER)
         ]
         order = np.lexsort((*marks, key))
@@ -223,7 +223,7 @@ def _alert_places(
     if pattern.kind is PatternKind.NOT_FOLLOWED:
         assert within is not None  # noqa: S101  (NOT FOLLOWED is parsed with WITHIN only)
         time = _map_to_int(events.rows["topic"], until) if isinstance(until, dict) else np.full(len(ts), until)
-        alone = events.is_first & ~_is_followed(events, within) & (ts + within < time)
+        alone = events.is_first & ~_are_followed(events, within) & (ts + within < time)
         for at in np.flatnonzero(alone).tolist():
             yield at, int(ts[at]) + within, int(ts[at])
         return
@@ -239,7 +239,7 @@ def _alert_places(
             yield at, int(ts[at]), None if within is None else int(ts[at]) - within
 
 
-def _is_followed(events: _Events, within: int) -> Bools:
+def _are_followed(events: _Events, within: int) -> Bools:
     """Returns True for each row that the pattern's second event follows, with the same key, within `within` ms."""
     count = len(events.ts)
     place = np.where(events.is_second, np.arange(count), count)
@@ -250,15 +250,15 @@ def _is_followed(events: _Events, within: int) -> Bools:
     return found
 
 
-def _meets(condition: Condition, changes: pa.Table, declared: Declared) -> Bools:
+def _meets_condition(condition: Condition, changes: pa.Table, declared: DeclaredColumns) -> Bools:
     """Returns True for each change that meets the condition. A comparison with a column it did not set is false."""
     match condition:
         case AllOf(parts):
-            return np.logical_and.reduce([_meets(part, changes, declared) for part in parts])
+            return np.logical_and.reduce([_meets_condition(part, changes, declared) for part in parts])
         case AnyOf(parts):
-            return np.logical_or.reduce([_meets(part, changes, declared) for part in parts])
+            return np.logical_or.reduce([_meets_condition(part, changes, declared) for part in parts])
         case Not(part):
-            return ~_meets(part, changes, declared)
+            return ~_meets_condition(part, changes, declared)
         case Deleted():
             deleted: Bools = changes["deleted"].to_numpy()
             return deleted
@@ -274,16 +274,16 @@ def _meets(condition: Condition, changes: pa.Table, declared: Declared) -> Bools
     raise TypeError(f"{condition} is not an event")
 
 
-def _sort_ranks(column: pa.ChunkedArray) -> Int64s:
+def _rank_values(column: pa.ChunkedArray) -> Int64s:
     """Returns integers that have the same order as the column's values."""
     if pa.types.is_integer(column.type):
         return column.to_numpy().astype(np.int64)
-    code, distinct = dictionary_codes(column)
+    code, distinct = encode_as_codes(column)
     rank = np.empty(len(distinct), np.int64)
     rank[pc.sort_indices(distinct).to_numpy()] = np.arange(len(distinct))
     return rank[code]
 
 
 def _map_to_int(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
-    code, distinct = dictionary_codes(column)
+    code, distinct = encode_as_codes(column)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
-from sessionlake.gold.aggregate.sources import PARTITION, Declared, names_sessions
-from sessionlake.gold.rules.parse import ParseError, Scope, parse
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, are_session_keys
+from sessionlake.gold.rules.parse import ParseError, Scope, parse_condition
 from sessionlake.gold.rules.tree import (
     Compared,
     Function,
@@ -18,8 +18,8 @@ from sessionlake.gold.rules.tree import (
     Tree,
     Window,
     check_expression,
-    leaves,
-    windows,
+    find_comparisons,
+    find_windows,
 )
 from sessionlake.settings.section import Section
 
@@ -90,12 +90,12 @@ class Rule:
     @property
     def key_columns(self) -> tuple[str, ...]:
         """The columns that identify a key: `by`, and `partition` if `by` names both topic and session."""
-        return (*self.by, PARTITION) if names_sessions(self.by) else self.by
+        return (*self.by, PARTITION) if are_session_keys(self.by) else self.by
 
     @property
     def windows(self) -> list[Window]:
         """The distinct aggregates over time in the condition; empty for a pattern."""
-        return windows(self.tree)
+        return find_windows(self.tree)
 
     @property
     def longest_minutes(self) -> int:
@@ -112,17 +112,17 @@ class Rule:
         """The topics and rows that the condition reads, one selection for each prefix that it uses."""
         return {
             side.of
-            for leaf in leaves(self.tree)
+            for leaf in find_comparisons(self.tree)
             for side in ((leaf.left, leaf.right) if isinstance(leaf, Compared) else (leaf,))
             if not isinstance(side, float)
         }
 
     def reads_topic(self, topic: str) -> bool:
         """Returns whether the condition reads the topic."""
-        return any(of.has_topic(topic) for of in self.selections)
+        return any(of.includes_topic(topic) for of in self.selections)
 
 
-def compile_rule(settings: RuleSettings, declared: Declared) -> Rule:
+def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
     """Returns a rule with its condition parsed, and checked against the rule's key.
 
     Args:
@@ -136,21 +136,21 @@ def compile_rule(settings: RuleSettings, declared: Declared) -> Rule:
         name: Selection(one.topics if one.topics is not None else selection.topics, one.rows)
         for name, one in settings.sources.items()
     }
-    tree = parse(settings.when, Scope(declared, selection, sources))
-    _check_key(settings.by, tree, declared)
+    tree = parse_condition(settings.when, Scope(declared, selection, sources))
+    _require_valid_key(settings.by, tree, declared)
     since = None if settings.since is None else int(settings.since.timestamp() * 1000)
-    content = (settings.by, selection, tree, since, [window.label for window in windows(tree)])
+    content = (settings.by, selection, tree, since, [window.label for window in find_windows(tree)])
     return Rule(settings.name, settings.by, selection, tree, since, sha256(repr(content).encode()).hexdigest()[:12])
 
 
-def _check_key(by: tuple[str, ...], tree: Tree, declared: Declared) -> None:
+def _require_valid_key(by: tuple[str, ...], tree: Tree, declared: DeclaredColumns) -> None:
     columns = [name for name in by if name not in SERIES_KEY]
     if not isinstance(tree, Pattern):
         if columns:
             raise ParseError(
                 0, f"a rule with aggregates can only be keyed by {', '.join(SERIES_KEY)}; found {', '.join(columns)}"
             )
-        ordered = [one.label for one in windows(tree) if one.function in (Function.FIRST, Function.LAST)]
+        ordered = [one.label for one in find_windows(tree) if one.function in (Function.FIRST, Function.LAST)]
         if ordered and by != SERIES_KEY:
             keys = ", ".join(SERIES_KEY)
             raise ParseError(0, f"{ordered[0]}: first and last need a rule with one series per key, by {keys}")

@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from sessionlake.gold.rules import patterns
 from sessionlake.gold.rules.alerts import Alert
-from sessionlake.gold.rules.slices import Slices
+from sessionlake.gold.rules.buckets import MetricBuckets
 
 
-class SliceQuery(NamedTuple):
-    """A request for slices, which are aggregates of one series in a minute, hour or day.
+class BucketQuery(NamedTuple):
+    """A request for buckets, which are aggregates of one series in a minute, hour or day.
 
     Attributes:
-        ends: for each slice length in minutes, ranges `(low, high)`. A range stands for slices that end after minute
+        ends: for each bucket length in minutes, ranges `(low, high)`. A range stands for buckets that end after minute
             `low`, up to and including minute `high`, counted since 1970.
         topics: the topics to read; None for all topics.
         keys: the keys to read, one row per key, with the rule's key columns; None for all keys.
@@ -31,13 +31,13 @@ class SliceQuery(NamedTuple):
 
 
 class StoredData(ABC):
-    """Reads the slices, matches and logged alerts in gold's tables. They include those of the current batch."""
+    """Reads the buckets, matches and logged alerts in gold's tables. They include those of the current batch."""
 
     @abstractmethod
-    def days(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
-        """Returns how many series have slices on each day, by the day's start in minutes since 1970.
+    def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
+        """Returns how many series have buckets on each day, by the day's start in minutes since 1970.
 
-        Days without slices are left out. The number may include series of other keys.
+        Days without buckets are left out. The number may include series of other keys.
 
         Args:
             topics: the topics to count; None for all topics.
@@ -45,36 +45,36 @@ class StoredData(ABC):
         """
 
     @abstractmethod
-    def slices(self, asked: SliceQuery) -> Slices:
-        """Returns the requested slices. The result may contain more slices of the same topics."""
+    def read_buckets(self, query: BucketQuery) -> MetricBuckets:
+        """Returns the requested buckets. The result may contain more buckets of the same topics."""
 
     @abstractmethod
-    def matches(self, events: Sequence[str], since_ms: int | None) -> pa.Table:
+    def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         """Returns the stored matches of events of patterns, with the columns of `patterns.MATCH`.
 
         Args:
-            events: ids of the events.
+            event_ids: ids of the events.
             since_ms: earliest event time of a match, in ms; None for no limit.
         """
 
-    def matches_of(self, events: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
+    def read_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         """Returns the stored matches that can belong to some keys.
 
         An implementation may override this so that it never has the matches of all keys in memory.
 
         Args:
-            events: ids of the events.
+            event_ids: ids of the events.
             since_ms: earliest event time of a match, in ms; None for no limit.
             keys: one row per key.
         """
-        return patterns.filter_by_keys(self.matches(events, since_ms), keys)
+        return patterns.filter_by_keys(self.read_matches(event_ids, since_ms), keys)
 
     @abstractmethod
-    def log(self, rules: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
+    def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterable[tuple[Alert, bool]]:
         """Yields rows of the log of alerts: the alert, and True if the row retracts it.
 
         Args:
-            rules: names of the rules.
+            rule_names: names of the rules.
             first_ms: earliest event time of an alert, in ms.
             last_ms: latest event time of an alert, in ms, included.
         """

@@ -58,11 +58,11 @@ class Selection:
     topics: str
     rows: tuple[str, ...] = ()
 
-    def has_topic(self, topic: str) -> bool:
+    def includes_topic(self, topic: str) -> bool:
         """Returns whether the topic is selected."""
         return _matches_fully(self.topics, topic)
 
-    def has_row(self, row_id: str) -> bool:
+    def includes_row(self, row_id: str) -> bool:
         """Returns whether the row is selected."""
         return not self.rows or row_id in self.rows
 
@@ -172,30 +172,30 @@ class Pattern:
 Tree: TypeAlias = "Condition | Pattern"
 
 
-def leaves(tree: Tree) -> Iterator[Compared | FieldIs | Deleted]:
+def find_comparisons(tree: Tree) -> Iterator[Compared | FieldIs | Deleted]:
     """Yields the parts of a condition or pattern that have no parts themselves, from left to right."""
     match tree:
         case AllOf(parts) | AnyOf(parts):
             for part in parts:
-                yield from leaves(part)
+                yield from find_comparisons(part)
         case Not(part):
-            yield from leaves(part)
+            yield from find_comparisons(part)
         case Pattern(_, first, second):
-            yield from leaves(first)
-            yield from leaves(second)
+            yield from find_comparisons(first)
+            yield from find_comparisons(second)
         case _:
             yield tree
 
 
-def windows(tree: Tree) -> list[Window]:
+def find_windows(tree: Tree) -> list[Window]:
     """Returns the distinct windows of a condition, in the order of its text; empty for a pattern."""
-    found = (side for leaf in leaves(tree) if isinstance(leaf, Compared) for side in (leaf.left, leaf.right))
+    found = (side for leaf in find_comparisons(tree) if isinstance(leaf, Compared) for side in (leaf.left, leaf.right))
     return list(dict.fromkeys(side for side in found if isinstance(side, Window)))
 
 
-def selection(condition: Condition) -> Selection:
+def find_selection(condition: Condition) -> Selection:
     """Returns the topics and rows that an event's condition reads. They are the same in all parts of the condition."""
-    leaf = next(leaves(condition))
+    leaf = next(find_comparisons(condition))
     if isinstance(leaf, Compared):
         raise TypeError("an event has no windows")
     return leaf.of

@@ -14,11 +14,11 @@ from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
 from sessionlake.delta.schemas.tables import fixed_columns
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.delta.table_function import create_table_function, subquery
+from sessionlake.delta.table_function import create_table_function, subquery_sql
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.changes import declared_in, late_condition
-from sessionlake.gold.declared.tables import GoldTable, tables_of
+from sessionlake.gold.changes import declared_columns, late_condition
+from sessionlake.gold.declared.tables import GoldTable, declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.names import internal, quote
@@ -103,33 +103,33 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
-    there = [table for table in tables_of(lake.settings) if lake.exists(spark, table.table)]
+    there = [table for table in declared_gold_tables(lake.settings) if lake.exists(spark, table.table)]
     columns = ", ".join(
         f"{quote(name)} {sql}" for name, sql in {"table": "STRING", **_KEYS, "events": "BIGINT"}.items()
     )
-    body = _body(lake, there, [name for name in (POSITIONS, RETAINED) if lake.exists(spark, name)])
+    body = _create_body(lake, there, [name for name in (POSITIONS, RETAINED) if lake.exists(spark, name)])
     return create_table_function(spark, lake, f"gold.{FIGURES_WITH}", _PARAMETERS, columns, body)
 
 
-def _body(lake: Lake, tables: list[GoldTable], there: list[str]) -> str:
-    declared = declared_in(lake.settings)
-    known = [lake.identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in there]
+def _create_body(lake: Lake, tables: list[GoldTable], existing: list[str]) -> str:
+    declared = declared_columns(lake.settings)
+    known = [lake.identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in existing]
     named = {"gold": GOLD, "silver": SILVER, "rebuild": REBUILD}
     entries = (_ENTRIES.format(table=table, **named) for table in known)
-    retained = lake.identifier(RETAINED) if RETAINED in there else None
+    retained = lake.identifier(RETAINED) if RETAINED in existing else None
     none = ", ".join(f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in _KEYS.items())
     nothing = f"SELECT '' AS `table`, {none}, 0L AS events WHERE false"
     return _BODY.format(
         batches=" UNION ALL ".join(entries),
         **named,
-        numbers=_events(lake, declared.numbers, "metric", "DOUBLE"),
-        texts=_events(lake, declared.texts, "column", "STRING"),
-        tables=" UNION ALL ".join([nothing, *(_rows(lake, table, retained) for table in tables)]),
+        numbers=_events_sql(lake, declared.numbers, "metric", "DOUBLE"),
+        texts=_events_sql(lake, declared.texts, "column", "STRING"),
+        tables=" UNION ALL ".join([nothing, *(_rows_sql(lake, table, retained) for table in tables)]),
     )
 
 
-def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
-    """Returns the SQL that selects the values that changes set, one row each, as `changes.events_of` computes them.
+def _events_sql(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
+    """Returns the SQL that selects the values that changes set, one row each, as `changes.select_events` computes them.
 
     Args:
         names: Names of the declared columns to read.
@@ -145,21 +145,21 @@ def _events(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
         applied=APPLIED,
         structs=", ".join(structs),
         name=quote(called),
-        changes=_changes(lake, names),
+        changes=_changes_sql(lake, names),
         own=_OWN,
     )
 
 
-def _changes(lake: Lake, declared: tuple[str, ...] = ()) -> str:
+def _changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     """Returns the SQL that selects silver's changes, with internal names for the declared columns.
 
     A declared column could otherwise have the same name as the function.
     """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
-    return subquery(lake.identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
+    return subquery_sql(lake.identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
 
 
-def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
+def _rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     """Returns the SQL that selects the rows of one table of gold that the message contributed to.
 
     Args:
@@ -170,13 +170,13 @@ def _rows(lake: Lake, table: GoldTable, retained: str | None) -> str:
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
     columns = ", ".join([sql_string(table.table), *own])
     if isinstance(table, EnrichedTable):
-        return _ENRICHED.format(columns=columns, changes=_changes(lake), own=_OWN, keys=keys)
+        return _ENRICHED.format(columns=columns, changes=_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
-        return _of_averages(lake, table, columns, keys)
-    return _of_product(table, columns, keys, retained)
+        return _averages_sql(lake, table, columns, keys)
+    return _product_sql(table, columns, keys, retained)
 
 
-def _of_product(product: Product, columns: str, keys: str, retained: str | None) -> str:
+def _product_sql(product: Product, columns: str, keys: str, retained: str | None) -> str:
     cut = product.bucket_ms is not None and "topic" in product.keys and retained is not None
     start = _START.format(first=f"{FIRST_MS}L", last=f"{LAST_MS}L", length=product.bucket_ms)
     return _PRODUCT.format(
@@ -191,15 +191,15 @@ def _of_product(product: Product, columns: str, keys: str, retained: str | None)
     )
 
 
-def _of_averages(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
+def _averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
     return _AVERAGE.format(
         columns=columns,
         keys=keys,
         held=", ".join(f"t.{quote(name)}" for name in series.row_keys),
         whose=", ".join(f"own.{quote(name)}" for name in series.row_keys),
         own=" AND ".join(f"own.{quote(name)} = e.{quote(name)}" for name in series.row_keys),
-        place=", ".join(f"own.{quote(name)}" for name in series.sorted_by),
-        order=", ".join(f"t.{quote(name)}" for name in series.sorted_by),
+        place=", ".join(f"own.{quote(name)}" for name in series.sort_columns),
+        order=", ".join(f"t.{quote(name)}" for name in series.sort_columns),
         same=" AND ".join(f"t.{quote(name)} = own.{quote(name)}" for name in series.keys),
         table=lake.identifier(series.table),
     )

@@ -25,8 +25,8 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.delta.table_function import create_table_function, subquery
-from sessionlake.protocol.erased import KEY as ERASED_KEY
+from sessionlake.delta.table_function import create_table_function, subquery_sql
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.reasons import Reason
@@ -53,7 +53,7 @@ class View:
     sql: str
 
     @property
-    def main(self) -> str:
+    def main_source(self) -> str:
         """The main table. Without it the view makes no sense."""
         return next(iter(self.reads.values()))
 
@@ -235,7 +235,7 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
         columns = ", ".join(f"{column} COMMENT {sql_string(said)}" for column, said in view.columns.items())
         spark.sql(
             f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({columns}) "
-            f"COMMENT {sql_string(view.comment)} AS {_query(spark, lake, view, _EVER)}"
+            f"COMMENT {sql_string(view.comment)} AS {_view_sql(spark, lake, view, _EVER)}"
         )
 
 
@@ -249,18 +249,18 @@ def create_quality_since(spark: SparkSession, lake: Lake) -> str:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
     view = DEFINITIONS[DATA_QUALITY]
-    fields = spark.sql(_query(spark, lake, view, _EVER)).schema.fields
+    fields = spark.sql(_view_sql(spark, lake, view, _EVER)).schema.fields
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
-    body = _query(spark, lake, view, _SINCE)
+    body = _view_sql(spark, lake, view, _SINCE)
     return create_table_function(spark, lake, f"gold.{DATA_QUALITY_SINCE}", "since TIMESTAMP", columns, body)
 
 
-def _query(spark: SparkSession, lake: Lake, view: View, since: Mapping[str, str]) -> str:
-    tables = {word: _relation(spark, lake, table) for word, table in view.reads.items()}
+def _view_sql(spark: SparkSession, lake: Lake, view: View, since: Mapping[str, str]) -> str:
+    tables = {word: _relation_sql(spark, lake, table) for word, table in view.reads.items()}
     return view.sql.format(**_SHORT, **since, **tables)
 
 
-def _relation(spark: SparkSession, lake: Lake, table: str) -> str:
+def _relation_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     """Returns a table as an SQL expression for use in a query, without the declared columns.
 
     A declared column could have the name of a parameter or an alias of the query. A table that does not exist yet has
@@ -271,4 +271,4 @@ def _relation(spark: SparkSession, lake: Lake, table: str) -> str:
         return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(name)}' for name, sql in own)} WHERE false)"
     if len(own) == len(TABLES[table].columns):
         return lake.identifier(table)
-    return subquery(lake.identifier(table), (quote(name) for name, _ in own))
+    return subquery_sql(lake.identifier(table), (quote(name) for name, _ in own))

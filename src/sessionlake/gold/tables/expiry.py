@@ -19,15 +19,15 @@ import pyarrow as pa
 from sessionlake.delta.commit import delete_rows, next_txn
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.conflicts import retry_on_conflict
-from sessionlake.delta.storage.far_times import nearest_time
+from sessionlake.delta.storage.far_times import nearest_datetime
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import NEVER, first_live_bucket
-from sessionlake.gold.aggregate.product import START, Product, starts
+from sessionlake.gold.aggregate.product import START, Product, bucket_starts_ms
 from sessionlake.gold.aggregate.standard import TIERS
-from sessionlake.gold.declared.tables import GoldTable, finals_of, products_of, with_finals
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables, declared_products, find_final_tables
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
@@ -37,12 +37,12 @@ from sessionlake.ledger.retained import (
     read_removed_rows_of_table,
     record_removed_rows,
 )
-from sessionlake.protocol.arrow import dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-Floors = Mapping[str, int]
+ExpiryTimes = Mapping[str, int]
 """By topic, the first event time of a table whose bucket has not expired, in ms: the table's floor.
 
 A topic that is missing has no expired buckets.
@@ -52,61 +52,61 @@ A topic that is missing has no expired buckets.
 _STEPS = 24
 
 
-def read_floors(reader: TableReader, tables: Collection[str]) -> dict[str, Floors]:
+def read_expiry_times(reader: TableReader, tables: Collection[str]) -> dict[str, ExpiryTimes]:
     """Reads the floors of tables, by table name. A floor is the first event time of a topic that has not expired.
 
     Tables without expired buckets are left out.
     """
     known = read_removed_rows(reader, tables)
-    return {table: _floors_of(known[table]) for table in tables if table in known}
+    return {table: _read_limits(known[table]) for table in tables if table in known}
 
 
-def slices_begin(reader: TableReader) -> Floors:
+def read_first_bucket_times(reader: TableReader) -> ExpiryTimes:
     """Returns, by topic, the time in ms from which the tables of metrics that rules read are complete.
 
     It is the latest floor of the tables of metrics per minute, hour and day.
     """
-    return _latest_floors(read_floors(reader, [tier.table for tier in TIERS]).values())
+    return _latest_expiry_times(read_expiry_times(reader, [tier.table for tier in TIERS]).values())
 
 
-def describe_floors(table: str, floors: Floors) -> str:
+def describe_expiry(table: str, expiry_times: ExpiryTimes) -> str:
     """Returns a sentence for users that says which buckets of a table have expired."""
-    ends = sorted({f"{nearest_time(ms):%Y-%m-%d %H:%M:%SZ}" for ms in floors.values()})
+    ends = sorted({f"{nearest_datetime(ms):%Y-%m-%d %H:%M:%SZ}" for ms in expiry_times.values()})
     until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
     return f"{table} has a retention: buckets before {until} are gone"
 
 
-def without_expired(rows: DataFrame, *floors: Floors) -> DataFrame:
+def drop_expired(rows: DataFrame, *expiry_times: ExpiryTimes) -> DataFrame:
     """Filters rows to those whose bucket has not expired in any of the given tables.
 
     Args:
         rows: Rows with `topic` and `window_start`.
-        floors: For each table, by topic, the first event time in ms that has not expired.
+        expiry_times: For each table, by topic, the first event time in ms that has not expired.
     """
     from pyspark.sql import functions as F
 
-    for one in filter(None, floors):
+    for one in filter(None, expiry_times):
         rows = rows.where(~F.coalesce(_has_expired(one), F.lit(col=False)))
     return rows
 
 
-def without_expired_rows(rows: pa.Table, *floors: Floors) -> pa.Table:
+def drop_expired_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Table:
     """Filters the rows of an Arrow table to those whose bucket has not expired in any of the given tables.
 
     Args:
         rows: Rows with `topic`. The column `window_start` is needed only if there are floors.
-        floors: For each table, by topic, the first event time in ms that has not expired.
+        expiry_times: For each table, by topic, the first event time in ms that has not expired.
     """
-    floors = tuple(filter(None, floors))
-    if not rows.num_rows or not floors:
+    expiry_times = tuple(filter(None, expiry_times))
+    if not rows.num_rows or not expiry_times:
         return rows
-    code, topics = dictionary_codes(rows["topic"])
+    code, topics = encode_as_codes(rows["topic"])
     # A bucket must not have expired in any table, so the latest floor counts.
-    begin = [max(one.get(topic, NEVER) for one in floors) for topic in topics.to_pylist()]
-    return rows.filter(pa.array(starts(rows) >= np.array(begin, np.int64)[code]))
+    begin = [max(one.get(topic, NEVER) for one in expiry_times) for topic in topics.to_pylist()]
+    return rows.filter(pa.array(bucket_starts_ms(rows) >= np.array(begin, np.int64)[code]))
 
 
-def due_floors(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
+def compute_expiry_times(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
     """Returns the floors that a product should have at these stream times, in ms by topic.
 
     Stream time counts only up to this machine's clock. Otherwise a producer whose clock is ahead would expire too much.
@@ -122,23 +122,23 @@ def due_floors(product: Product | FinalTable, times: Mapping[str, int]) -> dict[
     }
 
 
-def store_floors(spark: SparkSession, lake: Lake, tables: Collection[str], floors: Floors) -> None:
+def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str], expiry_times: ExpiryTimes) -> None:
     """Stores the same floors for several tables whose rows are being rewritten.
 
     Args:
         tables: Names of the tables.
-        floors: The floors. Floors of other topics are deleted.
+        expiry_times: The floors. Floors of other topics are deleted.
 
     Raises:
         ClaimedError: Another process is removing rows.
     """
     known = read_removed_rows(lake.reader(spark), tables)
-    if any((_floors_of(known[table]) if table in known else {}) != dict(floors) for table in tables):
+    if any((_read_limits(known[table]) if table in known else {}) != dict(expiry_times) for table in tables):
         with lake.storage.claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
-            for table in tables if floors else ():
-                record_removed_rows(spark, lake, _retained_entry(table, floors))
-            others = {topic for one in known.values() for topic in _floors_of(one)} - floors.keys()
-            delete_records_of_removed_rows(spark, lake, tables, sorted(others) if floors else None)
+            for table in tables if expiry_times else ():
+                record_removed_rows(spark, lake, _create_retained_entry(table, expiry_times))
+            others = {topic for one in known.values() for topic in _read_limits(one)} - expiry_times.keys()
+            delete_records_of_removed_rows(spark, lake, tables, sorted(others) if expiry_times else None)
 
 
 def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
@@ -149,10 +149,10 @@ def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *
         is_new: True if gold starts with empty tables. Then all stored floors are deleted.
     """
     if is_new:
-        store_floors(spark, lake, [one.table for one in with_finals(products_of(lake.settings))], {})
+        store_expiry_times(spark, lake, [one.table for one in add_final_tables(declared_products(lake.settings))], {})
     products = [one for one in tables if isinstance(one, Product)]
-    expiry = Expiry(spark, lake, [*products, *finals_of(products)])
-    expiry.remove(spark, {})
+    expiry = Expiry(spark, lake, [*products, *find_final_tables(products)])
+    expiry.remove_expired(spark, {})
     return expiry
 
 
@@ -162,12 +162,12 @@ class Expiry:
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
         known = read_removed_rows(lake.reader(spark), [one.table for one in self._products])
-        self._floors = {one.table: _floors_of(known[one.table]) for one in self._products if one.table in known}
+        self._floors = {one.table: _read_limits(known[one.table]) for one in self._products if one.table in known}
         self._looked: dict[str, dict[str, int]] = {}
         # If a process died, rows that it was about to remove may still exist.
         self._pending = {one.table for one in self._products if one.table in known and known[one.table].pending}
 
-    def floors(self, table: str) -> Floors:
+    def expiry_times(self, table: str) -> ExpiryTimes:
         """Returns, by topic, the first event time in ms of a table that has not expired.
 
         Empty if nothing has expired.
@@ -175,11 +175,11 @@ class Expiry:
         return self._floors.get(table, {})
 
     @property
-    def slices_begin(self) -> Floors:
+    def first_bucket_times(self) -> ExpiryTimes:
         """By topic, the time in ms from which the tables of metrics that rules read are complete."""
-        return _latest_floors(self.floors(tier.table) for tier in TIERS)
+        return _latest_expiry_times(self.expiry_times(tier.table) for tier in TIERS)
 
-    def remove(self, spark: SparkSession, times: Mapping[str, int]) -> None:
+    def remove_expired(self, spark: SparkSession, times: Mapping[str, int]) -> None:
         """Removes the buckets that have expired. If another process is removing rows, a later call removes them.
 
         Args:
@@ -189,7 +189,7 @@ class Expiry:
             looked, step = self._looked.setdefault(product.table, {}), (product.retention_ms or 0) // _STEPS
             floors = {
                 topic: floor
-                for topic, floor in due_floors(product, times).items()
+                for topic, floor in compute_expiry_times(product, times).items()
                 if floor > looked.get(topic, NEVER) + step
             }
             if not floors and product.table not in self._pending:
@@ -205,7 +205,7 @@ class Expiry:
                 return
             looked |= floors
 
-    def _remove_expired(self, spark: SparkSession, table: str, floors: Floors) -> None:
+    def _remove_expired(self, spark: SparkSession, table: str, floors: ExpiryTimes) -> None:
         before = self._floors.get(table, {})
         now = {**before, **{topic: max(floor, before.get(topic, NEVER)) for topic, floor in floors.items()}}
         is_gone = _has_expired(now)
@@ -215,7 +215,7 @@ class Expiry:
             return
         # A process that died has removed either all of its pending rows or none.
         removed = 0 if found is None else found.max_missing_rows - (count if found.pending else 0)
-        noted = replace(_retained_entry(table, now), removed=removed, pending=count)
+        noted = replace(_create_retained_entry(table, now), removed=removed, pending=count)
         if count:
             record_removed_rows(spark, self._lake, noted)
             self._floors[table] = now
@@ -226,26 +226,26 @@ class Expiry:
         record_removed_rows(spark, self._lake, replace(noted, removed=noted.max_missing_rows, pending=0))
 
 
-def _latest_floors(many: Iterable[Floors]) -> Floors:
+def _latest_expiry_times(many: Iterable[ExpiryTimes]) -> ExpiryTimes:
     found: dict[str, int] = {}
     for floors in many:
         found |= {topic: max(floor, found.get(topic, floor)) for topic, floor in floors.items()}
     return found
 
 
-def _has_expired(floors: Floors) -> Column:
+def _has_expired(expiry_times: ExpiryTimes) -> Column:
     from pyspark.sql import functions as F
 
-    pairs = [F.lit(part) for topic, ms in sorted(floors.items()) for part in (topic, nearest_time(ms))]
+    pairs = [F.lit(part) for topic, ms in sorted(expiry_times.items()) for part in (topic, nearest_datetime(ms))]
     floor = F.try_element_at(F.create_map(*pairs), F.col("topic"))
     # The comparison with the highest floor lets Delta skip files that have no expired row.
-    return (F.col(START) < F.lit(nearest_time(max(floors.values())))) & (F.col(START) < floor)
+    return (F.col(START) < F.lit(nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
 
 
-def _floors_of(found: RemovedRows) -> dict[str, int]:
+def _read_limits(found: RemovedRows) -> dict[str, int]:
     return {row["topic"]: row["limit"] + 1 for row in found.limits.to_pylist()}
 
 
-def _retained_entry(table: str, floors: Floors) -> RemovedRows:
-    rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(floors.items())]
+def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RemovedRows:
+    rows = [{"topic": topic, "limit": floor - 1} for topic, floor in sorted(expiry_times.items())]
     return RemovedRows(table, datetime.now(UTC), limits=pa.Table.from_pylist(rows, LIMITS))

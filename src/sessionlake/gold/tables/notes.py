@@ -10,7 +10,7 @@ from sessionlake.delta.schemas.names import AVERAGES
 from sessionlake.delta.schemas.properties import APPEND_ONLY, CHANGE_FEED
 from sessionlake.errors import LakeError
 from sessionlake.gold.changes import require_all_changes
-from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -38,17 +38,18 @@ def require_same_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
     Raises:
         LakeError: Gold's states were written for another number of shards.
     """
-    found = stored_shards(spark, lake)
+    found = read_stored_shards(spark, lake)
     if found is None:
         store_shards(spark, lake, shards)
     elif found != shards:
         raise LakeError(
-            f"gold.shards is {shards}, but gold was built with {found}",
-            fix=f"Set it back, or move gold's states with `sessionlake reshard {shards}`",
+            f"gold.shards is {shards}, but gold's states were written for {found} shards",
+            why="With another number, gold would not find the states of its averages",
+            fix=f"Set gold.shards back to {found}, or move the states with `sessionlake reshard {shards}`",
         )
 
 
-def stored_shards(spark: SparkSession, lake: Lake) -> int | None:
+def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
     """Returns the number of shards that gold's states were written for; None before gold has started."""
     if not lake.exists(spark, AVERAGES):
         return None
@@ -61,15 +62,15 @@ def store_shards(spark: SparkSession, lake: Lake, shards: int) -> None:
     lake.set_property(spark, AVERAGES, _SHARDS, str(shards))
 
 
-def skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
+def find_skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     """Returns the given tables that gold did not maintain in its last run. They lack the batches of that run."""
-    noted = maintained_names(spark, lake)
+    noted = read_maintained_names(spark, lake)
     if noted is None:
         return []
     return [one for one in products if one.table != AVERAGES and one.name not in noted]  # AVERAGES is always maintained
 
 
-def tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
+def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
     """Returns the tables that must be rebuilt because they are missing or incomplete.
 
     A table is incomplete if gold died while it rebuilt the table, or if the configuration left the table out for a
@@ -80,16 +81,16 @@ def tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) ->
             later, because retention has removed changes.
     """
     for product in products:
-        found = _stored_logic(spark, lake, product)
+        found = _read_stored_logic(spark, lake, product)
         if found not in (None, product.logic):
             raise LakeError(
                 f"{product.table} was computed by another declaration (logic {found}, now {product.logic})",
                 fix=f"Run `sessionlake rebuild {product.table}`, which computes it again",
             )
-    for product in skipped_tables(spark, lake, products):
+    for product in find_skipped_tables(spark, lake, products):
         _require_rebuildable(spark, lake, product)
         mark_incomplete(spark, lake, product)
-    return [product for product in products if _stored_logic(spark, lake, product) is None]
+    return [product for product in products if _read_stored_logic(spark, lake, product) is None]
 
 
 def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
@@ -98,16 +99,17 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
     Raises:
         LakeError: Retention has removed changes.
     """
-    if _stored_logic(spark, lake, product) is None or not lake.reader(spark).any(product.table):
+    if _read_stored_logic(spark, lake, product) is None or not lake.reader(spark).has_rows(product.table):
         return
     try:
         require_all_changes(lake, spark)
     except LakeError as error:
         raise LakeError(
             f"{error}",
-            why=f"The configuration left {product.table} out for a while. Rebuilt with what it missed, it would begin "
-            "later than now",
-            fix=f"Leave it out, or accept that: run `sessionlake rebuild {product.table} --shorten-gold`",
+            why=f"The configuration did not declare {product.table} for a while, so the table lacks changes. "
+            "Rebuilt, it would have all changes that are left, but start later than now",
+            fix=f"Remove it from the configuration. Or accept the later start, and run `sessionlake rebuild "
+            f"{product.table} --shorten-gold`",
         ) from error
 
 
@@ -118,7 +120,7 @@ def store_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTab
 
 def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, products: Iterable[GoldTable]) -> None:
     """Switches the change data feed of each table on or off, as `gold.change_feed` says."""
-    for table in with_finals(products):
+    for table in add_final_tables(products):
         wanted = table.name in settings.gold.change_feed
         if wanted != (lake.storage.properties(spark, table.table).get(CHANGE_FEED) == "true"):
             lake.set_property(spark, table.table, CHANGE_FEED, str(wanted).lower())
@@ -131,7 +133,7 @@ def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[Gol
     with a retention stay writable.
     """
     set_change_feeds(spark, lake, lake.settings, products)
-    for final in finals_of(products):
+    for final in find_final_tables(products):
         if final.retention_ms is None and lake.storage.properties(spark, final.table).get(APPEND_ONLY) != "true":
             lake.set_property(spark, final.table, APPEND_ONLY, "true")
 
@@ -144,37 +146,38 @@ def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldT
     Raises:
         LakeError: A maintained table is not among the given ones, or a given table is incomplete.
     """
-    names = {product.name for product in complete_tables(spark, lake, products)}
-    lacking = sorted({*(maintained_names(spark, lake) or ())} - names)
+    names = {product.name for product in find_complete_tables(spark, lake, products)}
+    lacking = sorted({*(read_maintained_names(spark, lake) or ())} - names)
     if lacking:
         raise LakeError(
-            f"gold maintains {', '.join(lacking)}, which the configuration lacks or declares differently",
-            fix="Restore its declaration. Or set gold.shards back, run `sessionlake run gold --once` without the "
-            "table, then reshard",
+            f"the configuration does not declare {', '.join(lacking)}, or not as it was when gold last ran",
+            why="Gold still maintains the table, and its states cannot be moved without the same declaration",
+            fix="Restore the declaration. Or set gold.shards back, run `sessionlake run gold --once` without the "
+            "table, and reshard again",
         )
 
 
-def complete_tables(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
+def find_complete_tables(spark: SparkSession | None, lake: Lake, products: Sequence[T]) -> list[T]:
     """Returns the given tables that are complete.
 
     A complete table was computed by its present declaration from everything that gold has read.
     """
-    return [product for product in products if _stored_logic(spark, lake, product) == product.logic]
+    return [product for product in products if _read_stored_logic(spark, lake, product) == product.logic]
 
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
     """Marks a table as incomplete. If its rebuild is interrupted, the next start rebuilds it."""
-    if _stored_logic(spark, lake, product) is not None:
+    if _read_stored_logic(spark, lake, product) is not None:
         lake.set_property(spark, product.table, LOGIC, "")
 
 
-def _stored_logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
-    if not all(lake.exists(spark, one.table) for one in with_finals([product])):
+def _read_stored_logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
+    if not all(lake.exists(spark, one.table) for one in add_final_tables([product])):
         return None
     return lake.storage.properties(spark, product.table).get(LOGIC) or None
 
 
-def maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
+def read_maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
     """Returns the names of the tables that gold maintains; None if gold has never stored them."""
     noted = lake.storage.properties(spark, AVERAGES).get(MAINTAINED)
     return None if noted is None else noted.split(",") if noted else []
@@ -183,5 +186,5 @@ def maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
 def store_maintained_names(spark: SparkSession, lake: Lake, names: Iterable[str]) -> None:
     """Stores the names of the tables that gold maintains from its next batch on."""
     wanted = sorted(names)
-    if maintained_names(spark, lake) != wanted:
+    if read_maintained_names(spark, lake) != wanted:
         lake.set_property(spark, AVERAGES, MAINTAINED, ",".join(wanted))

@@ -19,7 +19,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.making.states import rebuilt_up_to
+from sessionlake.gold.making.states import read_rebuilt_version
 from sessionlake.protocol.names import quote
 from sessionlake.spark.compare import TableComparison
 from sessionlake.spark.frames import read_into_one_task
@@ -44,7 +44,8 @@ def verify_restatements(
     Only restatements from after a table was built are checked.
 
     Args:
-        points: all numbers that changes set, as `gold.changes.events_of` returns them, with `partition` and `offset`.
+        points: all numbers that changes set, as `gold.changes.select_events` returns them, with `partition` and
+            `offset`.
 
     Returns:
         The number of checked rows and of wrong rows, with an example.
@@ -53,9 +54,9 @@ def verify_restatements(
 
     rows, different, first = 0, 0, None
     for series in averages:
-        since = (F.col("table") == series.table) & (F.col("_batch") > rebuilt_up_to(spark, lake, series))
+        since = (F.col("table") == series.table) & (F.col("_batch") > read_rebuilt_version(spark, lake, series))
         restatements = lake.read_small_in_memory(spark, RESTATEMENTS).where(since)
-        found = inconsistencies(series, lake.read_small_in_memory(spark, series.table), restatements, points)
+        found = find_inconsistencies(series, lake.read_small_in_memory(spark, series.table), restatements, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]
         rows, different = rows + restatements.count(), different + broken
         if first is None and one is not None:
@@ -64,7 +65,9 @@ def verify_restatements(
     return TableComparison(RESTATEMENTS, rows, different, first)
 
 
-def inconsistencies(series: RollingAverage, table: DataFrame, restatements: DataFrame, points: DataFrame) -> DataFrame:
+def find_inconsistencies(
+    series: RollingAverage, table: DataFrame, restatements: DataFrame, points: DataFrame
+) -> DataFrame:
     """Returns the rows whose average and restatements contradict each other.
 
     Args:
@@ -78,14 +81,14 @@ def inconsistencies(series: RollingAverage, table: DataFrame, restatements: Data
     """
     chain = read_into_one_task(_with_predecessors(series, restatements))
     found = [
-        _rows_breaking(series, chain, _restatement_checks(series)),
-        *_unfounded_restatements(series, chain, points),
+        _find_broken_rows(series, chain, _restatement_checks(series)),
+        *_find_unfounded_restatements(series, chain, points),
     ]
-    found.append(_rows_breaking(series, _rows_with_last_restatement(series, table, chain, points), _row_checks(series)))
+    found.append(_find_broken_rows(series, _join_last_restatement(series, table, chain, points), _row_checks(series)))
     return reduce(lambda one, other: one.unionByName(other), found)
 
 
-def _rows_breaking(series: RollingAverage, rows: DataFrame, rules: Sequence[Check]) -> DataFrame:
+def _find_broken_rows(series: RollingAverage, rows: DataFrame, rules: Sequence[Check]) -> DataFrame:
     from pyspark.sql import functions as F
 
     holds = [F.coalesce(rule, F.lit(col=False)) for rule, _, _ in rules]
@@ -122,10 +125,10 @@ def _restatement_checks(series: RollingAverage) -> list[Check]:
 
     number, causes, pane = F.col("number"), F.col("because.ts"), F.col("pane")
     shown = F.col("average").isNotNull() & F.col("average_before").isNotNull() & ~F.col("from").eqNullSafe(F.col("to"))
-    sizes = F.col("points_before").between(1, F.col("points")) & (F.col("points") <= series.last)
+    sizes = F.col("points_before").between(1, F.col("points")) & (F.col("points") <= series.window_points)
     named = F.size("because") == F.least("late_points", F.lit(MOST_CAUSES))
     in_order = (causes == F.array_sort(causes)) & (F.array_max(causes) <= F.col("ts")) & (F.col("late_ms") >= 0)
-    passed = F.col("newest").isNull() | ((pane == _LATE) == (F.col("ts") <= _watermark(series, "newest")))
+    passed = F.col("newest").isNull() | ((pane == _LATE) == (F.col("ts") <= _watermark_column(series, "newest")))
     goes_on = F.col("pane_before").isNull() | (F.col("pane_before") == _EARLY) | (pane == _LATE)
     nth = "restatement %s of this row "
     return [
@@ -138,7 +141,7 @@ def _restatement_checks(series: RollingAverage) -> list[Check]:
         ),
         (shown & sizes, f"{nth}leads from %s to %s", ["number", "from", "to"]),
         (
-            F.col("late_points").between(1, series.last) & named & in_order,
+            F.col("late_points").between(1, series.window_points) & named & in_order,
             f"{nth}has %s late points, %s ms late, because of %s",
             ["number", "late_points", "late_ms", "because"],
         ),
@@ -150,7 +153,7 @@ def _restatement_checks(series: RollingAverage) -> list[Check]:
     ]
 
 
-def _unfounded_restatements(series: RollingAverage, chain: DataFrame, points: DataFrame) -> list[DataFrame]:
+def _find_unfounded_restatements(series: RollingAverage, chain: DataFrame, points: DataFrame) -> list[DataFrame]:
     """Finds restatements whose points do not exist in silver's changes.
 
     Returns:
@@ -176,9 +179,7 @@ def _unfounded_restatements(series: RollingAverage, chain: DataFrame, points: Da
     return [unknown.select(*row, named.alias("what")), unknown_newest.select(*row, late.alias("what"))]
 
 
-def _rows_with_last_restatement(
-    series: RollingAverage, table: DataFrame, chain: DataFrame, points: DataFrame
-) -> DataFrame:
+def _join_last_restatement(series: RollingAverage, table: DataFrame, chain: DataFrame, points: DataFrame) -> DataFrame:
     """Returns each average with the highest event time of its series (`newest`) and its last restatement.
 
     A restatement whose row is not in the table is included, with null in `in_table`.
@@ -199,10 +200,10 @@ def _row_checks(series: RollingAverage) -> list[Check]:
     from pyspark.sql import functions as F
 
     pane, last_pane, ts = F.col("pane"), F.col("last_pane"), F.col("ts")
-    watermark, alone = _watermark(series, "newest"), F.col("number") == 0
+    watermark, alone = _watermark_column(series, "newest"), F.col("number") == 0
     # If averages are published at once, every later change of one is a restatement. A row without restatements is then
     # late only if the watermark was after its event time. If it was equal, the row was on time.
-    seen = series.early and series.least == 1
+    seen = series.publishes_early and series.minimum_points == 1
     late = ts < watermark if seen else ts <= watermark
     return [
         (F.col("in_table").isNotNull(), "has restatements, but is not in the table", []),
@@ -231,7 +232,7 @@ def _row_checks(series: RollingAverage) -> list[Check]:
     ]
 
 
-def _watermark(series: RollingAverage, newest: str) -> Column:
+def _watermark_column(series: RollingAverage, newest: str) -> Column:
     """Returns the watermark of a series in ms. It is at least the smallest possible event time.
 
     Args:

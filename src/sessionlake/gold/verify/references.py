@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
-from sessionlake.gold.declared.references import references_of
+from sessionlake.gold.declared.references import declared_references
 from sessionlake.gold.enrich.reference import FROM, GONE_BY, TO
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, Join
-from sessionlake.gold.references.applied import pending_rows
+from sessionlake.gold.references.applied import find_unapplied_rows
 from sessionlake.protocol.names import internal, quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import TableComparison
@@ -35,19 +35,19 @@ def verify_references(
     """
     used = {join.reference.name for table in tables if isinstance(table, EnrichedTable) for join in table.joins}
     reader, found = lake.reader(spark), []
-    for one in references_of(settings):
+    for one in declared_references(settings):
         if one.name not in used:
             continue
         try:
-            pending, _ = pending_rows(lake, reader, one)
+            pending, _ = find_unapplied_rows(lake, reader, one)
         except LakeError:  # the whole table is faulty, and gold keeps what it applied before
             continue
         first = (
             None
-            if not pending.rows
-            else f"{one.applied_table}: {pending.rows} rows of {one.table} wait for `sessionlake run gold`"
+            if not pending.row_count
+            else f"{one.applied_table}: {pending.row_count} rows of {one.table} wait for `sessionlake run gold`"
         )
-        found.append(TableComparison(one.applied_table, reader.size(one.table).rows, pending.rows, first))
+        found.append(TableComparison(one.applied_table, reader.read_size(one.table).rows, pending.row_count, first))
     return found
 
 
@@ -59,14 +59,14 @@ def expected_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, 
     """
     from pyspark.sql import functions as F
 
-    own = [F.col(quote(SILVER_NAMES.get(name, name))).alias(name) for name in table.names]
+    own = [F.col(quote(SILVER_NAMES.get(name, name))).alias(name) for name in table.change_column_names]
     rows = changes.select(*own)
     for join in table.joins:
-        rows = _joined(rows, join, lake.read(spark, join.reference.applied_table).where(f"{GONE_BY} IS NULL"))
+        rows = _join_versions(rows, join, lake.read(spark, join.reference.applied_table).where(f"{GONE_BY} IS NULL"))
     return rows.select(*(quote(name) for name, _ in table.columns))
 
 
-def _joined(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
+def _join_versions(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     keys = [internal(f"key:{name}") for name in join.reference.key_names]
@@ -74,22 +74,22 @@ def _joined(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
         *(F.col(quote(name)).alias(key) for name, key in zip(join.reference.key_names, keys, strict=True)),
         F.col(FROM).alias(_FROM),
         F.col(TO).alias(_TO),
-        *(F.col(quote(source)).alias(name) for name, source in join.take),
-        F.col(FROM).alias(join.version),
+        *(F.col(quote(source)).alias(name) for name, source in join.taken_columns),
+        F.col(FROM).alias(join.version_column),
     )
     same = reduce(and_, (changes[quote(on)] == known[quote(key)] for on, key in zip(join.on, keys, strict=True)))
-    at = _micros(changes["ts"].cast("decimal(20,0)") * 1000)
+    at = _to_micros(changes["ts"].cast("decimal(20,0)") * 1000)
     until = known[quote(_TO)]
-    holds = (at >= _moment(known[quote(_FROM)])) & (until.isNull() | (at < _moment(until)))
+    holds = (at >= _to_timestamp(known[quote(_FROM)])) & (until.isNull() | (at < _to_timestamp(until)))
     return changes.join(known, same & holds, "left").drop(*keys, _FROM, _TO)
 
 
-def _moment(timestamp: Column) -> Column:
+def _to_timestamp(timestamp: Column) -> Column:
     from pyspark.sql import functions as F
 
-    return _micros(F.unix_micros(timestamp))
+    return _to_micros(F.unix_micros(timestamp))
 
 
-def _micros(number: Column) -> Column:
+def _to_micros(number: Column) -> Column:
     """Converts ms to microseconds in a type that is wide enough for every event time."""
     return number.cast("decimal(24,0)")

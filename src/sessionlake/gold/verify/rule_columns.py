@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.gold.aggregate.functions import ORDER_SQL
-from sessionlake.gold.aggregate.sources import Declared, text_field, value_field
+from sessionlake.gold.aggregate.sources import DeclaredColumns, text_field, value_field
 from sessionlake.gold.rules.tree import (
     OPERATORS,
     AllOf,
@@ -22,7 +22,7 @@ from sessionlake.gold.rules.tree import (
     Selection,
     Tree,
     Window,
-    selection,
+    find_selection,
 )
 from sessionlake.protocol.names import quote
 
@@ -93,20 +93,24 @@ def has_points(windows: Sequence[Window]) -> Column:
     return reduce(lambda a, b: a | b, (F.col(_quoted_name("points", window)) > 0 for window in windows))
 
 
-def condition(tree: Tree) -> tuple[Column, Column]:
+def condition_columns(tree: Tree) -> tuple[Column, Column]:
     """Returns two columns: whether the condition is true, and whether rounding errors could change the answer."""
     from pyspark.sql import functions as F
 
     match tree:
         case AllOf(parts) | AnyOf(parts):
-            met, near = zip(*map(condition, parts), strict=True)
+            met, near = zip(*map(condition_columns, parts), strict=True)
             both = isinstance(tree, AllOf)
             return reduce(lambda a, b: a & b if both else a | b, met), reduce(lambda a, b: a | b, near)
         case Not(part):
-            met_one, near_one = condition(part)
+            met_one, near_one = condition_columns(part)
             return ~met_one, near_one
         case Compared(left, compare, right):
-            a, b, size = _value(left), _value(right), _size(left) + _size(right)
+            a, b, size = (
+                _operand_column(left),
+                _operand_column(right),
+                _magnitude_column(left) + _magnitude_column(right),
+            )
             near_two = (size > 0) & (F.abs(a - b) <= _TOLERANCE * size)
             return _false_if_null(OPERATORS[compare](a, b)), _false_if_null(near_two) | _false_if_null(
                 F.isnan(a) | F.isnan(b)
@@ -114,7 +118,7 @@ def condition(tree: Tree) -> tuple[Column, Column]:
     raise TypeError(f"{tree} is not a condition")
 
 
-def event(tree: Tree, topics: Sequence[str], declared: Declared) -> Column:
+def event_column(tree: Tree, topics: Sequence[str], declared: DeclaredColumns) -> Column:
     """Returns a column that is true for changes that meet the condition of an event.
 
     Args:
@@ -126,11 +130,11 @@ def event(tree: Tree, topics: Sequence[str], declared: Declared) -> Column:
 
     match tree:
         case AllOf(parts):
-            return reduce(lambda a, b: a & b, (event(part, topics, declared) for part in parts))
+            return reduce(lambda a, b: a & b, (event_column(part, topics, declared) for part in parts))
         case AnyOf(parts):
-            return reduce(lambda a, b: a | b, (event(part, topics, declared) for part in parts))
+            return reduce(lambda a, b: a | b, (event_column(part, topics, declared) for part in parts))
         case Not(part):
-            return _is_selected_by(part, topics) & ~event(part, topics, declared)
+            return _is_selected_by(part, topics) & ~event_column(part, topics, declared)
         case Deleted(of):
             return _is_selected(of, topics) & F.col("deleted")
         case FieldIs(of, column, compare, value):
@@ -147,14 +151,14 @@ def _is_selected_by(tree: Tree, topics: Sequence[str]) -> Column:
     """Returns a column that is true for changes in the topics and rows that an event reads."""
     if isinstance(tree, Pattern):
         raise TypeError(f"{tree} is not an event")
-    return _is_selected(selection(tree), topics)
+    return _is_selected(find_selection(tree), topics)
 
 
-def _is_selected(of: Selection, topics: Sequence[str]) -> Column:
+def _is_selected(selection: Selection, topics: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
-    found = F.col("topic").isin([topic for topic in topics if of.has_topic(topic)])
-    return found & F.col("row_id").isin(list(of.rows)) if of.rows else found
+    found = F.col("topic").isin([topic for topic in topics if selection.includes_topic(topic)])
+    return found & F.col("row_id").isin(list(selection.rows)) if selection.rows else found
 
 
 def _false_if_null(met: Column) -> Column:
@@ -164,21 +168,21 @@ def _false_if_null(met: Column) -> Column:
     return F.coalesce(met, F.lit(False))
 
 
-def _value(operand: Operand) -> Column:
+def _operand_column(operand: Operand) -> Column:
     from pyspark.sql import functions as F
 
     return F.col(_quoted_name("value", operand)) if isinstance(operand, Window) else F.lit(operand)
 
 
-def _size(operand: Operand) -> Column:
+def _magnitude_column(operand: Operand) -> Column:
     from pyspark.sql import functions as F
 
     return F.col(_quoted_name("size", operand)) if isinstance(operand, Window) else F.lit(0.0)
 
 
-def _column_name(what: str, window: Window) -> str:
-    return f"{what} {window.function} {window.metric} {window.minutes} {window.of!r}"
+def _column_name(prefix: str, window: Window) -> str:
+    return f"{prefix} {window.function} {window.metric} {window.minutes} {window.of!r}"
 
 
-def _quoted_name(what: str, window: Window) -> str:
-    return quote(_column_name(what, window))
+def _quoted_name(prefix: str, window: Window) -> str:
+    return quote(_column_name(prefix, window))

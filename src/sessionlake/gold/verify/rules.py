@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
-from sessionlake.gold.aggregate.sources import MARKS, PARTITION, Declared, text_field
-from sessionlake.gold.alerts.book import recorded_rules
-from sessionlake.gold.changes import declared_in, events_of, select_changes, version_read
+from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, text_field
+from sessionlake.gold.alerts.book import read_recorded_rules
+from sessionlake.gold.changes import declared_columns, last_version_read, select_changes, select_events
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
-from sessionlake.gold.tables.expiry import slices_begin
-from sessionlake.gold.verify.rule_columns import condition, event, has_points, minute_columns, moving_columns
+from sessionlake.gold.tables.expiry import read_first_bucket_times
+from sessionlake.gold.verify.rule_columns import (
+    condition_columns,
+    event_column,
+    has_points,
+    minute_columns,
+    moving_columns,
+)
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
@@ -43,37 +49,43 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     Returns:
         The result, or None if no rule is evaluated.
     """
-    lake, declared = Lake(settings), declared_in(settings)
+    lake, declared = Lake(settings), declared_columns(settings)
     reader = lake.reader(spark)
-    recorded = recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
+    recorded = read_recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
     rules = [one.rule for one in recorded if one.rule is not None]
     if not rules:
         return None
     from pyspark.sql import functions as F
 
-    raw = lake.read(spark, CHANGES, version_read(settings)).where("change != 'clear'")
+    raw = lake.read(spark, CHANGES, last_version_read(settings)).where("change != 'clear'")
     changes = read_into_one_task(select_changes(raw, settings, (F.col("change") == "delete").alias("deleted")))
-    numbers = events_of(changes, declared, MARKS, numbers=True)
-    texts = events_of(changes, declared, MARKS, numbers=False)
+    numbers = select_events(changes, declared, MARKS, numbers=True)
+    texts = select_events(changes, declared, MARKS, numbers=False)
     in_range = F.col("ts").between(FIRST_MS, LAST_MS)
     both = numbers.select("topic", "ts").unionByName(texts.select("topic", "ts")).where(in_range)
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _ExpectedAlerts(numbers.where(in_range), changes.where(in_range), times, topics, declared)
-    log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), slices_begin(reader)
+    log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), read_first_bucket_times(reader)
     parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
-    found = [_compared(log, truth, part, begins) for part in parts]
+    found = [_compare_alerts(log, truth, part, begins) for part in parts]
     first = next((one.first_difference for one in found if one.first_difference is not None), None)
     return TableComparison(
         RULE_EVENTS, sum(one.expected_rows for one in found), sum(one.different_rows for one in found), first
     )
 
 
-def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], begins: StreamTimes) -> TableComparison:
+def _compare_alerts(
+    log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], begins: StreamTimes
+) -> TableComparison:
     from pyspark.sql import functions as F
 
     is_decidable = reduce(and_, (_is_decidable(rule, begins) for rule in rules))
-    rows = reduce(lambda one, other: one.unionByName(other), map(truth.alerts, rules)).where(is_decidable).persist()
+    rows = (
+        reduce(lambda one, other: one.unionByName(other), map(truth.compute_alerts, rules))
+        .where(is_decidable)
+        .persist()
+    )
     try:
         doubtful = rows.where("doubtful").select("rule", *KEY, "at").distinct()
         logged = log.where(F.col("rule").isin([rule.name for rule in rules])).where(is_decidable)
@@ -85,12 +97,12 @@ def _compared(log: DataFrame, truth: _ExpectedAlerts, rules: Sequence[Rule], beg
 
 
 def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
-    """Returns a column that is false for the rule's alerts that cannot be compared, because their slices have expired.
+    """Returns a column that is false for the rule's alerts that cannot be compared, because their buckets have expired.
 
     It is true for alerts of other rules.
 
     Args:
-        begins: for topics with expired slices, the event time in ms from which slices exist.
+        begins: for topics with expired buckets, the event time in ms from which buckets exist.
     """
     from pyspark.sql import functions as F
 
@@ -131,7 +143,7 @@ class _ExpectedAlerts:
     """Computes the alerts that the log should have, from all changes that gold has read.
 
     Attributes:
-        numbers: the numbers that changes set, as `gold.changes.events_of` returns them.
+        numbers: the numbers that changes set, as `gold.changes.select_events` returns them.
         changes: the changes themselves, for patterns.
         times: stream time of each topic, in ms.
         topics: all topics with changes.
@@ -142,9 +154,9 @@ class _ExpectedAlerts:
     changes: DataFrame
     times: Mapping[str, int]
     topics: Sequence[str]
-    declared: Declared
+    declared: DeclaredColumns
 
-    def alerts(self, rule: Rule) -> DataFrame:
+    def compute_alerts(self, rule: Rule) -> DataFrame:
         """Returns the alerts that one rule should have.
 
         Returns:
@@ -153,14 +165,14 @@ class _ExpectedAlerts:
         """
         from pyspark.sql import functions as F
 
-        rows = self._pattern(rule) if isinstance(rule.tree, Pattern) else self._condition(rule)
+        rows = self._pattern_alerts(rule) if isinstance(rule.tree, Pattern) else self._condition_alerts(rule)
         if rule.since_ms is not None:
             rows = rows.where(F.col("at") >= rule.since_ms)
         keys = [F.col(name) if name in rows.columns else F.lit(None).cast("string").alias(name) for name in KEY]
         rows = rows.select(F.lit(rule.name).alias("rule"), *keys, "at", "what", "doubtful", F.lit(1).alias("times"))
         return rows.select("rule", *_non_null_texts(KEY), "at", "what", "doubtful", "times")
 
-    def _until(self, rule: Rule) -> Column:
+    def _until_column(self, rule: Rule) -> Column:
         """Returns a column with the stream time that applies to a row's key, in ms."""
         from pyspark.sql import functions as F
 
@@ -169,7 +181,7 @@ class _ExpectedAlerts:
         pairs = [part for topic, time in self.times.items() for part in (F.lit(topic), F.lit(time).cast("bigint"))]
         return F.element_at(F.create_map(*pairs), F.col("topic"))
 
-    def _condition(self, rule: Rule) -> DataFrame:
+    def _condition_alerts(self, rule: Rule) -> DataFrame:
         """Returns the minutes at which a rule with windows becomes true or false, for each key.
 
         The rule is evaluated at each minute at which a point enters or leaves a window.
@@ -185,12 +197,12 @@ class _ExpectedAlerts:
         if rule.since_ms is not None:
             edges.append(F.lit(-(-rule.since_ms // MINUTE_MS)))
         moments = minutes.select(*rule.key_columns, F.explode(F.array(*edges)).alias("end")).distinct()
-        moments = moments.where(F.col("end") <= F.floor(self._until(rule) / MINUTE_MS))
+        moments = moments.where(F.col("end") <= F.floor(self._until_column(rule) / MINUTE_MS))
         line = Over.partitionBy(*rule.key_columns).orderBy("end")
         moving = moments.join(minutes, [*rule.key_columns, "end"], "left").select(
             *rule.key_columns, "end", *moving_columns(rule.windows, line)
         )
-        met, near = condition(rule.tree)
+        met, near = condition_columns(rule.tree)
         since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms
         states = moving.select(
             *rule.key_columns, "end", (has_points(rule.windows) & met & since).alias("holds"), near.alias("near")
@@ -201,7 +213,7 @@ class _ExpectedAlerts:
         doubtful = F.expr("near OR near_before").alias("doubtful")
         return changed.select(*rule.key_columns, (F.col("end") * MINUTE_MS).alias("at"), what, doubtful)
 
-    def _pattern(self, rule: Rule) -> DataFrame:
+    def _pattern_alerts(self, rule: Rule) -> DataFrame:
         from pyspark.sql import Window as Over
         from pyspark.sql import functions as F
 
@@ -209,7 +221,7 @@ class _ExpectedAlerts:
         assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
         by = [VALUE if name == rule.key_column else name for name in rule.key_columns]
         topics, declared = self.topics, self.declared
-        first, second = (event(part, topics, declared) for part in (pattern.first, pattern.second))
+        first, second = (event_column(part, topics, declared) for part in (pattern.first, pattern.second))
         value = (
             F.lit(None) if rule.key_column is None else F.col(quote(text_field(declared.texts.index(rule.key_column))))
         )
@@ -229,7 +241,9 @@ class _ExpectedAlerts:
             following = events.withColumn("next", F.min(F.when(F.col("second"), F.col("ts"))).over(behind))
             due = F.col("ts") + within
             alone = F.col("next").isNull() | (F.col("next") > due)
-            found = following.where(F.col("first") & alone & (due < self._until(rule))).select(*by, due.alias("at"))
+            found = following.where(F.col("first") & alone & (due < self._until_column(rule))).select(
+                *by, due.alias("at")
+            )
         else:
             before = [F.lag(name).over(line).alias(f"{name}_before") for name in ("first", "ts")]
             near = F.col("first_before") & (F.col("ts") - F.col("ts_before") <= within)

@@ -12,18 +12,18 @@ from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
 from sessionlake.gold.changes import (
-    declared_in,
-    events_of,
-    is_late,
+    declared_columns,
+    is_late_column,
+    last_version_read,
     read_changes,
     require_all_changes,
-    version_read,
+    select_events,
     with_seq_order,
 )
-from sessionlake.gold.declared.tables import GoldTable, finals_of, with_finals
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import read_floors, without_expired
+from sessionlake.gold.tables.expiry import drop_expired, read_expiry_times
 from sessionlake.gold.verify.averages import verify_restatements
 from sessionlake.gold.verify.references import expected_enriched_rows, verify_references
 from sessionlake.gold.verify.rules import verify_rules
@@ -48,35 +48,35 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         LakeError: gold has read only a part of a commit to `silver.session_changes`, or retention has removed rows
             of that table.
     """
-    lake, declared = Lake(settings), declared_in(settings)
+    lake, declared = Lake(settings), declared_columns(settings)
     require_all_changes(lake, spark)
     changes = read_changes(spark, lake, settings)
     if changes is None:
         return []
-    numbers, texts = (
-        read_into_one_task(events_of(changes, declared, WITH_PLACE, numbers=kind)) for kind in (True, False)
-    )
-    floors = read_floors(lake.reader(spark), [table.table for table in with_finals(tables)])
+    of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind) for kind in (True, False))
+    numbers, texts = map(read_into_one_task, of_kinds)
+    floors = read_expiry_times(lake.reader(spark), [table.table for table in add_final_tables(tables)])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, EnrichedTable):
-            truth = expected_enriched_rows(spark, lake, lake.read(spark, CHANGES, version_read(settings)), table)
+            truth = expected_enriched_rows(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), table)
         elif isinstance(table, RollingAverage):
             truth = _expected_averages(numbers, table)
             averages.append(table)
         else:
             events = numbers if table.source.numbers else texts
-            truth = without_expired(expected_rows(events.where(~is_late(table)), table), floors.get(table.table, {}))
+            on_time = expected_rows(events.where(~is_late_column(table)), table)
+            truth = drop_expired(on_time, floors.get(table.table, {}))
             if table.lateness_ms is not None:
-                late.append(_expected_late(events.where(is_late(table)), table))
+                late.append(_expected_late(events.where(is_late_column(table)), table))
         rows = lake.read_small_in_memory(spark, table.table)
         found.append(compare_rows(table.table, table.row_keys, table.results, rows, truth))
-        for final in finals_of([table]):
+        for final in find_final_tables([table]):
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
             gone = [floors.get(one, {}) for one in (table.table, final.table)]
             rows, truth = (
-                without_expired(side, *gone)
+                drop_expired(side, *gone)
                 for side in (lake.read_small_in_memory(spark, final.table), _expected_final(truth, changes, final))
             )
             found.append(compare_rows(final.table, final.row_keys, table.results, rows, truth))
@@ -102,14 +102,14 @@ def expected_rows(events: DataFrame, product: Product) -> DataFrame:
         start = F.expr(f"ts - pmod(ts, {product.bucket_ms}L)")
         within = F.col("ts").between(FIRST_MS, LAST_MS) & (start >= FIRST_MS)
         events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
-    made = {name: one.sql() for name, one in product.aggregates.items()}
-    sizes = {name: one.magnitude() for name, one in product.aggregates.items()}
+    made = {name: one.result_sql() for name, one in product.aggregates.items()}
+    sizes = {name: one.magnitude_sql() for name, one in product.aggregates.items()}
     made |= {magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
-    keys = [*product.fields.values()]
+    keys = [*product.key_fields.values()]
     # Results are named last: within one aggregation, a result's name would hide an input column of the same name.
     unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
     found = events.groupBy(*map(quote, keys)).agg(*(F.expr(sql).alias(name) for name, sql in unnamed.items()))
-    names = zip([*keys, *unnamed], [*product.fields, *made], strict=True)
+    names = zip([*keys, *unnamed], [*product.key_fields, *made], strict=True)
     return found.select(*(F.col(quote(held)).alias(name) for held, name in names))
 
 
@@ -145,12 +145,12 @@ def _expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
 
     keys = [*map(quote, series.keys)]
     all_points = Window.partitionBy(*keys)
-    line = all_points.orderBy(*map(quote, series.sorted_by))
-    last = line.rowsBetween(1 - series.last, Window.currentRow)
+    line = all_points.orderBy(*map(quote, series.sort_columns))
+    last = line.rowsBetween(1 - series.window_points, Window.currentRow)
     size = F.count("value").over(last)
     # The watermark is at least the smallest possible event time.
     watermark = F.coalesce(F.try_subtract(F.max("ts").over(all_points), F.lit(series.watermark_ms)), F.lit(-(2**63)))
-    shown = (size >= series.least) & (F.lit(series.early) | (F.col("ts") <= watermark))
+    shown = (size >= series.minimum_points) & (F.lit(series.publishes_early) | (F.col("ts") <= watermark))
     average = F.when(shown, F.avg("value").over(last))
     return with_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),

@@ -21,7 +21,7 @@ _BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Alerts:
+class AlertsOfKey:
     """The alerts of one rule and key.
 
     Attributes:
@@ -35,13 +35,13 @@ class Alerts:
     spans: tuple[tuple[datetime, datetime | None], ...]
 
     @property
-    def last(self) -> datetime:
+    def last_time(self) -> datetime:
         """The event time at which the last alert was cleared; if it is not cleared, the time at which it was raised."""
         since, until = self.spans[-1]
         return until or since
 
 
-def latest_alerts(reader: TableReader) -> list[Alerts]:
+def read_latest_alerts(reader: TableReader) -> list[AlertsOfKey]:
     """Returns the latest alerts by event time, the newest first; an empty list if there are too many to read."""
     if not reader.exists(RULE_EVENTS):
         return []
@@ -58,12 +58,12 @@ def latest_alerts(reader: TableReader) -> list[Alerts]:
             retracted = row["event"] == _RETRACTED
             event = row["retracts"] if retracted else row["event"]
             counts[(row["rule"], *(row[name] for name in _KEY), row["window_end"], event)] += -1 if retracted else 1
-        found = sorted(_by_key(counts), key=attrgetter("last"), reverse=True)
+        found = sorted(_group_by_rule_and_key(counts), key=attrgetter("last_time"), reverse=True)
         return found[:_LINES]
     return []
 
 
-def _by_key(counts: Counter[tuple[object, ...]]) -> Iterator[Alerts]:
+def _group_by_rule_and_key(counts: Counter[tuple[object, ...]]) -> Iterator[AlertsOfKey]:
     events_by_key: dict[tuple[str, tuple[str, ...]], list[tuple[datetime, str]]] = {}
     for (rule, *key, at, event), count in counts.items():
         if count > 0 and isinstance(at, datetime):
@@ -79,4 +79,4 @@ def _by_key(counts: Counter[tuple[object, ...]]) -> Iterator[Alerts]:
             elif event == _CLEARED and spans:
                 spans[-1] = (spans[-1][0], at)
         if spans:
-            yield Alerts(rule, named, tuple(spans))
+            yield AlertsOfKey(rule, named, tuple(spans))

@@ -21,7 +21,7 @@ _COLUMNS = (*ENTRY, "started_at", "messages", "outputs")
 
 
 @dataclass(frozen=True)
-class Batch:
+class LayerBatch:
     """One batch of a layer, from its ledger entry.
 
     Attributes:
@@ -48,7 +48,7 @@ class Batch:
         return max(0.0, (self.committed_at - self.started_at).total_seconds())
 
 
-def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) -> list[Batch]:
+def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) -> list[LayerBatch]:
     """Returns the latest batches of some layers, in the order of their commits: at least 100 if they exist.
 
     Args:
@@ -57,28 +57,30 @@ def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) 
         until: When the last batch of all layers was committed.
     """
     since, wanted = LedgerReader(reader).read_last_rebuilds(), set(layers)
-    found: list[Batch] = []
+    found: list[LayerBatch] = []
     for reach in _LOOKBACKS:
         late = reader.batches(LEDGER, ("committed_at", ge, until - reach), columns=_COLUMNS)
         rows = (row for batch in late for row in batch.filter(mask_entries_since_rebuild(batch, since)).to_pylist())
-        found = [_batch(row) for row in rows if row["layer"] in wanted]
+        found = [_convert_to_batch(row) for row in rows if row["layer"] in wanted]
         if len(found) >= _ENOUGH:
             break
     return sorted(found, key=lambda batch: (batch.committed_at, batch.number))[-_AT_MOST:]
 
 
-def recent_rows_condition(batches: Sequence[Batch], table: str, total: int, at_most: int) -> list[Condition]:
+def make_condition_on_recent_rows(
+    batches: Sequence[LayerBatch], table: str, total: int, max_rows: int
+) -> list[Condition]:
     """Returns a condition for reading only the latest rows of one of silver's tables; empty if all may be read.
 
     Args:
         batches: The latest batches, in the order of their commits.
         table: Name of the table.
         total: Number of rows that all batches wrote to the table.
-        at_most: The most rows to read. Rows of the last batch are always read.
+        max_rows: The most rows to read. Rows of the last batch are always read.
     """
-    if total <= at_most:
+    if total <= max_rows:
         return []
-    left, first = at_most, None
+    left, first = max_rows, None
     for batch in reversed([batch for batch in batches if batch.layer == SILVER]):
         left -= batch.rows.get(table, 0)
         if first is not None and left < 0:
@@ -87,8 +89,8 @@ def recent_rows_condition(batches: Sequence[Batch], table: str, total: int, at_m
     return [] if first is None else [("_batch", ge, first)]
 
 
-def _batch(row: Row) -> Batch:
-    return Batch(
+def _convert_to_batch(row: Row) -> LayerBatch:
+    return LayerBatch(
         layer=row["layer"],
         number=row["batch_id"],
         started_at=row["started_at"],

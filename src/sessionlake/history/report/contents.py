@@ -10,11 +10,11 @@ from sessionlake.delta.schemas.names import EVENTS, LEDGER, PROGRESS, QUARANTINE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader, TableSize
 from sessionlake.history.missing import missing_offsets
-from sessionlake.history.report.alerts import Alerts, latest_alerts
-from sessionlake.history.report.batches import Batch, latest_batches, recent_rows_condition
-from sessionlake.history.report.crosstab import Crosstab, crosstab
-from sessionlake.history.report.pace import Lag, Throughput, lags, throughput
-from sessionlake.history.report.series import Series, select_series
+from sessionlake.history.report.alerts import AlertsOfKey, read_latest_alerts
+from sessionlake.history.report.batches import LayerBatch, latest_batches, make_condition_on_recent_rows
+from sessionlake.history.report.crosstab import TopicKindCounts, count_by_topic_and_kind
+from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, lags, throughput
+from sessionlake.history.report.series import MetricSeries, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.progress import ReadOffsets
@@ -28,7 +28,7 @@ _EVENTS = (EventKind.DUPLICATE, EventKind.GAP, EventKind.LATE, EventKind.ORPHAN)
 
 
 @dataclass(frozen=True)
-class Counted:
+class RowCounts:
     """Counts of the rows of one of silver's tables.
 
     Attributes:
@@ -36,12 +36,12 @@ class Counted:
         since: The first silver batch whose rows are counted; None if all rows are counted.
     """
 
-    table: Crosstab
+    table: TopicKindCounts
     since: int | None = None
 
 
 @dataclass(frozen=True)
-class Contents:
+class ReportContents:
     """Everything that the report shows. Times are UTC.
 
     Attributes:
@@ -62,18 +62,18 @@ class Contents:
     missing: int
     allows_gaps: bool
     partitions: int
-    batches: list[Batch]
-    lags: list[Lag]
-    throughput: list[Throughput]
-    judgements: Counted
-    quarantined: Counted
-    sessions: Crosstab
-    series: list[Series]
-    alerts: list[Alerts]
+    batches: list[LayerBatch]
+    lags: list[LagOverTime]
+    throughput: list[ThroughputOverTime]
+    judgements: RowCounts
+    quarantined: RowCounts
+    sessions: TopicKindCounts
+    series: list[MetricSeries]
+    alerts: list[AlertsOfKey]
     tables: list[tuple[str, TableSize]]
 
 
-def contents_of(reader: TableReader, settings: Settings) -> Contents:
+def read_report_contents(reader: TableReader, settings: Settings) -> ReportContents:
     """Reads everything that the report shows, and returns it.
 
     Raises:
@@ -86,26 +86,28 @@ def contents_of(reader: TableReader, settings: Settings) -> Contents:
     behind = {status.layer: status.behind or 0 for status in statuses}
     silver = next(status for status in statuses if status.layer == SILVER)
     missing = missing_offsets(reader) if reader.exists(LEDGER) else {}
-    return Contents(
+    return ReportContents(
         place=settings.place,
         made_at=datetime.now(UTC),
         statuses=statuses,
-        missing=_faults(missing, allow_gaps=settings.allows_offset_gaps),
+        missing=_count_faulty_offsets(missing, allow_gaps=settings.allows_offset_gaps),
         allows_gaps=settings.allows_offset_gaps,
         partitions=len({(span.topic, span.partition) for span in missing}),
         batches=batches,
         lags=lags(batches, behind),
         throughput=throughput(batches, layers),
-        judgements=_counted(reader, EVENTS, "event", batches, silver.events, _EVENTS),
-        quarantined=_counted(reader, QUARANTINE, "reason", batches, silver.quarantined),
-        sessions=crosstab(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
-        series=select_series(reader, recent_rows_condition(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)),
-        alerts=latest_alerts(reader),
-        tables=_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),
+        judgements=_count_rows_by_kind(reader, EVENTS, "event", batches, silver.events, _EVENTS),
+        quarantined=_count_rows_by_kind(reader, QUARANTINE, "reason", batches, silver.quarantined),
+        sessions=count_by_topic_and_kind(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
+        series=select_series(
+            reader, make_condition_on_recent_rows(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)
+        ),
+        alerts=read_latest_alerts(reader),
+        tables=_read_table_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),
     )
 
 
-def _faults(missing: Mapping[ReadOffsets, int], *, allow_gaps: bool) -> int:
+def _count_faulty_offsets(missing: Mapping[ReadOffsets, int], *, allow_gaps: bool) -> int:
     """Returns the number of faulty offsets. For each topic-partition, only the layer with the most faults counts."""
     worst: dict[TopicPartition, int] = {}
     for span, count in missing.items():
@@ -114,13 +116,13 @@ def _faults(missing: Mapping[ReadOffsets, int], *, allow_gaps: bool) -> int:
     return sum(worst.values())
 
 
-def _counted(
-    reader: TableReader, table: str, kind: str, batches: Sequence[Batch], total: int, kinds: Sequence[str] = ()
-) -> Counted:
-    window = recent_rows_condition(batches, table, total, _COUNTED)
-    found = crosstab(reader.count_by(table, ("topic", kind), *window), kinds)
-    return Counted(found, window[0][2] if window else None)
+def _count_rows_by_kind(
+    reader: TableReader, table: str, kind: str, batches: Sequence[LayerBatch], total: int, kinds: Sequence[str] = ()
+) -> RowCounts:
+    window = make_condition_on_recent_rows(batches, table, total, _COUNTED)
+    found = count_by_topic_and_kind(reader.count_by(table, ("topic", kind), *window), kinds)
+    return RowCounts(found, window[0][2] if window else None)
 
 
-def _sizes(reader: TableReader, tables: Iterable[str]) -> list[tuple[str, TableSize]]:
-    return [(table, reader.size(table)) for table in tables if reader.exists(table)]
+def _read_table_sizes(reader: TableReader, tables: Iterable[str]) -> list[tuple[str, TableSize]]:
+    return [(table, reader.read_size(table)) for table in tables if reader.exists(table)]

@@ -12,7 +12,7 @@ _TOPICS = 20
 
 
 @dataclass(frozen=True)
-class Crosstab:
+class TopicKindCounts:
     """Counts by topic (rows, the largest first) and kind (columns, the most frequent first).
 
     Attributes:
@@ -32,13 +32,13 @@ class Crosstab:
         """The sum of all counts."""
         return sum(self.sums)
 
-    def weight(self, count: int) -> int:
+    def color_strength(self, count: int) -> int:
         """Returns how strongly to colour a count: 0 to 100, on a logarithmic scale up to the largest count."""
         most = max((count for _, counts in self.topics for count in counts), default=0)
         return round(100 * log1p(count) / log1p(most)) if most else 0
 
     @staticmethod
-    def share(count: int, counts: Sequence[int]) -> float:
+    def percent_of_row(count: int, counts: Sequence[int]) -> float:
         """Returns a count in per cent of the sum of its row; 0 if the sum is 0.
 
         Args:
@@ -49,7 +49,7 @@ class Crosstab:
         return round(100 * count / total, 3) if total else 0.0
 
 
-def crosstab(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -> Crosstab:
+def count_by_topic_and_kind(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -> TopicKindCounts:
     """Returns a table of counts with topics as rows and kinds as columns.
 
     Args:
@@ -66,7 +66,7 @@ def crosstab(counts: Mapping[tuple[Any, ...], int], kinds: Sequence[str] = ()) -
     names = sorted(by_topic, key=lambda topic: (-by_topic[topic].total(), topic))
     rows = [(name, tuple(by_topic[name][kind] for kind in order)) for name in names]
     rest = [row for _, row in rows[_TOPICS:]]
-    return Crosstab(
+    return TopicKindCounts(
         kinds=order,
         topics=tuple(rows[:_TOPICS]),
         sums=tuple(by_kind[kind] for kind in order),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from sessionlake.history.report.alerts import Alerts
-from sessionlake.history.report.pace import Lag, Numbers, Throughput
-from sessionlake.history.report.series import Series
-from sessionlake.history.report.svg import color, inline, tip
-from sessionlake.history.report.words import duration, layer_name, moment
+from sessionlake.history.report.alerts import AlertsOfKey
+from sessionlake.history.report.pace import LagOverTime, Numbers, ThroughputOverTime
+from sessionlake.history.report.series import MetricSeries
+from sessionlake.history.report.svg import convert_to_svg, placeholder_color, register_tooltip
+from sessionlake.history.report.words import format_duration, format_layer_name, format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,113 +35,148 @@ _MINUTE, _FEWEST_MINUTES = 46, 5
 _SHORT, _LONG = 600, 2 * _DAY
 
 
-def freshness(lags: Sequence[Lag]) -> Markup:
+def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
     """Draws how many seconds each layer was behind bronze, over time."""
-    figure, (axes,) = _figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
+    figure, (axes,) = _make_figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
     for lag in lags:
-        axes.plot(_dates(lag.times), lag.seconds, color=color(lag.layer), linewidth=1.6, solid_joinstyle="round")
+        axes.plot(
+            _seconds_to_days(lag.times),
+            lag.seconds,
+            color=placeholder_color(lag.layer),
+            linewidth=1.6,
+            solid_joinstyle="round",
+        )
     axes.set_ylim(bottom=0)
     begin, end = min(lag.times[0] for lag in lags), max(lag.times[-1] for lag in lags)
-    _time_axis(axes, begin, end)
+    _format_time_axis(axes, begin, end)
     edges = np.linspace(begin, end, _BANDS + 1)
     for first, last in pairwise(edges):
         here = (first + last) / 2
         known = [(lag.layer, float(np.interp(here, lag.times, lag.seconds))) for lag in lags if lag.times[0] <= here]
-        lines = (f"{layer_name(layer)}: {duration(seconds)}" for layer, seconds in known)
-        _band(axes, first, last, f"{moment(float(here))} UTC", lines)
-    return inline(figure, "How many seconds each layer was behind bronze, over time", "freshness")
+        lines = (f"{format_layer_name(layer)}: {format_duration(seconds)}" for layer, seconds in known)
+        _add_tooltip_area(axes, first, last, f"{format_time(float(here))} UTC", lines)
+    return convert_to_svg(figure, "How many seconds each layer was behind bronze, over time", "freshness")
 
 
-def throughput(layers: Sequence[Throughput]) -> Markup:
+def draw_throughput(layers: Sequence[ThroughputOverTime]) -> Markup:
     """Draws how much each layer read per second over time, as one row of bars per layer."""
-    figure, rows = _figure(len(layers), "", _ROW * len(layers) + _BOTTOM)
+    figure, rows = _make_figure(len(layers), "", _ROW * len(layers) + _BOTTOM)
     starts, width = layers[0].starts, layers[0].width
     for axes, layer in zip(rows, layers, strict=True):
         axes.set_title(
-            f"{layer_name(layer.layer)}, {_unit(layer.layer)} a second", loc="left", pad=5, color=color("muted")
+            f"{format_layer_name(layer.layer)}, {_unit_of_layer(layer.layer)} a second",
+            loc="left",
+            pad=5,
+            color=placeholder_color("muted"),
         )
-        bars = axes.bar(_dates(starts), layer.rates, width / _DAY * 0.84, align="edge", color=color(layer.layer))
+        bars = axes.bar(
+            _seconds_to_days(starts),
+            layer.rates,
+            width / _DAY * 0.84,
+            align="edge",
+            color=placeholder_color(layer.layer),
+        )
         for bar, start, rate in zip(bars, starts, layer.rates, strict=True):
-            rates = f"{layer_name(layer.layer)}: {rate:,.0f} {_unit(layer.layer)} a second"
-            bar.set_gid(tip(f"{moment(float(start))} UTC, {duration(width)}", rates))
+            rates = f"{format_layer_name(layer.layer)}: {rate:,.0f} {_unit_of_layer(layer.layer)} a second"
+            bar.set_gid(register_tooltip(f"{format_time(float(start))} UTC, {format_duration(width)}", rates))
         axes.set_ylim(0, max(1.0, float(layer.rates.max()) * 1.05))
         axes.locator_params(axis="y", nbins=2)
-        _time_axis(axes, starts[0], starts[-1] + width, labels=axes is rows[-1])
-    return inline(figure, "How much each layer read per second, over time", "throughput")
+        _format_time_axis(axes, starts[0], starts[-1] + width, labels=axes is rows[-1])
+    return convert_to_svg(figure, "How much each layer read per second, over time", "throughput")
 
 
-def rolling(series: Series, name: str) -> Markup:
+def draw_moving_average(series: MetricSeries, name: str) -> Markup:
     """Draws a series' values and their moving average over event time, with corrections by late points."""
-    figure, (axes,) = _figure(1, "value")
+    figure, (axes,) = _make_figure(1, "value")
     times = np.array([row["ts"] / 1000 for row in series.points], dtype=np.float64)
     dot = "o" if len(times) == 1 else ""
-    axes.plot(_dates(times), [row["value"] for row in series.points], color=color("value"), linewidth=1.1, marker=dot)
-    axes.plot(_dates(times), [row["average"] for row in series.points], color=color("average"), linewidth=2, marker=dot)
-    _mark_restated(axes, series)
-    _time_axis(axes, times[0], times[-1])
+    axes.plot(
+        _seconds_to_days(times),
+        [row["value"] for row in series.points],
+        color=placeholder_color("value"),
+        linewidth=1.1,
+        marker=dot,
+    )
+    axes.plot(
+        _seconds_to_days(times),
+        [row["average"] for row in series.points],
+        color=placeholder_color("average"),
+        linewidth=2,
+        marker=dot,
+    )
+    _mark_corrected_averages(axes, series)
+    _format_time_axis(axes, times[0], times[-1])
     edges = np.unique(np.linspace(0, len(times) - 1, _BANDS + 1).astype(int))
     for first, last in pairwise(edges):
         row = series.points[(first + last) // 2]
         lines = (f"{key}: {_format_value(row[key])}" for key in ("value", "average"))
-        _band(axes, times[first], times[last], f"{moment(row['ts'] / 1000)} UTC", lines)
-    return inline(figure, "Values and their moving average over event time", name)
+        _add_tooltip_area(axes, times[first], times[last], f"{format_time(row['ts'] / 1000)} UTC", lines)
+    return convert_to_svg(figure, "Values and their moving average over event time", name)
 
 
-def _mark_restated(axes: Axes, series: Series) -> None:
+def _mark_corrected_averages(axes: Axes, series: MetricSeries) -> None:
     """Marks averages that a late point has corrected, with the value that was published first."""
     for row in series.restated:
-        at = _dates(np.array([row["ts"] / 1000]))
-        axes.vlines(at, row["average_before"], row["average"], color=color("other"), linewidth=1.4)
-        (mark,) = axes.plot(at, [row["average_before"]], "o", color=color("other"), markersize=5)
+        at = _seconds_to_days(np.array([row["ts"] / 1000]))
+        axes.vlines(at, row["average_before"], row["average"], color=placeholder_color("other"), linewidth=1.4)
+        (mark,) = axes.plot(at, [row["average_before"]], "o", color=placeholder_color("other"), markersize=5)
         said = (
             f"published first: {_format_value(row['average_before'])}",
             f"corrected: {_format_value(row['average'])}",
         )
-        mark.set_gid(tip(f"{moment(row['ts'] / 1000)} UTC", *said))
+        mark.set_gid(register_tooltip(f"{format_time(row['ts'] / 1000)} UTC", *said))
 
 
-def minutes(series: Series, name: str) -> Markup:
+def draw_minutes(series: MetricSeries, name: str) -> Markup:
     """Draws the lowest, mean and highest value of a series for each minute."""
-    figure, (axes,) = _figure(1, "value")
+    figure, (axes,) = _make_figure(1, "value")
     starts = np.array([row["window_start"].timestamp() for row in series.minutes], dtype=np.float64)
     low, mean, high = (np.array([row[key] for row in series.minutes], float) for key in ("min", "average", "max"))
     middles = starts + 30
-    bars = axes.bar(_dates(middles), high - low, _MINUTE / _DAY, bottom=low, color=color("band"))
+    bars = axes.bar(_seconds_to_days(middles), high - low, _MINUTE / _DAY, bottom=low, color=placeholder_color("band"))
     for bar, row in zip(bars, series.minutes, strict=True):
         lines = [f"{row['window_start']:%Y-%m-%d %H:%M} UTC, {row['points']:,} points"]
-        bar.set_gid(tip(*lines, *(f"{key}: {_format_value(row[key])}" for key in ("max", "average", "min"))))
-    axes.hlines(mean, _dates(middles - _MINUTE / 2), _dates(middles + _MINUTE / 2), color=color("average"), linewidth=2)
+        bar.set_gid(
+            register_tooltip(*lines, *(f"{key}: {_format_value(row[key])}" for key in ("max", "average", "min")))
+        )
+    axes.hlines(
+        mean,
+        _seconds_to_days(middles - _MINUTE / 2),
+        _seconds_to_days(middles + _MINUTE / 2),
+        color=placeholder_color("average"),
+        linewidth=2,
+    )
     _add_margins(axes, low, high)
     middle, span = (starts[0] + starts[-1] + 60) / 2, max(starts[-1] + 60 - starts[0], _FEWEST_MINUTES * 60)
-    _time_axis(axes, middle - span / 2, middle + span / 2, hides_seconds=True)
-    return inline(figure, "Least, mean and greatest value of each minute of event time", name)
+    _format_time_axis(axes, middle - span / 2, middle + span / 2, hides_seconds=True)
+    return convert_to_svg(figure, "Least, mean and greatest value of each minute of event time", name)
 
 
-def alerts(lines: Sequence[Alerts]) -> Markup:
+def draw_alerts(lines: Sequence[AlertsOfKey]) -> Markup:
     """Draws alerts over event time, one line per rule and key, with the numbers that the list on the page has.
 
     An alert is a bar from when it was raised until it was cleared; a dot if it is not cleared yet.
     """
-    figure, (axes,) = _figure(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
+    figure, (axes,) = _make_figure(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
     ends = [at.timestamp() for line in lines for span in line.spans for at in span if at is not None]
     for place, line in enumerate(lines):
         for since, until in line.spans:
-            begin = _dates(np.array([since.timestamp()]))
+            begin = _seconds_to_days(np.array([since.timestamp()]))
             if until is None:
-                (mark,) = axes.plot(begin, [place], "o", color=color("gold"), markersize=7)
+                (mark,) = axes.plot(begin, [place], "o", color=placeholder_color("gold"), markersize=7)
             else:
-                width = _dates(np.array([until.timestamp()])) - begin
-                (mark,) = axes.barh([place], width, 0.6, left=begin, color=color("gold"))
-            until_ = "stands" if until is None else f"cleared {moment(until.timestamp())} UTC"
-            mark.set_gid(tip(f"{place + 1}. raised {moment(since.timestamp())} UTC", until_))
+                width = _seconds_to_days(np.array([until.timestamp()])) - begin
+                (mark,) = axes.barh([place], width, 0.6, left=begin, color=placeholder_color("gold"))
+            until_ = "stands" if until is None else f"cleared {format_time(until.timestamp())} UTC"
+            mark.set_gid(register_tooltip(f"{place + 1}. raised {format_time(since.timestamp())} UTC", until_))
     axes.set_yticks(range(len(lines)), [str(place + 1) for place in range(len(lines))])
     axes.set_ylim(len(lines) - 0.5, -0.5)
     room = max((max(ends) - min(ends)) * 0.03, 30)
-    _time_axis(axes, min(ends) - room, max(ends) + room)
-    return inline(figure, "When rules were raised and cleared, over event time", "alerts")
+    _format_time_axis(axes, min(ends) - room, max(ends) + room)
+    return convert_to_svg(figure, "When rules were raised and cleared, over event time", "alerts")
 
 
-def _figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list[Axes]]:
+def _make_figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure as Drawn
 
     figure = Drawn(figsize=(_WIDTH * _POINT, height * _POINT))
@@ -157,17 +192,19 @@ def _figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list
     )
     for axes in grid[:, 0]:
         axes.spines[:].set_visible(False)
-        axes.grid(axis="y", color=color("grid"), linewidth=0.8)
+        axes.grid(axis="y", color=placeholder_color("grid"), linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.tick_params(length=0, pad=6, labelcolor=color("muted"))
-        axes.yaxis.set_major_formatter(_short_number)
+        axes.tick_params(length=0, pad=6, labelcolor=placeholder_color("muted"))
+        axes.yaxis.set_major_formatter(_format_short_number)
         axes.locator_params(axis="y", nbins=5)
-        axes.set_title(unit, loc="left", pad=8, x=0, color=color("muted"))
+        axes.set_title(unit, loc="left", pad=8, x=0, color=placeholder_color("muted"))
         axes.margins(x=0)
     return figure, list(grid[:, 0])
 
 
-def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, hides_seconds: bool = False) -> None:
+def _format_time_axis(
+    axes: Axes, first: float, last: float, *, labels: bool = True, hides_seconds: bool = False
+) -> None:
     from matplotlib.dates import AutoDateLocator, DateFormatter
 
     if last - first < 1:
@@ -180,10 +217,10 @@ def _time_axis(axes: Axes, first: float, last: float, *, labels: bool = True, hi
     axes.tick_params(labelbottom=labels)
 
 
-def _band(axes: Axes, first: float, last: float, title: str, lines: Iterable[str]) -> None:
+def _add_tooltip_area(axes: Axes, first: float, last: float, title: str, lines: Iterable[str]) -> None:
     """Adds an invisible area between two times to a chart. The area shows a tooltip."""
-    band = axes.axvspan(first / _DAY, last / _DAY, color=color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5)
-    band.set_gid(tip(title, *lines))
+    band = axes.axvspan(first / _DAY, last / _DAY, color=placeholder_color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5)
+    band.set_gid(register_tooltip(title, *lines))
 
 
 def _add_margins(axes: Axes, low: Numbers, high: Numbers) -> None:
@@ -192,12 +229,12 @@ def _add_margins(axes: Axes, low: Numbers, high: Numbers) -> None:
     axes.set_ylim(float(low.min()) - span * 0.08, float(high.max()) + span * 0.08)
 
 
-def _dates(seconds: Numbers) -> Numbers:
+def _seconds_to_days(seconds: Numbers) -> Numbers:
     """Converts seconds since 1970 to days since 1970, which matplotlib uses for dates."""
     return np.asarray(seconds, dtype=np.float64) / _DAY
 
 
-def _short_number(value: float, _: Any = None) -> str:
+def _format_short_number(value: float, _: Any = None) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size:
             return f"{value / size:g}{letter}"
@@ -208,5 +245,5 @@ def _format_value(value: float | None) -> str:
     return "none" if value is None else f"{value:,.6g}"
 
 
-def _unit(layer: str) -> str:
+def _unit_of_layer(layer: str) -> str:
     return "changes" if layer == "gold" else "messages"

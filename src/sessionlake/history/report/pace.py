@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.delta.schemas.names import BRONZE, CHANGES, GOLD, SILVER, SILVER_TABLES
-from sessionlake.history.report.batches import Batch
+from sessionlake.history.report.batches import LayerBatch
 
 Numbers = npt.NDArray[np.float64]
 
@@ -27,7 +27,7 @@ _JUST_BEFORE = 1e-6
 
 
 @dataclass(frozen=True)
-class Lag:
+class LagOverTime:
     """The lag of a layer over time: at each time, the age of the oldest message in bronze that it had not read.
 
     Attributes:
@@ -51,7 +51,7 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class Throughput:
+class ThroughputOverTime:
     """How much a layer read per second, in intervals of equal length.
 
     Attributes:
@@ -68,7 +68,7 @@ class Throughput:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _PositionOverTime:
     """The position up to which a layer had read bronze, over time.
 
     The position is `at[i]` from `times[i]` on, and `before` until the first time. It is 0 at bronze's newest message,
@@ -79,16 +79,16 @@ class _Steps:
     at: Numbers
     before: float
 
-    def until(self, moments: Numbers) -> Numbers:
+    def find_positions(self, times: Numbers) -> Numbers:
         """Returns the positions at some times.
 
         Args:
-            moments: Times in seconds since 1970.
+            times: Times in seconds since 1970.
         """
-        return np.concatenate(([self.before], self.at))[np.searchsorted(self.times, moments, side="right")]
+        return np.concatenate(([self.before], self.at))[np.searchsorted(self.times, times, side="right")]
 
 
-def lags(batches: Sequence[Batch], behind: Mapping[str, int]) -> list[Lag]:
+def lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOverTime]:
     """Returns the lag behind bronze of each layer that has batches; empty with fewer than two batches.
 
     Messages from before the first batch count as if they had arrived with it, so the real lag may be longer.
@@ -100,27 +100,34 @@ def lags(batches: Sequence[Batch], behind: Mapping[str, int]) -> list[Lag]:
     by_layer = {layer: [batch for batch in batches if batch.layer == layer] for layer in (BRONZE, *FOLLOWERS)}
     if not by_layer[BRONZE] or len(batches) < 2:  # noqa: PLR2004 - there is no time between fewer
         return []
-    bronze, silver = _steps(by_layer[BRONZE], 0), _steps(by_layer[SILVER], behind.get(SILVER, 0))
+    bronze, silver = (
+        _compute_positions(by_layer[BRONZE], 0),
+        _compute_positions(by_layer[SILVER], behind.get(SILVER, 0)),
+    )
     reached = {SILVER: silver}
-    merged = _steps(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
-    reached[SILVER_TABLES] = _Steps(merged.times, merged.at + _last(silver), merged.before + _last(silver))
-    reached[GOLD] = _gold_in_messages(_steps(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver)
-    edges = np.unique(np.concatenate([_times(batches), _times(batches)[1:] - _JUST_BEFORE]))
+    merged = _compute_positions(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
+    reached[SILVER_TABLES] = _PositionOverTime(
+        merged.times, merged.at + _last_position(silver), merged.before + _last_position(silver)
+    )
+    reached[GOLD] = _convert_gold_position_to_messages(
+        _compute_positions(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver
+    )
+    edges = np.unique(np.concatenate([_commit_times(batches), _commit_times(batches)[1:] - _JUST_BEFORE]))
     return [
-        _lag(layer, bronze, reached[layer], _known_moments(edges, by_layer[layer]))
+        _compute_lag(layer, bronze, reached[layer], _find_times_with_known_position(edges, by_layer[layer]))
         for layer in FOLLOWERS
         if by_layer[layer]
     ]
 
 
-def throughput(batches: Sequence[Batch], layers: Sequence[str]) -> list[Throughput]:
+def throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> list[ThroughputOverTime]:
     """Returns the throughput of each layer that has batches. All layers have the same intervals.
 
     Messages that a rebuild read do not count.
     """
     if not batches:
         return []
-    times = _times(batches)
+    times = _commit_times(batches)
     span = times[-1] - times[0]
     width = next((width for width in _WIDTHS if span <= width * _BARS), _WIDTHS[-1])
     first = times[0] // width * width
@@ -129,35 +136,37 @@ def throughput(batches: Sequence[Batch], layers: Sequence[str]) -> list[Throughp
     for layer in layers:
         own = [batch for batch in batches if batch.layer == layer and not batch.rebuilt]
         if own:
-            sums, _ = np.histogram(_times(own), bins=edges, weights=_messages(own))
-            found.append(Throughput(layer, edges[:-1], float(width), sums / width))
+            sums, _ = np.histogram(_commit_times(own), bins=edges, weights=_message_counts(own))
+            found.append(ThroughputOverTime(layer, edges[:-1], float(width), sums / width))
     return found
 
 
-def span_of(batches: Sequence[Batch]) -> tuple[datetime, datetime] | None:
+def find_time_span(batches: Sequence[LayerBatch]) -> tuple[datetime, datetime] | None:
     """Returns the times of the first and the last commit; None if there are no batches."""
     return (batches[0].committed_at, batches[-1].committed_at) if batches else None
 
 
-def _times(batches: Sequence[Batch]) -> Numbers:
+def _commit_times(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.committed_at.timestamp() for batch in batches], dtype=np.float64)
 
 
-def _messages(batches: Sequence[Batch]) -> Numbers:
+def _message_counts(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.messages for batch in batches], dtype=np.float64)
 
 
-def _steps(batches: Sequence[Batch], behind: int, counts: Numbers | None = None) -> _Steps:
-    counts = _messages(batches) if counts is None else counts
+def _compute_positions(batches: Sequence[LayerBatch], behind: int, counts: Numbers | None = None) -> _PositionOverTime:
+    counts = _message_counts(batches) if counts is None else counts
     total = float(counts.sum())
-    return _Steps(_times(batches), np.cumsum(counts) - total - behind, -total - behind)
+    return _PositionOverTime(_commit_times(batches), np.cumsum(counts) - total - behind, -total - behind)
 
 
-def _last(steps: _Steps) -> float:
+def _last_position(steps: _PositionOverTime) -> float:
     return float(steps.at[-1]) if len(steps.at) else steps.before
 
 
-def _gold_in_messages(gold: _Steps, batches: Sequence[Batch], silver: _Steps) -> _Steps:
+def _convert_gold_position_to_messages(
+    gold: _PositionOverTime, batches: Sequence[LayerBatch], silver: _PositionOverTime
+) -> _PositionOverTime:
     """Converts gold's position from a number of session changes to a number of messages.
 
     Args:
@@ -166,32 +175,32 @@ def _gold_in_messages(gold: _Steps, batches: Sequence[Batch], silver: _Steps) ->
         silver: Silver's position, in messages.
     """
     changes = np.array([batch.rows.get(CHANGES, 0) for batch in batches], dtype=np.float64)
-    made = _steps(batches, 0, changes)
+    made = _compute_positions(batches, 0, changes)
     messages = np.concatenate(([silver.before], silver.at))
 
     def to_messages(at: Numbers) -> Numbers:
         return messages[np.searchsorted(made.at, at, side="right")]
 
-    return _Steps(gold.times, to_messages(gold.at), float(to_messages(np.array([gold.before]))[0]))
+    return _PositionOverTime(gold.times, to_messages(gold.at), float(to_messages(np.array([gold.before]))[0]))
 
 
-def _known_moments(edges: Numbers, batches: Sequence[Batch]) -> Numbers:
+def _find_times_with_known_position(edges: Numbers, batches: Sequence[LayerBatch]) -> Numbers:
     """Returns the times at which a layer's position is known. It is not known before a rebuild of the layer."""
     return edges[edges >= batches[0].committed_at.timestamp()] if batches[0].rebuilt else edges
 
 
-def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag:
-    def at(moments: Numbers) -> Numbers:
-        reached = layer_steps.until(moments)
+def _compute_lag(layer: str, bronze: _PositionOverTime, layer_steps: _PositionOverTime, edges: Numbers) -> LagOverTime:
+    def find_lag(moments: Numbers) -> Numbers:
+        reached = layer_steps.find_positions(moments)
         oldest = np.searchsorted(bronze.at, reached, side="right").clip(max=len(bronze.times) - 1)
-        waits = bronze.until(moments) > reached
+        waits = bronze.find_positions(moments) > reached
         return np.where(waits, np.maximum(0.0, moments - bronze.times[oldest]), 0.0)
 
-    over_time = at(np.linspace(edges[0], edges[-1], _SAMPLES))
-    exact = at(edges)
+    over_time = find_lag(np.linspace(edges[0], edges[-1], _SAMPLES))
+    exact = find_lag(edges)
     many = len(edges) > _MAX_POINTS
-    times, seconds = _peaks(edges, exact) if many else (edges, exact)
-    return Lag(
+    times, seconds = _reduce_to_peaks(edges, exact) if many else (edges, exact)
+    return LagOverTime(
         layer,
         times,
         seconds,
@@ -203,7 +212,7 @@ def _lag(layer: str, bronze: _Steps, layer_steps: _Steps, edges: Numbers) -> Lag
     )
 
 
-def _peaks(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
+def _reduce_to_peaks(times: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
     """Reduces many points to one per interval: the highest value, at the middle of the interval."""
     edges = np.linspace(times[0], times[-1], _INTERVALS + 1)
     first = np.searchsorted(times, edges[:-1])

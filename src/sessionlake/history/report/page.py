@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from sessionlake import __version__
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.history.report import figures, words
-from sessionlake.history.report.answers import answers
-from sessionlake.history.report.batches import Batch
-from sessionlake.history.report.contents import Contents, contents_of
-from sessionlake.local.home import require_home
+from sessionlake.history.report.answers import answer_questions
+from sessionlake.history.report.batches import LayerBatch
+from sessionlake.history.report.contents import ReportContents, read_report_contents
+from sessionlake.local.home import create_home
 from sessionlake.settings.model import Settings
 from sessionlake.visible import escape_invisible
 
@@ -35,20 +35,20 @@ def write_report(reader: TableReader, settings: Settings, file: Path | None = No
         LakeError: A table cannot be read.
         OSError: The file cannot be written.
     """
-    file = file or require_home(settings) / FILE
-    text = page(contents_of(reader, settings))
+    file = file or create_home(settings) / FILE
+    text = render_page(read_report_contents(reader, settings))
     partial_file = file.with_name(f".{file.name}.new")
     partial_file.write_text(text, encoding="utf-8")
     partial_file.replace(file)
     return file.resolve()
 
 
-def _shown(value: Any) -> Any:
+def _escape_for_page(value: Any) -> Any:
     """Returns a value as the page shows it: invisible characters in texts become visible, HTML stays as it is."""
     return escape_invisible(value) if type(value) is str else value
 
 
-def page(contents: Contents) -> str:
+def render_page(contents: ReportContents) -> str:
     """Returns the page as HTML. The template engine escapes everything that comes from the data."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -56,44 +56,43 @@ def page(contents: Contents) -> str:
     environment = Environment(
         loader=loader,
         autoescape=True,
-        finalize=_shown,
+        finalize=_escape_for_page,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for shown in (
-        words.amount,
-        words.data_size,
-        words.duration,
-        words.layer_name,
-        words.moment,
-        words.name,
-    ):
-        environment.filters[shown.__name__] = shown
-    environment.filters["number"] = words.number
-    return environment.get_template("page.html").render(_parts(contents))
+    environment.filters |= {
+        "amount": words.format_count_with_noun,
+        "data_size": words.format_data_size,
+        "duration": words.format_duration,
+        "layer_name": words.format_layer_name,
+        "moment": words.format_time,
+        "name": words.format_name,
+        "number": words.format_number,
+    }
+    return environment.get_template("page.html").render(_collect_template_values(contents))
 
 
-def _parts(contents: Contents) -> dict[str, Any]:
+def _collect_template_values(contents: ReportContents) -> dict[str, Any]:
     """Returns the values for the variables of the page's HTML template, by name."""
     series = list(enumerate(contents.series))
     drawn: dict[str, Markup | None] = {
-        "freshness": figures.freshness(contents.lags) if contents.lags else None,
-        "throughput": figures.throughput(contents.throughput) if contents.throughput else None,
-        "alerts": figures.alerts(contents.alerts) if contents.alerts else None,
+        "freshness": figures.draw_freshness(contents.lags) if contents.lags else None,
+        "throughput": figures.draw_throughput(contents.throughput) if contents.throughput else None,
+        "alerts": figures.draw_alerts(contents.alerts) if contents.alerts else None,
     }
     return {
         "contents": contents,
-        "answers": answers(contents),
-        "latest": list(_latest(contents)),
+        "answers": answer_questions(contents),
+        "latest": list(_list_latest_batches(contents)),
         "figures": drawn,
-        "rolling": [figures.rolling(one, f"rolling-{n}") if one.points else None for n, one in series],
-        "minutes": [figures.minutes(one, f"minutes-{n}") if one.minutes else None for n, one in series],
+        "rolling": [figures.draw_moving_average(one, f"rolling-{n}") if one.points else None for n, one in series],
+        "minutes": [figures.draw_minutes(one, f"minutes-{n}") if one.minutes else None for n, one in series],
         "version": __version__,
     }
 
 
-def _latest(contents: Contents) -> Iterator[tuple[str, list[Batch]]]:
+def _list_latest_batches(contents: ReportContents) -> Iterator[tuple[str, list[LayerBatch]]]:
     """Yields the name of each layer that has batches, with its latest batches, the newest first."""
     for status in contents.statuses:
         own = [batch for batch in contents.batches if batch.layer == status.layer]

@@ -39,7 +39,7 @@ _Session = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Series:
+class MetricSeries:
     """The last values of one metric in one row of a session's table.
 
     Attributes:
@@ -58,22 +58,22 @@ class Series:
     minutes: list[Row]
 
 
-def select_series(reader: TableReader, recent: Sequence[Condition]) -> list[Series]:
+def select_series(reader: TableReader, recent: Sequence[Condition]) -> list[MetricSeries]:
     """Returns one series from each of a few sessions. The sessions come from as many topics as possible.
 
     Args:
         reader: Reads the tables.
         recent: Conditions that limit `silver.session_progress` to recent rows.
     """
-    found: list[Series] = []
-    for session, last in _sessions(reader, recent):
+    found: list[MetricSeries] = []
+    for session, last in _read_recent_sessions(reader, recent):
         if len(found) == _SHOWN:
             break
-        found += _series(reader, session, last)
+        found += _read_longest_series(reader, session, last)
     return found
 
 
-def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[_Session, int]]:
+def _read_recent_sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tuple[_Session, int]]:
     """Yields sessions with their last event time (ms UTC).
 
     First comes the largest session of each topic, then the second largest of each topic, and so on.
@@ -93,7 +93,7 @@ def _sessions(reader: TableReader, recent: Sequence[Condition]) -> Iterator[tupl
         yield session, last
 
 
-def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
+def _read_longest_series(reader: TableReader, session: _Session, last: int) -> list[MetricSeries]:
     """Returns the session's series with the most points in recent time, as a list.
 
     A series with corrected averages is preferred. The list is empty if gold has no points or too many to read.
@@ -109,21 +109,21 @@ def _series(reader: TableReader, session: _Session, last: int) -> list[Series]:
             late = ("ts", ge, last - milliseconds(reach))
             names = reader.count_by(AVERAGES, _NAMES, *own, late)
             if names:
-                changed = _restatements(reader, *own, late)
+                changed = _read_corrections(reader, *own, late)
                 row_id, metric = min(names, key=lambda name: (name not in changed, -names[name], name))
                 of_it = [*own, ("row_id", eq, row_id), ("metric", eq, metric)]
-                points, minutes = _points(reader, of_it, last), _minutes(reader, of_it, last)
+                points, minutes = _read_points(reader, of_it, last), _read_minutes(reader, of_it, last)
                 restated = []
                 if points and (row_id, metric) in changed:
-                    drawn = _restatements(reader, *of_it, ("ts", ge, points[0]["ts"]))
-                    restated = _corrected_points(points, drawn.get((row_id, metric), []))
-                return [Series(session[0], session[2], row_id, metric, points, restated, minutes)]
+                    drawn = _read_corrections(reader, *of_it, ("ts", ge, points[0]["ts"]))
+                    restated = _apply_corrections(points, drawn.get((row_id, metric), []))
+                return [MetricSeries(session[0], session[2], row_id, metric, points, restated, minutes)]
     except TooLargeError:
         pass
     return []
 
 
-def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
+def _read_corrections(reader: TableReader, *conditions: Condition) -> dict[tuple[str, str], list[Row]]:
     """Returns a session's restatements (corrections of averages) by row id and metric, the earliest first."""
     found: dict[tuple[str, str], list[Row]] = {}
     if reader.exists(RESTATEMENTS):
@@ -135,7 +135,7 @@ def _restatements(reader: TableReader, *conditions: Condition) -> dict[tuple[str
     return found
 
 
-def _corrected_points(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
+def _apply_corrections(points: Sequence[Row], restatements: Sequence[Row]) -> list[Row]:
     first: dict[tuple[int, ...], float] = {}
     for row in restatements:
         first.setdefault(tuple(row[name] for name in _PLACE), row["average_before"])
@@ -145,31 +145,31 @@ def _corrected_points(points: Sequence[Row], restatements: Sequence[Row]) -> lis
         for point, place in places
         if place in first
     ]
-    return [row for row in corrected if _is_drawn(row["average_before"])]
+    return [row for row in corrected if _can_be_drawn(row["average_before"])]
 
 
-def _points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
+def _read_points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
     since = ("ts", ge, last - milliseconds(_LOOKBACKS[-1]))
     order = [name for name in _ORDER if name in reader.schema(AVERAGES).names]  # earlier tables lack some
     found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
-    return _last(found, order, _POINTS)
+    return _select_last_rows(found, order, _POINTS)
 
 
-def _minutes(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
+def _read_minutes(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
     if not reader.exists(METRICS_1M):
         return []
     since = datetime.fromtimestamp(last / 1000, UTC) - timedelta(minutes=_MINUTES)
     columns = ("window_start", "points", "min", "average", "max")
     found = reader.table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, max_bytes=_BYTES)
-    return _last(found, ("window_start",), _MINUTES)
+    return _select_last_rows(found, ("window_start",), _MINUTES)
 
 
-def _last(rows: pa.Table, order: Sequence[str], count: int) -> list[Row]:
+def _select_last_rows(rows: pa.Table, order: Sequence[str], count: int) -> list[Row]:
     """Returns the last `count` rows by the columns in `order`, without rows that have values that cannot be drawn."""
     places = pc.select_k_unstable(rows, k=min(count, rows.num_rows), sort_keys=[(name, "descending") for name in order])
     found = sorted(rows.take(places).to_pylist(), key=itemgetter(*order))
-    return [row for row in found if all(_is_drawn(row[name]) for name in _VALUES & row.keys())]
+    return [row for row in found if all(_can_be_drawn(row[name]) for name in _VALUES & row.keys())]
 
 
-def _is_drawn(value: float | None) -> bool:
+def _can_be_drawn(value: float | None) -> bool:
     return value is not None and abs(value) < _DRAWN

@@ -30,17 +30,17 @@ _TIP = "tip:"
 _LINE = " \u00a6 "
 
 
-def tip(*lines: str) -> str:
+def register_tooltip(*lines: str) -> str:
     """Returns an id. A figure's element with this id shows the lines as its tooltip on the page."""
     return _TIP + _LINE.join(lines)
 
 
-def color(variable: str) -> str:
+def placeholder_color(variable: str) -> str:
     """Returns the placeholder colour to draw with. On the page it becomes the CSS variable with this name."""
     return _STAND_INS.get(variable, _STAND_INS["other"])
 
 
-def inline(figure: Figure, label: str, name: str) -> Markup:
+def convert_to_svg(figure: Figure, label: str, name: str) -> Markup:
     """Returns the figure as an SVG element for the page.
 
     Args:
@@ -54,7 +54,7 @@ def inline(figure: Figure, label: str, name: str) -> Markup:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     root = ET.fromstring(written.getvalue())  # noqa: S314 - matplotlib has written it
-    _clean(root, name)
+    _clean_svg(root, name)
     root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": label}
     ET.register_namespace("", _SVG)
     ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
@@ -64,12 +64,12 @@ def inline(figure: Figure, label: str, name: str) -> Markup:
     return Markup(text)  # noqa: S704 - ElementTree has escaped its texts
 
 
-def _clean(root: ET.Element, name: str) -> None:
+def _clean_svg(root: ET.Element, name: str) -> None:
     """Removes fonts and unused ids, prefixes the other ids with the figure's name, and adds tooltips."""
     for parent in list(root.iter()):
         for child in [child for child in parent if child.tag in _DROPPED]:
             parent.remove(child)
-    used = set(_references(root))
+    used = set(_find_used_ids(root))
     for element in root.iter():
         known = element.attrib.pop("id", "")
         if known in used:
@@ -88,7 +88,7 @@ def _clean(root: ET.Element, name: str) -> None:
                 element.set(key, _USED.sub(rf"url(#{name}-\1)", value))
 
 
-def _references(root: ET.Element) -> Iterator[str]:
+def _find_used_ids(root: ET.Element) -> Iterator[str]:
     for element in root.iter():
         for key, value in element.attrib.items():
             yield from _USED.findall(value)

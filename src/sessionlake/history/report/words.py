@@ -14,23 +14,23 @@ _ONE_DECIMAL_BELOW = 10
 _IN_MILLISECONDS_BELOW = 0.1
 
 
-def number(count: int) -> str:
+def format_number(count: int) -> str:
     """Returns the number with thousands separators."""
     return f"{count:,}"
 
 
-def amount(count: int, noun: str) -> str:
+def format_count_with_noun(count: int, noun: str) -> str:
     """Returns a count with its noun, as in `3 files`."""
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
-def share(part: int, total: int) -> str:
+def format_share(part: int, total: int) -> str:
     """Returns `part / total` as a text in per cent. A share above 0 is never shown as 0 %."""
     percent = 100 * part / total if total else 0.0
     return f"<0.01{_NBSP}%" if 0 < percent < 0.01 else f"{percent:.2f}{_NBSP}%" if percent else "none"  # noqa: PLR2004 - the bound is the one in the text
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns a duration as a text, in a unit that suits its length."""
     if 0 < seconds < _IN_MILLISECONDS_BELOW:
         return f"{seconds * 1000:.0f}{_NBSP}ms"
@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
     return f"{value:.0f}{_NBSP}{name}" if rough else f"{value:.1f}{_NBSP}{name}"
 
 
-def data_size(size: int) -> str:
+def format_data_size(size: int) -> str:
     """Returns a number of bytes as a text with a decimal unit, such as kB or MB."""
     value, place = float(size), 0
     while value >= 1000 and place < len(_SIZES) - 1:  # noqa: PLR2004 - each unit is 1,000 of the last
@@ -52,13 +52,13 @@ def data_size(size: int) -> str:
     )
 
 
-def moment(at: datetime | float) -> str:
+def format_time(at: datetime | float) -> str:
     """Returns the time in UTC, to the second."""
     time = datetime.fromtimestamp(at, UTC) if isinstance(at, float) else at.astimezone(UTC)
     return f"{time:%Y-%m-%d %H:%M:%S}"
 
 
-def name(text: str, longest: int = _MAX_NAME_LENGTH) -> str:
+def format_name(text: str, longest: int = _MAX_NAME_LENGTH) -> str:
     """Returns a name from the data on one line, shortened if needed. Invisible characters become �.
 
     So do characters that change the direction of text.
@@ -69,6 +69,6 @@ def name(text: str, longest: int = _MAX_NAME_LENGTH) -> str:
     return (seen if len(seen) <= longest else f"{seen[: longest - 1]}…") or "(empty)"
 
 
-def layer_name(layer: str) -> str:
+def format_layer_name(layer: str) -> str:
     """Returns the ledger's name of a layer with spaces."""
     return layer.replace("_", " ")

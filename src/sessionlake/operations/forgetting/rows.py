@@ -33,8 +33,8 @@ from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.settings.model import Settings
-from sessionlake.silver.decisions import stopped_at
-from sessionlake.streaming.manifest import clear_stop
+from sessionlake.silver.decisions import read_stop
+from sessionlake.streaming.manifest import remove_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -58,7 +58,7 @@ BOOKKEEPING = (LEDGER, POSITIONS, RETAINED)
 """The lake's tables about itself, which can name sessions."""
 
 
-def tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
+def list_tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns the existing tables, other than bronze, from which a session's rows are removed."""
     processor_tables = [processor.output_table for processor in lake.settings.processors]
     return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *processor_tables]) if lake.exists(spark, table)]
@@ -68,7 +68,7 @@ def find_topics(reader: TableReader, session: str) -> list[str]:
     """Returns the topics that have a session of this id, in bronze or in a table made from bronze."""
     topics: set[str] = set()
     for table in _NAMING:
-        rows = SessionRows.of(table, "", session)
+        rows = SessionRows.of_session(table, "", session)
         for batch in reader.batches(table, (rows.id_column, eq, rows.value), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
@@ -90,13 +90,13 @@ def find_offsets(reader: TableReader, session: Session) -> list[OffsetRange]:
 
 def count_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """Returns the number of the session's rows in each table except bronze, by the table's name."""
-    rows_by_table = {table: SessionRows.of(table, *session) for table in tables_with_sessions(spark, lake)}
+    rows_by_table = {table: SessionRows.of_session(table, *session) for table in list_tables_with_sessions(spark, lake)}
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
-def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
+def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
     """Removes the session's rows from a table."""
-    rows = SessionRows.of(table, *session)
+    rows = SessionRows.of_session(table, *session)
     if table in _MARKED:
         rewrite_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
@@ -105,26 +105,26 @@ def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> Non
 
 def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
-    rows = SessionRows.of(MESSAGES, *session)
+    rows = SessionRows.of_session(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_session_rows(spark, lake, MESSAGES, rows)
 
 
-def clean_bookkeeping(spark: SparkSession, lake: Lake, session: Session) -> None:
+def remove_from_operations_tables(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Removes the session's traces from the ledger, from its sums in `ops.positions`, and from `ops.retained`."""
     for table in (LEDGER, POSITIONS):
         _remove_decisions(spark, lake, table, session)
     # In `ops.retained` an empty session id means that the row is of no session.
     if session[1] and lake.exists(spark, RETAINED):
-        remove(spark, lake, RETAINED, session)
+        remove_session_rows(spark, lake, RETAINED, session)
 
 
-def clean_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
+def remove_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
     """Removes the files that say at which message a layer stopped, if the message is of this session."""
     for layer in layers:
-        stop = stopped_at(settings, layer)
+        stop = read_stop(settings, layer)
         if stop is not None and (stop.topic, stop.session_id) == session:
-            clear_stop(settings, layer)
+            remove_stop(settings, layer)
 
 
 def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:

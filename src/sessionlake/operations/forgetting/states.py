@@ -11,21 +11,21 @@ from sessionlake.delta.schemas.names import MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LossError
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, without_session
+from sessionlake.processors.memory import ProcessorMemory, remove_session
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
-from sessionlake.silver.states import has_state, last_batches, state_frame
+from sessionlake.silver.states import has_state, read_last_batches, read_state_frame
 from sessionlake.spark.failures import parse_failure
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import recovery_hint
+from sessionlake.streaming.checkpoint import build_recovery_hint
 from sessionlake.streaming.handover import Handover
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def layers_with_state(settings: Settings) -> list[str]:
+def list_layers_with_state(settings: Settings) -> list[str]:
     """Returns the layers that judge sessions and have started."""
     layers = [SILVER, *(processor.layer for processor in settings.processors)]
     return [layer for layer in layers if has_started(settings, layer)]
@@ -48,17 +48,19 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
         LossError: A state cannot be read or written.
     """
     try:
-        for _ in _states(spark, settings, layer, session):
+        for _ in _rewrite_states(spark, settings, layer, session):
             pass
     except Exception as error:
         raise LossError(
             f"{layer}: its states cannot be read ({parse_failure(error)})",
             why="So the session cannot be removed from them. Nothing was changed",
-            fix=recovery_hint(layer),
+            fix=build_recovery_hint(layer),
         ) from error
 
 
-def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str) -> None:
+def hand_over_states(
+    spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str
+) -> None:
     """Lets a layer's stream resume without the session, at bronze's latest version.
 
     The layer must have read all of bronze. Safe to repeat after a crash.
@@ -68,25 +70,27 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
         receipt: The name of the forgetting's receipt.
     """
     version = Lake(settings).latest_version(spark, MESSAGES)
-    _, last = last_batches(spark, settings, layer)
+    _, last = read_last_batches(spark, settings, layer)
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
     if not handover.is_active(settings, receipt, layer):
         if not handover.is_prepared(settings, receipt, layer):
-            handover.prepare(settings, begin, _states(spark, settings, layer, session), layer, same_query=True)
+            handover.prepare_handover(
+                settings, begin, _rewrite_states(spark, settings, layer, session), layer, same_query=True
+            )
         fault_point(f"after:{layer}.prepared")
-    handover.activate(spark, settings, receipt, layer)
+    handover.activate_handover(spark, settings, receipt, layer)
 
 
-def _states(
+def _rewrite_states(
     spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]
 ) -> Iterator[tuple[int, bytes]]:
     if not has_state(settings, layer):
         return
-    for row in state_frame(spark, settings, layer).toLocalIterator():
-        yield row["shard"], state_without_session(bytes(row["chunk"]), settings.capture.declared, session)
+    for row in read_state_frame(spark, settings, layer).toLocalIterator():
+        yield row["shard"], remove_session_from_state(bytes(row["chunk"]), settings.capture.declared, session)
 
 
-def state_without_session(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
+def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
     """Returns a shard's state without the topic's sessions of this id in any partition. Other sessions are unchanged.
 
     Args:
@@ -96,8 +100,8 @@ def state_without_session(stored: bytes, columns: tuple[Column, ...], session: t
     """
     judging, memory = split_state_parts(stored)
     state = ShardState.decode(judging, columns)
-    left = None if memory is None else without_session(memory, *session)
+    left = None if memory is None else remove_session(memory, *session)
     state.replace_sessions(
-        ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.due_of(left)
+        ShardState(), lambda topic, _, session_id: (topic, session_id) == session, ProcessorMemory.read_due_times(left)
     )
     return join_state_parts(state.encode(columns), left)

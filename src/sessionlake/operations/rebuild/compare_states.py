@@ -11,12 +11,12 @@ import pandas as pd
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState
-from sessionlake.integrity.state_difference import first_difference
+from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.protocol.columns import Column
 from sessionlake.settings.model import Settings
-from sessionlake.silver.states import last_batches, state_frame
+from sessionlake.silver.states import read_last_batches, read_state_frame
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_planned, recovery_hint
+from sessionlake.streaming.checkpoint import build_recovery_hint, read_last_planned_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,28 +52,30 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
     """
     from pyspark.sql import functions as F
 
-    why_not = _why_not(spark, settings)
+    why_not = _find_skip_reason(spark, settings)
     if rebuilt is None or why_not is not None:
         return StatesComparison(0, skipped=why_not or "there is no message yet")
-    live = state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
+    live = read_state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
     both = live.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
-    compared = both.groupBy("shard").applyInPandas(_comparing(settings.capture.declared), _COMPARED_SCHEMA)
+    compared = both.groupBy("shard").applyInPandas(_create_comparison(settings.capture.declared), _COMPARED_SCHEMA)
     shards = sorted(compared.collect(), key=lambda row: row["shard"])
     differ = (f"shard {row['shard']}, {row['difference']}" for row in shards if row["difference"] is not None)
     return StatesComparison(sum(row["sessions"] for row in shards), next(differ, None))
 
 
-def _why_not(spark: SparkSession, settings: Settings) -> str | None:
+def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
     """Returns a text that says why the states cannot be compared; None if they can.
 
     The stream's states may be those after another batch than the ledger's last, or have another number of shards.
     """
-    present, configured = handover.shard_count(settings), settings.silver.shards
+    present, configured = handover.read_shard_count(settings), settings.silver.shards
     if present not in (None, configured):
         return f"they have {present} shards, but silver.shards is {configured}"
-    of_states, last = last_batches(spark, settings)
-    if of_states < 0 <= last != last_planned(settings.checkpoint(SILVER)):
-        raise LakeError("silver has processed batches, but its checkpoint holds no state", fix=recovery_hint(SILVER))
+    of_states, last = read_last_batches(spark, settings)
+    if of_states < 0 <= last != read_last_planned_batch(settings.checkpoint(SILVER)):
+        raise LakeError(
+            "silver has processed batches, but its checkpoint holds no state", fix=build_recovery_hint(SILVER)
+        )
     if of_states < 0:
         died = ", and silver has not finished its first batch: run `sessionlake run silver --once`"
         return f"there are none yet{'' if last < 0 else died}"
@@ -82,7 +84,7 @@ def _why_not(spark: SparkSession, settings: Settings) -> str | None:
     return None
 
 
-def _comparing(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
+def _create_comparison(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
     """Returns a pandas function that compares the stream's state of a shard with the rebuilt one.
 
     It receives the two states as rows `shard, chunk, is_rebuilt`, and returns one row with `_COMPARED_SCHEMA`.
@@ -94,7 +96,7 @@ def _comparing(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.Dat
     def compared(key: tuple[Any, ...], rows: pd.DataFrame) -> pd.DataFrame:
         rebuilt = state(rows.loc[rows["is_rebuilt"], "chunk"])
         try:
-            difference = first_difference(state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
+            difference = find_first_difference(state(rows.loc[~rows["is_rebuilt"], "chunk"]), rebuilt)
             text = None if difference is None else str(difference)
         except LakeError as error:  # a state that cannot be read counts as different
             text = str(error)

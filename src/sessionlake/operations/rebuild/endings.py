@@ -30,10 +30,10 @@ from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import last_committed, last_planned
-from sessionlake.streaming.generations import Generations
+from sessionlake.streaming.checkpoint import read_last_committed_batch, read_last_planned_batch
+from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import EVIDENCE_TABLES
-from sessionlake.streaming.stores import archive_folders, archived_path
+from sessionlake.streaming.stores import archive_folders, build_archived_path
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def gold_tables(settings: Settings) -> tuple[str, ...]:
+def list_gold_tables(settings: Settings) -> tuple[str, ...]:
     """Returns all tables that gold writes."""
     standard = (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, LATE_POINTS, *PRODUCTS)
     return (*standard, *settings.gold.added_tables, LOOKUP_FAILURES, *RULE_RESULTS)
@@ -51,19 +51,19 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
     """Makes these tables reject later commits of a layer's present query, for example from a process that hangs."""
     token = lake.storage.token(layer)
     if token:
-        for app_id in _query_ids(spark, lake, layer):
-            last, merges = Txn.last(app_id), Txn.before_holder(merge_app_id(app_id), token)
+        for app_id in _read_query_ids(spark, lake, layer):
+            last, merges = Txn.last_of_app(app_id), Txn.before_lease_holder(merge_app_id(app_id), token)
             for txn in (last, last.second_write, *([merges] if layer == SILVER else [])):
                 fence_off(spark, lake, (*tables, LEDGER), txn)
 
 
-def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
+def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     """Returns the id of the layer's query, from its checkpoint.
 
     If the checkpoint is lost, returns the ids of all queries that the ledger has of the layer.
     """
     try:
-        app_id = Generations(lake.settings.checkpoint(layer), layer).current.app_id
+        app_id = CheckpointGenerations(lake.settings.checkpoint(layer), layer).current_generation.app_id
     except LakeError:
         app_id = None
     if app_id is not None:
@@ -72,16 +72,16 @@ def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
 
 
-def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
+def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
     """Returns True if gold has started, and has changes of silver to read or an unfinished batch.
 
     Gold finds unread changes by the numbers of silver's batches, which a rebuild of silver changes.
     """
     checkpoint = settings.checkpoint(GOLD)
-    if last_planned(Path(checkpoint)) is not None and last_committed(checkpoint) is None:
+    if read_last_planned_batch(Path(checkpoint)) is not None and read_last_committed_batch(checkpoint) is None:
         return True
     try:
-        version = handover.last_version_read(settings, GOLD)
+        version = handover.read_last_version(settings, GOLD)
         return version is not None and lake.read(spark, CHANGES, version).count() != lake.read(spark, CHANGES).count()
     except LakeError:
         return True
@@ -101,10 +101,10 @@ def reset_gold(
         started_at: When the operation started, for the ledger.
     """
     checkpoint = Path(settings.checkpoint(GOLD))
-    known = sorted(gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
+    known = sorted(list_gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
     handed = handover.active_folder(settings, GOLD)
-    begins = checkpoint.exists() and not archived_path(checkpoint, name).exists()
+    begins = checkpoint.exists() and not build_archived_path(checkpoint, name).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)
     archive_folders(spark, lake, [checkpoint, handed] if begins else [handed], name)

@@ -12,9 +12,9 @@ from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.retained import read_partition_starts, read_removed_rows_without_limits
 from sessionlake.ledger.silences import drop_silences, select_silences
-from sessionlake.operations.rebuild.replay import REPLAYED, Selection
-from sessionlake.silver.states import last_batches
-from sessionlake.silver.unread import unread_silences
+from sessionlake.operations.rebuild.replay import REPLAYED, SessionSelection
+from sessionlake.silver.states import read_last_batches
+from sessionlake.silver.unread import read_unread_silences
 from sessionlake.streaming import handover
 from sessionlake.streaming.manifest import require_finished_batch
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def require_kept_sessions(
-    spark: SparkSession, lake: Lake, version: int, selection: Selection, columns: str | None
+    spark: SparkSession, lake: Lake, version: int, selection: SessionSelection, columns: str | None
 ) -> None:
     """Checks that some sessions can be rebuilt while all others stay as they are.
 
@@ -37,14 +37,14 @@ def require_kept_sessions(
         LakeError: Columns differ, rows were removed, a batch is half committed, or silver has not read all of bronze.
     """
     _require_columns(columns)
-    _require_uncut(lake.reader(spark))
+    _require_complete_ledger(lake.reader(spark))
     require_finished_batch(lake.settings, SILVER)
-    _require_known(spark, lake, version, selection)
+    _require_known_sessions(spark, lake, version, selection)
     handover.refuse_changed_shards(lake.settings)
     require_silver_current(spark, lake, version)
 
 
-def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Selection) -> None:
+def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selection: SessionSelection) -> None:
     """Refuses a topic or session of which bronze has no message, because its name is probably wrong.
 
     Raises:
@@ -70,7 +70,7 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
             )
 
 
-def bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
+def find_bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
     """Returns the version of bronze to build from; None means the latest.
 
     Raises:
@@ -101,7 +101,7 @@ def _require_columns(difference: str | None) -> None:
         )
 
 
-def _require_uncut(reader: TableReader) -> None:
+def _require_complete_ledger(reader: TableReader) -> None:
     """Checks that retention has removed no rows of silver, because it is not known from which sessions it has.
 
     Raises:
@@ -126,7 +126,7 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
     """
     from pyspark.sql import functions as F
 
-    of_states, last = last_batches(spark, lake.settings)
+    of_states, last = read_last_batches(spark, lake.settings)
     if of_states != last:
         raise LakeError(
             "silver has not finished its last batch",
@@ -139,7 +139,7 @@ def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> Non
     ends = OffsetLog.load_from_ledger(spark, lake, SILVER).last_offsets
     # A topic-partition that retention has emptied has nothing to read.
     read = {place: end for place, end in ends.items() if place in held or gone.get(place, BEGINNING) < end}
-    unread = unread_silences(spark, lake.settings, SILVER, ends)
+    unread = read_unread_silences(spark, lake.settings, SILVER, ends)
     if held != read or not unread.isdisjoint(select_silences(bronze)):
         raise LakeError(
             f"silver has not read exactly what {MESSAGES}@v{version} holds, so single sessions cannot be rebuilt",

@@ -36,13 +36,13 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
-from sessionlake.operations.rebuild.slices import Slices
+from sessionlake.operations.rebuild.slices import SliceReader
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import Integrity, milliseconds
-from sessionlake.silver.decisions import binding_decisions
+from sessionlake.silver.decisions import read_binding_decisions
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
@@ -52,15 +52,15 @@ from sessionlake.silver.job import (
     sum_partition_counts,
 )
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.sessions import newest_progress
+from sessionlake.silver.merge.sessions import select_newest_progress_frame
 from sessionlake.silver.merge.snapshot_source import SnapshotSource
 from sessionlake.silver.quarantine import join_raw_messages
-from sessionlake.silver.tables.net_changes import NetChanges, RefoldBySeq, net_ddl
-from sessionlake.silver.tables.splits import ID, split_events
-from sessionlake.silver.unread import unread_silences
+from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_ddl
+from sessionlake.silver.tables.splits import ID, build_split_events
+from sessionlake.silver.unread import read_unread_silences
 from sessionlake.spark.frames import map_batches, to_spark_frame
-from sessionlake.streaming.folded import Folded
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.folded import FoldedBatch
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,7 +73,7 @@ _LAYER = "a rebuild of silver"
 
 
 @dataclass(frozen=True)
-class Selection:
+class SessionSelection:
     """The sessions to rebuild. With a topic and ids, a session must fit both.
 
     Attributes:
@@ -98,7 +98,7 @@ class Selection:
         del partition
         return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
 
-    def rows(self) -> Column:
+    def build_condition(self) -> Column:
         """Returns a Spark condition that is true for rows of chosen sessions.
 
         A row without a session, such as a malformed message, is chosen only if no session ids are given.
@@ -136,7 +136,7 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     return lake
 
 
-def lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
+def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
     """Returns the lake for an operation that replaces silver's tables, even if their columns are not the declared ones.
 
     Returns:
@@ -157,7 +157,7 @@ def _require_started(spark: SparkSession, settings: Settings) -> Lake:
     return lake
 
 
-def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
+def require_complete_bronze(reader: TableReader, action: str = "silver") -> None:
     """Checks that bronze still has all its messages.
 
     Without the first ones, sessions and stream time would start later.
@@ -170,18 +170,18 @@ def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
             f"{describe_partition_start(*gone[0])}{more}",
-            why=f"So {what} cannot be built from what is left. Nothing was changed",
+            why=f"So {action} cannot be built from what is left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
 
 
-def is_small(spark: SparkSession, lake: Lake) -> bool:
+def is_small_rebuild(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if bronze is so small that Spark is faster without generating code for its queries."""
     few = lake.limits.few_messages
     return few > 0 and lake.reader(spark).count(MESSAGES) <= few
 
 
-def replay(
+def replay_messages(
     spark: SparkSession,
     settings: Settings,
     *,
@@ -203,17 +203,17 @@ def replay(
     """
     lake = Lake(settings)
     require_complete_bronze(lake.reader(spark))
-    refuse_restored(spark, lake, [MESSAGES, RETAINED])
-    decided = binding_decisions(lake.reader(spark))
-    _empty(spark, lake.staging())
+    refuse_restored_tables(spark, lake, [MESSAGES, RETAINED])
+    decided = read_binding_decisions(lake.reader(spark))
+    _empty_staging_tables(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
-    unread = () if ends is None else unread_silences(spark, settings, SILVER, ends)
-    slices = Slices("a rebuild of silver", SilverOutput.REPORT, decode_report, ends, slice_messages, unread=unread)
+    unread = () if ends is None else read_unread_silences(spark, settings, SILVER, ends)
+    slices = SliceReader("a rebuild of silver", SilverOutput.REPORT, decode_report, ends, slice_messages, unread=unread)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
-    for part in slices.fold(spark, settings, source, fold):
-        _append(spark, settings, source, part.folded, part.reports, part.number)
+    for part in slices.fold_slices(spark, settings, source, fold):
+        _append_slice(spark, settings, source, part.folded, part.reports, part.number)
         partitions += part.partitions
         states = part.states
     _fill_rows(spark, settings)
@@ -223,25 +223,25 @@ def replay(
     return ReplayResult(version, tuple(sum_partition_counts([ShardReport(partitions, {})])), states)
 
 
-def clear(spark: SparkSession, settings: Settings) -> None:
+def remove_staging_tables(spark: SparkSession, settings: Settings) -> None:
     """Removes the staging tables."""
     staging = Lake(settings).staging()
     for table in REPLAYED:
         staging.drop(spark, table)
 
 
-def _empty(spark: SparkSession, staging: Lake) -> None:
+def _empty_staging_tables(spark: SparkSession, staging: Lake) -> None:
     """Creates the staging tables again, empty."""
     for table in REPLAYED:
         staging.drop(spark, table)
     staging.ensure(spark, REPLAYED)
 
 
-def _append(
+def _append_slice(
     spark: SparkSession,
     settings: Settings,
     source: DataFrame,
-    folded: Folded,
+    folded: FoldedBatch,
     reports: list[ShardReport],
     number: int,
 ) -> None:
@@ -272,8 +272,12 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     rules = RuleLookup(settings.capture)
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
     by_seq = [topic for topic in topics if rules.find_rules(topic).integrity is Integrity.ONCE]
-    usual = map_batches(by_session.where(~F.col("topic").isin(by_seq)), NetChanges(columns), net_ddl(columns))
-    in_seq = map_batches(by_session.where(F.col("topic").isin(by_seq)), RefoldBySeq(columns), net_ddl(columns))
+    usual = map_batches(
+        by_session.where(~F.col("topic").isin(by_seq)), NetChangesMapper(columns), build_net_ddl(columns)
+    )
+    in_seq = map_batches(
+        by_session.where(F.col("topic").isin(by_seq)), SeqRefoldMapper(columns), build_net_ddl(columns)
+    )
     net = usual.unionByName(in_seq) if by_seq else usual
     rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)
     append(spark, staging, ROWS, rows, Txn("rebuild", 0))
@@ -281,7 +285,13 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
     staging = Lake(settings).staging()
-    append(spark, staging, SESSIONS, newest_progress(staging.read_small_in_memory(spark, PROGRESS)), Txn("rebuild", 0))
+    append(
+        spark,
+        staging,
+        SESSIONS,
+        select_newest_progress_frame(staging.read_small_in_memory(spark, PROGRESS)),
+        Txn("rebuild", 0),
+    )
 
 
 def _fill_splits(spark: SparkSession, settings: Settings) -> None:
@@ -293,7 +303,7 @@ def _fill_splits(spark: SparkSession, settings: Settings) -> None:
     split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
     split_sessions = sessions.join(split, list(ID), "left_semi").toArrow()
     if split_sessions.num_rows:
-        events = split_events(split_sessions, split_sessions.slice(0, 0), RuleLookup(settings.capture))
+        events = build_split_events(split_sessions, split_sessions.slice(0, 0), RuleLookup(settings.capture))
         rows = events.append_column("_batch", pa.repeat(0, events.num_rows))
         append(spark, staging, EVENTS, rows, Txn("rebuild:splits", 0))
 
@@ -304,6 +314,6 @@ def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     cuts, changes = (staging.reader(spark).count(table) for table in (CUTS, CHANGES))
     if cuts:
         all_batches, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
-        snapshots = SnapshotSource(spark, staging, settings).compute(all_batches, cuts, tasks)
+        snapshots = SnapshotSource(spark, staging, settings).compute_tables(all_batches, cuts, tasks)
         append(spark, staging, SNAPSHOTS, snapshots.rows, Txn("rebuild", 0))
         append(spark, staging, SNAPSHOT_INDEX, snapshots.index, Txn("rebuild", 0))

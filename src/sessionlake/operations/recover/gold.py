@@ -9,29 +9,29 @@ from uuid import uuid4
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.errors import LakeError
-from sessionlake.gold.changes import refuse_shorter
-from sessionlake.gold.declared.tables import schemas_of, tables_of, with_finals
+from sessionlake.gold.changes import refuse_shorter_table
+from sessionlake.gold.declared.tables import add_final_tables, declared_gold_schemas, declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
-from sessionlake.gold.tables.notes import maintained_names
-from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
+from sessionlake.gold.tables.notes import read_maintained_names
+from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
-    first_loss,
+    find_first_loss,
     has_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
-    refuse_unreadable,
-    require_logs,
+    refuse_unreadable_rows,
+    require_readable_logs,
 )
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
+def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
     """Empties gold if a table or the checkpoint of it is lost, so that its next start computes it again.
 
     Args:
@@ -44,55 +44,55 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
         LakeError: The lake has no gold, silver or the ledger are damaged, or gold would begin later and `shorten` is
             False.
     """
-    lake, all_tables = Lake(settings), gold_tables(settings)
-    require_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
+    lake, all_tables = Lake(settings), list_gold_tables(settings)
+    require_readable_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
     if not has_started(spark, lake, LAYER):
         raise LakeError(
             f"recover gold: there is no gold in {settings.place}", fix="Start it with `sessionlake run gold`"
         )
     require_uninterrupted(settings, LAYER)
     refuse_lost_ledger(spark, settings, LAYER)
-    refuse_unreadable(spark, lake, [LEDGER, CHANGES])
-    refuse_restored(spark, lake, [CHANGES])
-    checkpoint = first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
+    refuse_unreadable_rows(spark, lake, [LEDGER, CHANGES])
+    refuse_restored_tables(spark, lake, [CHANGES])
+    checkpoint = find_first_loss(lambda: refuse_lost_checkpoint(spark, settings, LAYER))
     # The tables of rules exist all together, or not at all before the first rule.
     has_rules = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Earlier versions had no table of late points, and without lookups there is no table of their failures.
-    optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_not_created_yet(spark, lake)}
+    optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_list_missing_tables(spark, lake)}
     present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
-    unread = first_loss(lambda: refuse_unreadable(spark, lake, present))
-    tables = unread or first_loss(lambda: refuse_restored(spark, lake, present))
+    unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, present))
+    tables = unread or find_first_loss(lambda: refuse_restored_tables(spark, lake, present))
     losses = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if losses:
         try:
-            empty(spark, settings, shorten=shorten)
+            empty_gold(spark, settings, shorten=shorten)
         except LakeError as error:
             raise LakeError("; ".join(losses), why=f"Gold cannot be computed again: {error}") from error
     return losses
 
 
-def _not_created_yet(spark: SparkSession, lake: Lake) -> set[str]:
+def _list_missing_tables(spark: SparkSession, lake: Lake) -> set[str]:
     """Returns the declared tables that gold has not created yet, so that they do not count as lost."""
-    noted = maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
+    noted = read_maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()
-    new = [table for table in tables_of(lake.settings) if table.name not in noted]
+    new = [table for table in declared_gold_tables(lake.settings) if table.name not in noted]
     taken = {
         one.applied_table
         for one in lake.settings.gold.references
         if any(isinstance(table, EnrichedTable) for table in new)
     }
-    return {table.table for table in with_finals(new)} | taken
+    return {table.table for table in add_final_tables(new)} | taken
 
 
-def empty(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
+def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
     """Empties gold, so that its next start computes it again from silver.
 
     Raises:
         LakeError: Retention has removed changes, so gold would begin later, and `shorten` is False.
     """
-    lake = Lake(settings, schemas_of(settings))
+    lake = Lake(settings, declared_gold_schemas(settings))
     if not shorten:
-        refuse_shorter(lake, spark)
+        refuse_shorter_table(lake, spark)
     lake.ensure(spark, [AVERAGES, LEDGER])
     reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

@@ -9,20 +9,20 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, EVENTS, LEDGER, MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.rebuild.silver import RebuildResult, interrupted, rebuild
+from sessionlake.operations.rebuild.silver import RebuildResult, find_interrupted_rebuild, rebuild_silver_tables
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.streaming import manifest
 from sessionlake.streaming.losses import (
-    first_loss,
+    find_first_loss,
     has_started,
     refuse_lost_checkpoint,
     refuse_lost_ledger,
     refuse_lost_rows,
-    refuse_unreadable,
-    require_logs,
+    refuse_unreadable_rows,
+    require_readable_logs,
 )
-from sessionlake.streaming.restored_tables import refuse_restored
+from sessionlake.streaming.restored_tables import refuse_restored_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,7 +41,7 @@ class RecoveredSilver:
     rebuilt: RebuildResult | None
 
 
-def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
+def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     """Rebuilds silver from bronze if a table, the states or the checkpoint of silver is lost.
 
     Tables that cannot be read are replaced without a comparison.
@@ -50,20 +50,22 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
         LakeError: The lake has no silver, or bronze is damaged.
     """
     lake = Lake(settings)
-    require_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
+    require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     if not has_started(spark, lake, LAYER):
         raise LakeError(
             f"recover silver: there is no silver in {settings.place}", fix="Start it with `sessionlake run silver`"
         )
     refuse_lost_ledger(spark, settings, LAYER)
-    finished = rebuild(spark, settings) if interrupted(settings) is not None else None
-    refuse_unreadable(spark, lake, [MESSAGES, LEDGER])
-    refuse_restored(spark, lake, [MESSAGES, DECISIONS])
-    checkpoint = first_loss(
-        lambda: refuse_lost_checkpoint(spark, settings, LAYER), lambda: manifest.read(settings, LAYER)
+    finished = rebuild_silver_tables(spark, settings) if find_interrupted_rebuild(settings) is not None else None
+    refuse_unreadable_rows(spark, lake, [MESSAGES, LEDGER])
+    refuse_restored_tables(spark, lake, [MESSAGES, DECISIONS])
+    checkpoint = find_first_loss(
+        lambda: refuse_lost_checkpoint(spark, settings, LAYER), lambda: manifest.read_manifest(settings, LAYER)
     )
-    tables = first_loss(lambda: refuse_unreadable(spark, lake, REPLAYED))
-    back = first_loss(lambda: refuse_restored(spark, lake, REPLAYED))
-    rows = tables or back or first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
+    tables = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
+    back = find_first_loss(lambda: refuse_restored_tables(spark, lake, REPLAYED))
+    rows = tables or back or find_first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
     losses = tuple(loss for loss in (checkpoint, rows) if loss is not None)
-    return RecoveredSilver(losses, rebuild(spark, settings, compares=tables is None) if losses else finished)
+    return RecoveredSilver(
+        losses, rebuild_silver_tables(spark, settings, compares=tables is None) if losses else finished
+    )

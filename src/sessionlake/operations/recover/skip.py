@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.bronze.compare import OFFSET
+from sessionlake.bronze.compare import OFFSET_COLUMNS
 from sessionlake.bronze.gaps import explain_gaps
 from sessionlake.bronze.job import (
     LAYER,
@@ -22,7 +22,7 @@ from sessionlake.bronze.job import (
     read_stored_ranges,
 )
 from sessionlake.bronze.reading import read_kafka_messages
-from sessionlake.bronze.topic_book import TopicBook
+from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.bronze.unreadable import is_unreadable
 from sessionlake.delta.commit import stage_append
 from sessionlake.delta.lake import Lake
@@ -33,11 +33,11 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.absent import AbsenceReason, OffsetRun, record_absent_offsets
 from sessionlake.ledger.entries import Ledger, OffsetRange
 from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
-from sessionlake.operations.recover.bronze import begin_generation, end_query
+from sessionlake.operations.recover.bronze import end_query, start_generation
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.generations import Generations
-from sessionlake.streaming.manifest import clear_stop
+from sessionlake.streaming.generations import CheckpointGenerations
+from sessionlake.streaming.manifest import remove_stop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,12 +75,12 @@ class SkipDecision:
         return {"topic": self.topic, "session_id": "", "offset": self.first, "decision": decision}
 
     @property
-    def run(self) -> OffsetRun:
+    def offset_run(self) -> OffsetRun:
         """The offsets at which bronze will have no message, as `[first, last + 1)`."""
         return self.first, self.last + 1
 
 
-def skip(spark: SparkSession, settings: Settings, decided: SkipDecision) -> int:
+def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision) -> int:
     """Commits the messages before the skipped ones, and makes bronze resume after the skipped ones.
 
     This process must have claimed bronze.
@@ -99,80 +99,80 @@ def skip(spark: SparkSession, settings: Settings, decided: SkipDecision) -> int:
             f"bronze skip: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
         )
     lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
-    generations = Generations(settings.checkpoint(LAYER), LAYER)
-    with closing(TopicBook(spark, lake, settings)) as book:
-        book.look()
-        _require_ahead(book, decided)  # raises its errors before anything changes
+    generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
+    with closing(TopicRegister(spark, lake, settings)) as book:
+        book.check_topics()
+        _require_unread(book, decision)  # raises its errors before anything changes
         app_id, number, _ = end_query(spark, lake, settings)
-        book.look()  # because `end_query` may have added entries to the ledger
-        start = _require_ahead(book, decided)
+        book.check_topics()  # because `end_query` may have added entries to the ledger
+        start = _require_unread(book, decision)
         txn = Txn(app_id, number + 1)
-        messages = _commit(spark, lake, book, (start, decided.first), decided, txn)
+        messages = _commit_skip(spark, lake, book, (start, decision.first), decision, txn)
         fault_point("after:bronze.skipped")
-        begin_generation(settings, generations, number + 2, app_id)
-    clear_stop(settings, LAYER)
+        start_generation(settings, generations, number + 2, app_id)
+    remove_stop(settings, LAYER)
     return messages
 
 
-def _require_ahead(book: TopicBook, decided: SkipDecision) -> int:
+def _require_unread(book: TopicRegister, decision: SkipDecision) -> int:
     """Returns the offset that bronze reads next in the topic-partition.
 
     Raises:
         UsageError: Bronze does not read the topic-partition or has already read past the offsets, or Kafka does not
             have them.
     """
-    place, shift = decided.place, book.shifts.get(decided.topic, 0)
-    name = f"topic {decided.topic}, partition {decided.partition}"
-    positions = book.positions()
+    place, shift = decision.place, book.offset_shifts.get(decision.topic, 0)
+    name = f"topic {decision.topic}, partition {decision.partition}"
+    positions = book.list_next_offsets()
     if place not in positions:
         raise UsageError(f"{name}: bronze does not read it", fix="See in ops.topics which topics bronze reads")
-    start, end = positions[place] + shift, book.kafka_ends()[place] + shift
-    if decided.first < start:
+    start, end = positions[place] + shift, book.read_kafka_ends()[place] + shift
+    if decision.first < start:
         raise UsageError(
-            f"{name}: bronze has already passed offset {decided.first}, and reads offset {start} next",
+            f"{name}: bronze has already passed offset {decision.first}, and reads offset {start} next",
             why="So there is nothing to skip",
             fix=f"Give an offset from {start} on, or run `sessionlake run bronze`",
         )
-    if decided.last >= end:
+    if decision.last >= end:
         raise UsageError(
-            f"{name}: Kafka has no message at offset {decided.last}",
+            f"{name}: Kafka has no message at offset {decision.last}",
             fix=f"Give an offset up to {end - 1}, its last one",
         )
     return start
 
 
-def _commit(
-    spark: SparkSession, lake: Lake, book: TopicBook, before: OffsetRun, decided: SkipDecision, txn: Txn
+def _commit_skip(
+    spark: SparkSession, lake: Lake, book: TopicRegister, before: OffsetRun, decision: SkipDecision, txn: Txn
 ) -> int:
     started = datetime.now(UTC)
     ranges: tuple[OffsetRange, ...] = ()
     if before[0] < before[1]:
         try:
-            _commit_messages(spark, lake, book, {decided.place: before}, txn)
+            _commit_messages(spark, lake, book, {decision.place: before}, txn)
         except Exception as error:
             if not is_unreadable(error):
                 raise
             raise UsageError(
-                f"topic {decided.topic}, partition {decided.partition}: a message between offsets {before[0]} and "
+                f"topic {decision.topic}, partition {decision.partition}: a message between offsets {before[0]} and "
                 f"{before[1] - 1} cannot be read either",
                 fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
             ) from error
-        ranges = read_stored_ranges(spark, lake, {decided.place: before})
+        ranges = read_stored_ranges(spark, lake, {decision.place: before})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
-    skipped = {decided.place: [decided.run]}
+    skipped = {decision.place: [decision.offset_run]}
     record_absent_offsets(
-        spark, lake, skipped, of_decision, reason=AbsenceReason.SKIPPED, who=decided.who, why=decided.why
+        spark, lake, skipped, of_decision, reason=AbsenceReason.SKIPPED, who=decision.who, why=decision.why
     )
     entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
-    Ledger(lake).write_entry(spark, replace(entry, decisions=(decided.ledger_record,)))
-    book.advance([OffsetRange(*decided.place, before[0], decided.last, 0)])
+    Ledger(lake).write_entry(spark, replace(entry, decisions=(decision.ledger_record,)))
+    book.note_read_offsets([OffsetRange(*decision.place, before[0], decision.last, 0)])
     return entry.messages
 
 
-def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: PlannedOffsets, txn: Txn) -> None:
+def _commit_messages(spark: SparkSession, lake: Lake, book: TopicRegister, planned: PlannedOffsets, txn: Txn) -> None:
     """Commits the planned messages of one topic-partition, in the same way as a batch of the stream."""
-    settings, shifts = lake.settings, book.shifts
+    settings, shifts = lake.settings, book.offset_shifts
     ((place, (first, end)),) = planned.items()
     shift = shifts.get(place[0], 0)
     read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
@@ -181,6 +181,6 @@ def _commit_messages(spark: SparkSession, lake: Lake, book: TopicBook, planned: 
         convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))
     ).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
-        book.admit([place[0]])
+        book.admit_topics([place[0]])
         if written.count() != end - first and not settings.kafka.allow_offset_gaps:
-            explain_gaps(spark, lake, planned, written.columns(*OFFSET), shifts, txn)
+            explain_gaps(spark, lake, planned, written.columns(*OFFSET_COLUMNS), shifts, txn)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, SILVER
-from sessionlake.gold.changes import declared_in
-from sessionlake.gold.declared.tables import averages_of, schemas_of, tables_of
+from sessionlake.gold.changes import declared_columns
+from sessionlake.gold.declared.tables import declared_averages, declared_gold_schemas, declared_gold_tables
 from sessionlake.gold.fold.resharding import GoldResharder
-from sessionlake.gold.making.states import marked_shards, tracked_averages
-from sessionlake.gold.tables.notes import complete_tables, require_maintained, stored_shards
+from sessionlake.gold.making.states import read_shards_by_hash, tracked_averages
+from sessionlake.gold.tables.notes import find_complete_tables, read_stored_shards, require_maintained
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.processors.memory import stored_shard_count
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split_state_parts
-from sessionlake.silver.states import has_state, state_frame
+from sessionlake.silver.states import has_state, read_state_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.resharded import reshard_states
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def layers_of(settings: Settings) -> list[str]:
+def list_layers(settings: Settings) -> list[str]:
     """Returns the layers whose states are divided into shards, in the order of the data flow."""
     return [SILVER, *(processor.layer for processor in settings.processors if not processor.key), GOLD]
 
 
-def configured_shards(settings: Settings, layer: str) -> int:
+def read_configured_shards(settings: Settings, layer: str) -> int:
     """Returns the configured number of shards. Processors use silver's."""
     return settings.gold.shards if layer == GOLD else settings.silver.shards
 
 
-def with_shards(settings: Settings, layer: str, shards: int) -> Settings:
+def replace_shards(settings: Settings, layer: str, shards: int) -> Settings:
     """Returns the configuration with another number of shards for a layer."""
     section = "gold" if layer == GOLD else "silver"
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update={"shards": shards})})
 
 
-def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int | None:
+def count_shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int | None:
     """Returns the number of shards in a layer's states; None if it has no states or does not record the number."""
     if layer == GOLD:
-        return stored_shards(spark, Lake(settings))
+        return read_stored_shards(spark, Lake(settings))
     if layer == SILVER:
-        return handover.shard_count(settings)
+        return handover.read_shard_count(settings)
     if has_state(settings, layer):
-        for row in state_frame(spark, settings, layer).toLocalIterator():
+        for row in read_state_frame(spark, settings, layer).toLocalIterator():
             memory = split_state_parts(bytes(row["chunk"]))[1]
             if memory is not None:
                 return stored_shard_count(memory)
@@ -60,16 +60,17 @@ def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, be
     Raises:
         LakeError: Gold maintains a table that is not configured any more, or a state cannot be read.
     """
-    states = state_frame(spark, settings, layer)
+    states = read_state_frame(spark, settings, layer)
     if layer != GOLD:
         return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), after), after)
-    lake = Lake(settings, schemas_of(settings))
-    require_maintained(spark, lake, tables_of(settings))
-    former = with_shards(settings, GOLD, before)
+    lake = Lake(settings, declared_gold_schemas(settings))
+    require_maintained(spark, lake, declared_gold_tables(settings))
+    former = replace_shards(settings, GOLD, before)
     averages = [
-        tracked_averages(spark, lake, former, series) for series in complete_tables(spark, lake, averages_of(settings))
+        tracked_averages(spark, lake, former, series)
+        for series in find_complete_tables(spark, lake, declared_averages(settings))
     ]
-    marked = {one.series.name: marked_shards(spark, lake, one.series, after) for one in averages}
-    resharder = GoldResharder(declared_in(settings).numbers, tuple(averages), marked, after)
+    marked = {one.series.name: read_shards_by_hash(spark, lake, one.series, after) for one in averages}
+    resharder = GoldResharder(declared_columns(settings).numbers, tuple(averages), marked, after)
     every = spark.range(before).selectExpr("CAST(id AS INT) AS shard")
     return reshard_states(every.join(states, "shard", "left"), resharder, after)

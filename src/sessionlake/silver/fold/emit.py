@@ -14,10 +14,10 @@ from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import Action, IntegrityEvent, JudgingOutcome, Verdict
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.protocol.arrow import contiguous, split_session_keys
+from sessionlake.protocol.arrow import split_session_keys, to_contiguous
 from sessionlake.protocol.chunk import encode_compressed_ipc
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.reasons import CODES
 from sessionlake.protocol.types import Bools, Int64s, Payloads
 from sessionlake.silver.fold.changes import build_change_rows
@@ -173,7 +173,7 @@ def _build_quarantine_rows(judged: JudgedBatch, malformed: pa.Table) -> pa.Table
     parts = [_to_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
     malformed = malformed.filter(pc.not_equal(malformed["reason"], ERASED))
     if malformed.num_rows:
-        parts.append(_to_quarantine_rows(malformed, contiguous(malformed["reason"])))
+        parts.append(_to_quarantine_rows(malformed, to_contiguous(malformed["reason"])))
     return pa.concat_tables(parts)
 
 

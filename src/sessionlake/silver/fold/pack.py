@@ -18,12 +18,11 @@ import pyarrow.compute as pc
 from sessionlake.errors import add_place_note
 from sessionlake.integrity.clock import EarlierStreamTimes, Segments, cut_into_segments, encode_segments
 from sessionlake.integrity.stream_times import StreamTimeNotes
-from sessionlake.protocol.arrow import dictionary_codes, milliseconds_of
+from sessionlake.protocol.arrow import encode_as_codes, to_milliseconds
 from sessionlake.protocol.chunk import encode_compressed_ipc
-from sessionlake.protocol.decode import DecodeRules, decode, future_timestamps
-from sessionlake.protocol.kafka_time import counted_times
-from sessionlake.protocol.silence import Silence
-from sessionlake.protocol.silence import decode as decode_silences
+from sessionlake.protocol.decode import DecodeRules, decode_messages, find_future_timestamps
+from sessionlake.protocol.kafka_time import select_counted_times
+from sessionlake.protocol.silence import Silence, decode_silences
 from sessionlake.protocol.types import Int64s
 
 # Number of messages that are decoded at once: enough to fill an IPC stream for each shard, and few enough for memory.
@@ -95,8 +94,10 @@ class Packer:
         ).combine_chunks()
         shards = raw_messages["shard"].to_numpy()
         raw_messages = convert_times_to_milliseconds(raw_messages)
-        chunk = decode(raw_messages, self.rules)
-        timestamps = counted_times(chunk["kafka_ts"].to_numpy(), future_timestamps(raw_messages, self.rules))
+        chunk = decode_messages(raw_messages, self.rules)
+        timestamps = select_counted_times(
+            chunk["kafka_ts"].to_numpy(), find_future_timestamps(raw_messages, self.rules)
+        )
         segments, clock = _build_segments(chunk, timestamps, self.earlier_times, silences)
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
@@ -145,7 +146,7 @@ def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
     """Returns rows of `bronze.messages` with their timestamps as int64 ms since the epoch, which `decode` needs."""
     for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
         raw_messages = raw_messages.set_column(
-            raw_messages.schema.get_field_index(name), now, milliseconds_of(raw_messages[name])
+            raw_messages.schema.get_field_index(name), now, to_milliseconds(raw_messages[name])
         )
     return raw_messages
 
@@ -153,7 +154,7 @@ def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
 def _build_segments(
     chunk: pa.Table, timestamps: Int64s, earlier_times: EarlierStreamTimes, silences: Sequence[Silence]
 ) -> tuple[Segments, Int64s]:
-    topic, topics = dictionary_codes(chunk["topic"])
+    topic, topics = encode_as_codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]

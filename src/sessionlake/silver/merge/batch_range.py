@@ -11,7 +11,7 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.protocol.columns import RESCUED
 from sessionlake.settings.model import Settings
-from sessionlake.silver.tables.net_changes import MARKS
+from sessionlake.silver.tables.net_changes import CLEAR_MARKERS
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ class BatchRange:
     Attributes:
         first: The number of the first batch.
         last: The number of the last batch.
-        rows: For each batch, the rows that it appended, by table. Empty if they are no longer in memory.
+        rows_by_table: For each batch, the rows that it appended, by table. Empty if they are no longer in memory.
     """
 
     first: int
     last: int
-    rows: tuple[Mapping[str, pa.Table], ...] = ()
+    rows_by_table: tuple[Mapping[str, pa.Table], ...] = ()
 
-    def rows_in_memory(self, table: str) -> pa.Table | None:
+    def find_rows_in_memory(self, table: str) -> pa.Table | None:
         """Returns the range's rows of a table if the rows of every batch are in memory and there are any; else None."""
-        if not self.rows or not all(self.rows):
+        if not self.rows_by_table or not all(self.rows_by_table):
             return None
-        found = [rows[table] for rows in self.rows if table in rows]
+        found = [rows[table] for rows in self.rows_by_table if table in rows]
         return pa.concat_tables(found) if found else None
 
 
-class BatchSource:
+class MergeSource:
     """Base of `DriverSource` and `ClusterSource`, which compute the rows to merge for a range of batches."""
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
@@ -53,6 +53,6 @@ class BatchSource:
         self._columns = settings.capture.declared
 
     @property
-    def _read(self) -> tuple[str, ...]:
+    def _change_column_names(self) -> tuple[str, ...]:
         declared = (column.name for column in self._columns)
-        return (*ROW_KEY, *declared, RESCUED, *MARKS, "change", "_set", "_position", "ordinal", "_life")
+        return (*ROW_KEY, *declared, RESCUED, *CLEAR_MARKERS, "change", "_set", "_position", "ordinal", "_life")

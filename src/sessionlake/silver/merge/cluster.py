@@ -8,7 +8,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
 from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
-from sessionlake.silver.tables.net_changes import NetChanges, RefoldBySeq, net_ddl
+from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.spark.frames import map_batches
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, BatchSource
-from sessionlake.silver.merge.sessions import newest_progress
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, MergeSource
+from sessionlake.silver.merge.sessions import select_newest_progress_frame
 
 # A task sorts its changes in memory, so their number is limited.
 _CHANGES_A_TASK = 1_000_000
 
 
-class ClusterSource(BatchSource):
+class ClusterSource(MergeSource):
     """Computes with Spark the rows to merge into `session_rows` and `sessions`.
 
     Args:
@@ -38,23 +38,23 @@ class ClusterSource(BatchSource):
         super().__init__(spark, lake, settings, batches)
         self._tasks = max(spark.sparkContext.defaultParallelism, changes // _CHANGES_A_TASK)
 
-    def _between(self, table: str) -> DataFrame:
+    def _read_range(self, table: str) -> DataFrame:
         from pyspark.sql import functions as F
 
         batches = F.col("_batch").between(self._batches.first, self._batches.last)
         return self._lake.read(self._spark, table).where(batches)
 
-    def sessions(self) -> DataFrame:
+    def read_sessions(self) -> DataFrame:
         """Returns the rows for `sessions`: the last row of each session in the range's `session_progress`."""
         # MERGE reads its source twice. The checkpoint has the source computed once.
-        return newest_progress(self._between(PROGRESS)).localCheckpoint()
+        return select_newest_progress_frame(self._read_range(PROGRESS)).localCheckpoint()
 
-    def rows(self) -> DataFrame:
+    def read_net_rows(self) -> DataFrame:
         """Returns the net changes for `session_rows`, including a delete for each row that a clear removes."""
         from pyspark.sql import functions as F
 
-        changes = self._between(CHANGES).select(*(quote(name) for name in self._read))
-        filled_late = self._between(PROGRESS).where("beneath").select(*SESSION).distinct()
+        changes = self._read_range(CHANGES).select(*(quote(name) for name in self._change_column_names))
+        filled_late = self._read_range(PROGRESS).where("beneath").select(*SESSION).distinct()
         refolded_ids = [
             row["session_id"] for row in filled_late.select("session_id").limit(NAMED_SESSIONS + 1).collect()
         ]
@@ -63,19 +63,19 @@ class ClusterSource(BatchSource):
                 *map(quote, changes.columns)
             )
         by_session = changes.repartition(self._tasks, *(F.col(name) for name in SESSION))
-        net = map_batches(by_session, NetChanges(self._columns), net_ddl(self._columns))
+        net = map_batches(by_session, NetChangesMapper(self._columns), build_net_ddl(self._columns))
         if refolded_ids:
-            net = net.unionByName(self._refolded(filled_late, refolded_ids))
+            net = net.unionByName(self._refold_sessions(filled_late, refolded_ids))
         net = net.localCheckpoint()
         rows, clears = net.where(F.col("row_id").isNotNull()), net.where(F.col("row_id").isNull()).select(*SESSION)
         named = [row["session_id"] for row in clears.select("session_id").limit(NAMED_SESSIONS + 1).collect()]
         if not named:
             return rows
-        gone = self._held(clears, named).join(rows.select(*ROW_KEY), list(ROW_KEY), "left_anti")
+        gone = self._read_present_row_ids(clears, named).join(rows.select(*ROW_KEY), list(ROW_KEY), "left_anti")
         all_rows = rows.unionByName(gone.withColumn(DELETE, F.lit(col=True)), allowMissingColumns=True)
         return all_rows.localCheckpoint()  # it is also read to find the bounds of its keys
 
-    def _held(self, cleared: DataFrame, names: list[str]) -> DataFrame:
+    def _read_present_row_ids(self, cleared: DataFrame, names: list[str]) -> DataFrame:
         """Returns the row ids that `session_rows` has now for these sessions.
 
         Args:
@@ -89,13 +89,13 @@ class ClusterSource(BatchSource):
             held = held.where(F.col("session_id").isin(names))
         return held.join(F.broadcast(cleared), list(SESSION), "left_semi")
 
-    def _refolded(self, sessions: DataFrame, names: list[str]) -> DataFrame:
+    def _refold_sessions(self, refold_sessions: DataFrame, names: list[str]) -> DataFrame:
         """Returns the net changes of sessions with late fills, from all their changes up to the end of the range."""
         from pyspark.sql import functions as F
 
         history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= self._batches.last)
         if len(names) <= NAMED_SESSIONS:
             history = history.where(F.col("session_id").isin(names))
-        own = history.join(F.broadcast(sessions), list(SESSION), "left_semi")
-        by_session = own.select(*(quote(name) for name in self._read)).repartition(self._tasks, *SESSION)
-        return map_batches(by_session, RefoldBySeq(self._columns), net_ddl(self._columns))
+        own = history.join(F.broadcast(refold_sessions), list(SESSION), "left_semi")
+        by_session = own.select(*(quote(name) for name in self._change_column_names)).repartition(self._tasks, *SESSION)
+        return map_batches(by_session, SeqRefoldMapper(self._columns), build_net_ddl(self._columns))

@@ -13,22 +13,22 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, PROGRESS, ROWS
 from sessionlake.delta.storage.reading import Condition, is_in
-from sessionlake.protocol.arrow import SESSION, is_of_sessions
+from sessionlake.protocol.arrow import SESSION, has_session_in
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
-from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
+from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
 from sessionlake.silver.merge.seq_history import read_seq_history
-from sessionlake.silver.tables.net_changes import net_changes, refold_by_seq
+from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, BatchSource
-from sessionlake.silver.merge.sessions import newest_progress_in_memory
+from sessionlake.silver.merge.batch_range import NAMED_SESSIONS, BatchRange, MergeSource
+from sessionlake.silver.merge.sessions import select_newest_progress
 
 
-class DriverSource(BatchSource):
+class DriverSource(MergeSource):
     """Computes in the driver the rows to merge into `session_rows` and `sessions`, for ranges that fit into its memory.
 
     Raises:
@@ -38,12 +38,12 @@ class DriverSource(BatchSource):
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         super().__init__(spark, lake, settings, batches)
         self._table: ReadTable = partial(lake.reader(spark).table, max_bytes=lake.limits.driver_bytes)
-        self._changes = self._rows(CHANGES, self._read)
-        self._progress = self._rows(PROGRESS, None)
+        self._changes = self._read_range(CHANGES, self._change_column_names)
+        self._progress = self._read_range(PROGRESS, None)
 
-    def _rows(self, table: str, columns: Sequence[str] | None) -> pa.Table:
+    def _read_range(self, table: str, columns: Sequence[str] | None) -> pa.Table:
         """Returns the range's rows of a table: those in memory if they are complete, otherwise read from the table."""
-        known = self._batches.rows_in_memory(table)
+        known = self._batches.find_rows_in_memory(table)
         if known is not None:
             return known if columns is None else known.select(columns)
         batches: list[Condition] = [
@@ -52,46 +52,46 @@ class DriverSource(BatchSource):
         ]
         return self._table(table, *batches, columns=columns)
 
-    def sessions(self) -> pa.Table:
+    def read_sessions(self) -> pa.Table:
         """Returns the rows for `sessions`: the last row of each session in the range's `session_progress`."""
-        return newest_progress_in_memory(self._progress)
+        return select_newest_progress(self._progress)
 
-    def rows(self) -> pa.Table:
-        """Returns net changes for `session_rows`, columns as `net_schema`, with a delete for each cleared row."""
+    def read_net_rows(self) -> pa.Table:
+        """Returns net changes for `session_rows`, columns as `build_net_schema`, with a delete for each cleared row."""
         changes = self._changes
         filled_late = self._progress.filter(self._progress["beneath"]).group_by(list(SESSION)).aggregate([])
         if filled_late.num_rows:
-            usual = net_changes(changes.filter(pc.invert(is_of_sessions(changes, filled_late))), self._columns)
-            net = pa.concat_tables([usual, self._refolded(filled_late)])
+            usual = compute_net_changes(changes.filter(pc.invert(has_session_in(changes, filled_late))), self._columns)
+            net = pa.concat_tables([usual, self._refold_sessions(filled_late)])
         else:
-            net = net_changes(changes, self._columns)
+            net = compute_net_changes(changes, self._columns)
         marks = pc.is_null(net["row_id"])
         rows, clears = net.filter(pc.invert(marks)), net.filter(marks).select(SESSION)
         if clears.num_rows:
-            held = self._table(ROWS, *_named(clears), columns=ROW_KEY, sessions=clears)
+            held = self._table(ROWS, *_build_session_conditions(clears), columns=ROW_KEY, sessions=clears)
             gone = held.join(rows.select(ROW_KEY), list(ROW_KEY), join_type="left anti")
-            rows = pa.concat_tables([rows, _deletes(gone, rows.schema)])
+            rows = pa.concat_tables([rows, _build_delete_rows(gone, rows.schema)])
         return rows
 
-    def _refolded(self, sessions: pa.Table) -> pa.Table:
+    def _refold_sessions(self, sessions: pa.Table) -> pa.Table:
         """Returns the net changes of sessions (class `once`) with late fills, computed from all their changes.
 
         A late fill is applied after messages with higher seqs but takes effect below them. So the range's changes alone
         do not show which change of a value is the last one in seq order.
         """
-        named = _named(sessions)
-        cuts = kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first), of=sessions)
+        named = _build_session_conditions(sessions)
+        cuts = read_kept_cuts(self._table, *named, ("_batch", operator.lt, self._batches.first), sessions=sessions)
         rows, changes = read_seq_history(self._table, sessions, cuts, self._batches.last, self._columns, named)
         return refold_by_seq(changes, self._columns, rows)
 
 
-def _named(sessions: pa.Table) -> list[Condition]:
+def _build_session_conditions(sessions: pa.Table) -> list[Condition]:
     """Returns a condition that selects the sessions by their ids; an empty list if there are too many."""
     ids = sessions["session_id"].to_pylist()
     return [("session_id", is_in, ids)] if len(ids) <= NAMED_SESSIONS else []
 
 
-def _deletes(keys: pa.Table, schema: pa.Schema) -> pa.Table:
+def _build_delete_rows(keys: pa.Table, schema: pa.Schema) -> pa.Table:
     count = keys.num_rows
     given = {**{name: keys[name] for name in ROW_KEY}, DELETE: pa.array([True] * count, pa.bool_())}
     return pa.Table.from_arrays([given.get(f.name, pa.nulls(count, f.type)) for f in schema], schema=schema)

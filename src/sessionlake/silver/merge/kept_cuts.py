@@ -18,23 +18,23 @@ ReadTable = Callable[..., pa.Table]
 """Reads a table, given its name, conditions, and the keywords `columns` and `sessions`."""
 
 
-def kept_cuts(read: ReadTable, *conditions: Condition, of: pa.Table | None = None) -> pa.Table:
+def read_kept_cuts(read_table: ReadTable, *conditions: Condition, sessions: pa.Table | None = None) -> pa.Table:
     """Returns the cuts whose whole tables are stored and that meet the conditions, with the tables' number of rows.
 
     An older version stored the table at every cut without an index and without counting rows: `rows` is null for these.
 
     Args:
-        read: Reads a table.
+        read_table: Reads a table.
         conditions: Conditions on the cuts.
-        of: Sessions to read the cuts of; None means all.
+        sessions: Sessions to read the cuts of; None means all.
     """
-    index = read(SNAPSHOT_INDEX, *conditions, sessions=of)
-    before = read(CUTS, *conditions, ("changes", is_null, None), sessions=of)
+    index = read_table(SNAPSHOT_INDEX, *conditions, sessions=sessions)
+    before = read_table(CUTS, *conditions, ("changes", is_null, None), sessions=sessions)
     before = before.append_column("rows", pa.nulls(before.num_rows, pa.int64()))
     return pa.concat_tables([index, before.select(index.column_names).cast(index.schema)])
 
 
-def kept_cuts_frame(spark: SparkSession, lake: Lake) -> DataFrame:
+def read_kept_cuts_frame(spark: SparkSession, lake: Lake) -> DataFrame:
     """Returns all cuts whose whole tables are stored, as a Spark frame; `rows` is null if the rows were not counted."""
     before = lake.read(spark, CUTS).where("changes IS NULL")
     return lake.read(spark, SNAPSHOT_INDEX).unionByName(before, allowMissingColumns=True)

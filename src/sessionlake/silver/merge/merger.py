@@ -40,8 +40,8 @@ from sessionlake.ledger.progress import read_entries_after, read_last_merged_bat
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.snapshot_source import SnapshotSource, lowest_value
-from sessionlake.silver.merge.sources import UPSERT_SESSIONS, merge_sources, upsert_rows
+from sessionlake.silver.merge.snapshot_source import SnapshotSource, find_lowest_value
+from sessionlake.silver.merge.sources import UPSERT_SESSIONS, describe_row_upsert, read_merge_sources
 from sessionlake.silver.merge.splits import record_splits
 from sessionlake.silver.merge.sql_function import create_session_as_of
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS
@@ -85,7 +85,7 @@ class PendingBatch:
     starts: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-def batches_for_one_merge(pending: Sequence[PendingBatch]) -> list[PendingBatch]:
+def select_batches_for_merge(pending: Sequence[PendingBatch]) -> list[PendingBatch]:
     """Returns the batches for the next merge: the oldest pending ones, up to the limits of a merge but at least one."""
     messages = changes = 0
     for number, item in enumerate(pending):
@@ -95,7 +95,7 @@ def batches_for_one_merge(pending: Sequence[PendingBatch]) -> list[PendingBatch]
     return [*pending]
 
 
-def _app_id(pending: Sequence[PendingBatch]) -> str:
+def _build_merge_app_id(pending: Sequence[PendingBatch]) -> str:
     return merge_app_id(pending[0].app_id)
 
 
@@ -107,20 +107,20 @@ def _count_cuts(outputs: Iterable[TableOutput]) -> int:
     return sum(output.rows for output in outputs if output.table == CUTS)
 
 
-def _all_in_memory(rows: Mapping[str, pa.Table], outputs: Iterable[TableOutput]) -> bool:
+def _are_all_in_memory(rows: Mapping[str, pa.Table], outputs: Iterable[TableOutput]) -> bool:
     """Returns True if every row the merge needs is still in memory. Tables with too many rows are missing."""
     written = {output.table: output.rows for output in outputs if output.table in _MERGED}
     return written == {table: rows[table].num_rows for table in _MERGED if table in rows}
 
 
-def _pending_batch(row: Row) -> PendingBatch:
+def _to_pending_batch(row: Row) -> PendingBatch:
     outputs = [TableOutput(**output) for output in row["outputs"]]
     starts = {(part["topic"], part["partition"]): part["first"] for part in row["offsets"]}
     changes, cuts = _count_changes(outputs), _count_cuts(outputs)
     return PendingBatch(row["app_id"], row["batch_id"], row["messages"], changes, cuts, starts=starts)
 
 
-def _first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition, int]:
+def _merge_first_offsets(pending: Iterable[PendingBatch]) -> dict[TopicPartition, int]:
     """Returns the lowest offset of each topic-partition in all these batches together."""
     found: dict[TopicPartition, int] = {}
     for item in pending:
@@ -158,7 +158,7 @@ class TableMerger:
         with self._lock:
             if self._pending is not None and all(item.batch != batch for item in self._pending):
                 held = sum(item.changes for item in self._pending) + changes
-                kept = rows if _all_in_memory(rows, entry.outputs) and held <= _CHANGES_IN_MEMORY else {}
+                kept = rows if _are_all_in_memory(rows, entry.outputs) and held <= _CHANGES_IN_MEMORY else {}
                 cuts = _count_cuts(entry.outputs)
                 starts = {(part.topic, part.partition): part.first for part in entry.offsets}
                 self._pending.append(PendingBatch(entry.txn.app_id, batch, entry.messages, changes, cuts, kept, starts))
@@ -166,7 +166,7 @@ class TableMerger:
 
     def start(self) -> TableMerger:
         """Starts merging in the background, at most once per merge interval, until `stop`. Returns this object."""
-        self._thread = threading.Thread(target=self._run, name="silver-tables", daemon=True)
+        self._thread = threading.Thread(target=self._merge_until_stopped, name="silver-tables", daemon=True)
         self._thread.start()
         return self
 
@@ -177,7 +177,7 @@ class TableMerger:
         if self._thread is not None:
             self._thread.join()
 
-    def drain(self) -> None:
+    def wait_for_merges(self) -> None:
         """Waits until the background thread has merged everything committed so far, or has failed."""
         while self.error is None and self._thread is not None and self._thread.is_alive():
             with self._lock:
@@ -193,7 +193,7 @@ class TableMerger:
             done += 1
         return done
 
-    def _run(self) -> None:
+    def _merge_until_stopped(self) -> None:
         pause = self._settings.silver.merge_interval.total_seconds()
         try:
             self.catch_up()
@@ -207,20 +207,22 @@ class TableMerger:
             self.error = error
 
     def _merge_next(self) -> bool:
-        batches_to_merge = self._next()
+        batches_to_merge = self._take_next_batches()
         if not batches_to_merge:
             return False
         first, last = batches_to_merge[0].batch, batches_to_merge[-1].batch
-        started, merge_txn = datetime.now(UTC), Txn(_app_id(batches_to_merge), last)
+        started, merge_txn = datetime.now(UTC), Txn(_build_merge_app_id(batches_to_merge), last)
         txn = merge_txn.fenced_by(self._lake.storage.token(SILVER))
         changes = sum(item.changes for item in batches_to_merge)
         batches = BatchRange(first, last, tuple(item.rows for item in batches_to_merge))
         with without_code_generation(self._spark, enabled=changes <= self._lake.limits.few_changes):
-            merged = merge_sources(self._spark, self._lake, self._settings, batches, changes)
+            merged = read_merge_sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
-                self._merge(ROWS, merged.rows, upsert_rows(self._settings.capture.declared), txn),
-                self._merge(SESSIONS, merged.sessions, UPSERT_SESSIONS, txn),
-                *record_splits(self._spark, self._lake, merged.sessions, _first_offsets(batches_to_merge), last, txn),
+                self._merge_into_table(ROWS, merged.rows, describe_row_upsert(self._settings.capture.declared), txn),
+                self._merge_into_table(SESSIONS, merged.sessions, UPSERT_SESSIONS, txn),
+                *record_splits(
+                    self._spark, self._lake, merged.sessions, _merge_first_offsets(batches_to_merge), last, txn
+                ),
                 *self._merge_snapshots(batches, sum(item.cuts for item in batches_to_merge), txn),
             )
         entry = LedgerEntry(
@@ -241,14 +243,14 @@ class TableMerger:
             self._on_merge(entry)
         return True
 
-    def _next(self) -> list[PendingBatch]:
+    def _take_next_batches(self) -> list[PendingBatch]:
         """Returns the batches for the next merge; an empty list if none are pending."""
         with self._lock:
             if self._pending is None:
-                self._pending = self._pending_after_takeover()
-            return batches_for_one_merge(self._pending)
+                self._pending = self._read_pending_after_takeover()
+            return select_batches_for_merge(self._pending)
 
-    def _pending_after_takeover(self) -> list[PendingBatch]:
+    def _read_pending_after_takeover(self) -> list[PendingBatch]:
         """Returns the pending batches, after making sure that an earlier process can no longer merge them.
 
         No plan of Spark's fixes which batches a merge contains. So a merge that the earlier process completed later
@@ -257,7 +259,7 @@ class TableMerger:
         token, pending = self._lake.storage.token(SILVER), self._read_pending()
         if not token or not pending:
             return pending
-        fence_off(self._spark, self._lake, _WRITTEN, Txn.before_holder(_app_id(pending), token))
+        fence_off(self._spark, self._lake, _WRITTEN, Txn.before_lease_holder(_build_merge_app_id(pending), token))
         return self._read_pending()
 
     def _read_pending(self) -> list[PendingBatch]:
@@ -267,9 +269,9 @@ class TableMerger:
             behind = read_entries_after(
                 reader, SILVER, read_last_merged_batch(reader), "messages", "outputs", "offsets"
             )
-        return [*map(_pending_batch, behind)]
+        return [*map(_to_pending_batch, behind)]
 
-    def _merge(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:
+    def _merge_into_table(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:
         commit = merge(self._spark, self._lake, table, rows, upsert, txn)
         return TableOutput(table, commit.version, commit.rows)
 
@@ -277,17 +279,17 @@ class TableMerger:
         """Stores the whole tables that are due at the cuts of the batches; runs no Spark job if there are no cuts."""
         if not cuts:
             return ()
-        made, outputs = SnapshotSource(self._spark, self._lake, self._settings).compute(batches, cuts), []
+        made, outputs = SnapshotSource(self._spark, self._lake, self._settings).compute_tables(batches, cuts), []
         for table, rows, ascending, keys in (
             (SNAPSHOTS, made.rows, "snapshot_at", (*CUT_COLUMNS, "row_id")),
             (SNAPSHOT_INDEX, made.index, "_batch", CUT_COLUMNS),
         ):
-            least = lowest_value(rows, ascending)
+            least = find_lowest_value(rows, ascending)
             if least is not None:
-                outputs.append(self._add(table, rows, (ascending, least), keys, txn))
+                outputs.append(self._add_rows(table, rows, (ascending, least), keys, txn))
         return tuple(outputs)
 
-    def _add(
+    def _add_rows(
         self, table: str, rows: DataFrame | pa.Table, least: tuple[str, Any], keys: tuple[str, ...], txn: Txn
     ) -> TableOutput:
         """Adds rows to a table. Rows that the table already has, from a merge that died, are not added twice.
@@ -300,10 +302,10 @@ class TableMerger:
             txn: The transaction.
         """
         column, value = least
-        if not self._lake.reader(self._spark).any(table, (column, operator.ge, value)):
+        if not self._lake.reader(self._spark).has_rows(table, (column, operator.ge, value)):
             append(self._spark, self._lake, table, rows, txn)  # no row can be there already, so an append is enough
             commit = self._lake.last_commit(self._spark, table)
             return TableOutput(table, commit.version, commit.rows)
         names = rows.column_names if isinstance(rows, pa.Table) else rows.columns
         others = tuple(name for name in names if name not in keys)
-        return self._merge(table, rows, Upsert(keys, others, pruned_by=(column,), updates=False), txn)
+        return self._merge_into_table(table, rows, Upsert(keys, others, pruned_by=(column,), updates=False), txn)

@@ -10,54 +10,57 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, is_in
-from sessionlake.delta.storage.values import values_of
-from sessionlake.protocol.arrow import is_of_sessions, semi_join, session_keys
+from sessionlake.delta.storage.values import to_values
+from sessionlake.protocol.arrow import build_session_keys, has_session_in, semi_join
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
-from sessionlake.silver.tables.seq_order import continuable_cuts, latest_cuts
-from sessionlake.silver.tables.snapshots import CUT_COLUMNS, change_columns, last_cuts, rows_schema
+from sessionlake.silver.tables.seq_order import select_continuable_cuts, select_latest_cuts
+from sessionlake.silver.tables.snapshots import CUT_COLUMNS, build_rows_schema, list_change_columns, select_last_cuts
 
 # For each session, at most this many of its last stored tables are tried.
 _TRIED = 4
 
 
 def read_seq_history(
-    read: ReadTable,
+    read_table: ReadTable,
     sessions: pa.Table,
     cuts: pa.Table,
     last_batch: int,
     columns: tuple[Column, ...],
-    named: Sequence[Condition] = (),
+    conditions: Sequence[Condition] = (),
 ) -> tuple[pa.Table, pa.Table]:
     """Returns stored tables and changes from which the tables of sessions after a batch are computed in seq order.
 
     Args:
-        read: Reads a table.
+        read_table: Reads a table.
         sessions: The sessions, columns `SESSION`.
-        cuts: Cuts whose tables are stored, of these and any other sessions, as `kept_cuts` returns them.
+        cuts: Cuts whose tables are stored, of these and any other sessions, as `read_kept_cuts` returns them.
         last_batch: The number of the batch.
         columns: The declared columns.
-        named: More conditions on the rows of these sessions, which let Delta skip files.
+        conditions: More conditions on the rows of these sessions, which let Delta skip files.
 
     Returns:
-        The stored tables, columns as `rows_schema`, and the changes since, columns as `change_columns`. A session
+        The stored tables, columns as `build_rows_schema`, and the changes since, columns as
+        `list_change_columns`. A session
         without a suitable stored table has all its changes and no table.
     """
-    tried = latest_cuts(cuts.filter(is_of_sessions(cuts, sessions)), _TRIED)
-    until: list[Condition] = [*named, ("_batch", operator.le, last_batch)]
+    tried = select_latest_cuts(cuts.filter(has_session_in(cuts, sessions)), _TRIED)
+    until: list[Condition] = [*conditions, ("_batch", operator.le, last_batch)]
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
-    changes = read(CHANGES, *until, *recent, columns=change_columns(columns), sessions=sessions)
-    base = last_cuts(continuable_cuts(tried, changes))
-    without_base = sessions.filter(pc.invert(is_of_sessions(sessions, base)))
+    changes = read_table(CHANGES, *until, *recent, columns=list_change_columns(columns), sessions=sessions)
+    base = select_last_cuts(select_continuable_cuts(tried, changes))
+    without_base = sessions.filter(pc.invert(has_session_in(sessions, base)))
     if without_base.num_rows and recent:
-        all_changes = read(CHANGES, *until, columns=change_columns(columns), sessions=without_base)
-        changes = pa.concat_tables([changes.filter(is_of_sessions(changes, base)), all_changes])
-    position = base["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(base)))
+        all_changes = read_table(CHANGES, *until, columns=list_change_columns(columns), sessions=without_base)
+        changes = pa.concat_tables([changes.filter(has_session_in(changes, base)), all_changes])
+    position = base["position"].take(pc.index_in(build_session_keys(changes), value_set=build_session_keys(base)))
     since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
-    schema = rows_schema(columns)
+    schema = build_rows_schema(columns)
     if not base.num_rows:
         return schema.empty_table(), changes
-    held = read(SNAPSHOTS, ("snapshot_at", is_in, values_of(pc.unique(base["snapshot_at"]))), *named, sessions=base)
+    held = read_table(
+        SNAPSHOTS, ("snapshot_at", is_in, to_values(pc.unique(base["snapshot_at"]))), *conditions, sessions=base
+    )
     rows = semi_join(held, CUT_COLUMNS, base).select(schema.names).cast(schema)
     return rows, changes.filter(since)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _OWN = ("beneath", "_batch")
 
 
-def newest_progress_in_memory(progress: pa.Table) -> pa.Table:
+def select_newest_progress(progress: pa.Table) -> pa.Table:
     """Returns rows for `sessions`: the last row of each session among these rows of `session_progress`, in memory."""
     ordered = progress.sort_by([("_batch", "descending")])
     index = pa.array(range(ordered.num_rows), pa.int64())
@@ -23,7 +23,7 @@ def newest_progress_in_memory(progress: pa.Table) -> pa.Table:
     return ordered.take(newest["_index_min"]).drop_columns(list(_OWN))
 
 
-def newest_progress(progress: DataFrame) -> DataFrame:
+def select_newest_progress_frame(progress: DataFrame) -> DataFrame:
     """Returns rows for `sessions`: the last row of each session among these rows of `session_progress`, with Spark."""
     from pyspark.sql import functions as F
 

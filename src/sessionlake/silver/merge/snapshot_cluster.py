@@ -13,15 +13,15 @@ from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import internal, quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.kept_cuts import kept_cuts_frame
+from sessionlake.silver.merge.kept_cuts import read_kept_cuts_frame
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
     KIND,
     LATE_FILLED,
     WEIGHTS,
-    SnapshotTables,
-    change_columns,
-    snapshots_schema,
+    SnapshotTablesMapper,
+    build_snapshots_schema,
+    list_change_columns,
 )
 from sessionlake.spark.frames import map_batches
 
@@ -56,7 +56,7 @@ class ClusterSnapshots:
         self._lake = lake
         self._columns = settings.capture.declared
 
-    def compute(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
+    def compute_tables(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
         """Returns the rows to add to `session_snapshots` and `session_snapshot_index`.
 
         Args:
@@ -66,9 +66,9 @@ class ClusterSnapshots:
         """
         from pyspark.sql import functions as F
 
-        due, last = self._weighed(batches)
-        since = self._since(due, last, batches.last)
-        late_filled = self._with_late_fills(since, last, batches.last)
+        due, last = self._weigh_cuts(batches)
+        since = self._read_changes_since(due, last, batches.last)
+        late_filled = self._add_late_fills(since, last, batches.last)
         weight_names = {name: internal(name) for name in WEIGHTS}
         weights = last.select(*SESSION, "rows", "since")
         heads = (
@@ -79,21 +79,21 @@ class ClusterSnapshots:
         heads = heads.withColumn(LATE_FILLED, F.coalesce(LATE_FILLED, F.lit(col=False))).withColumnsRenamed(
             weight_names
         )
-        oldest = F.timestamp_micros(_least(last.select(F.unix_micros("snapshot_at").alias("at")), "at"))
-        held = self._read(SNAPSHOTS).where(_of(last) & (F.col("snapshot_at") >= oldest))
+        oldest = F.timestamp_micros(_compute_lowest_value(last.select(F.unix_micros("snapshot_at").alias("at")), "at"))
+        held = self._read_frame(SNAPSHOTS).where(_is_of_sessions(last) & (F.col("snapshot_at") >= oldest))
         held = held.join(last.select(*CUT_COLUMNS), list(CUT_COLUMNS), "left_semi")
-        parts = self._changes(since, late_filled, batches.last).withColumn(KIND, F.lit("change"))
+        parts = self._read_changes(since, late_filled, batches.last).withColumn(KIND, F.lit("change"))
         for kind, part in (("cut", heads), ("row", held.drop("snapshot_at", "reason", "position"))):
             parts = parts.unionByName(part.withColumn(KIND, F.lit(kind)), allowMissingColumns=True)
         tasks = max(self._spark.sparkContext.defaultParallelism, cuts // _CUTS_A_TASK, tasks)
         # Spark matches the function's columns by position, and their order differs from that of the table.
-        made_of = self._read(SNAPSHOTS).select(*map(quote, snapshots_schema(self._columns).names))
-        function, schema = SnapshotTables(self._columns), made_of.schema
+        made_of = self._read_frame(SNAPSHOTS).select(*map(quote, build_snapshots_schema(self._columns).names))
+        function, schema = SnapshotTablesMapper(self._columns), made_of.schema
         made = map_batches(parts.repartition(tasks, *SESSION), function, schema).localCheckpoint()
         counted = made.groupBy(*CUT_COLUMNS).agg(F.count("row_id").alias("rows"))
         return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
 
-    def _weighed(self, batches: BatchRange) -> tuple[DataFrame, DataFrame]:
+    def _weigh_cuts(self, batches: BatchRange) -> tuple[DataFrame, DataFrame]:
         """Returns two frames for the sessions of which at least one table in the range is stored.
 
         Returns:
@@ -102,12 +102,12 @@ class ClusterSnapshots:
         """
         from pyspark.sql import functions as F
 
-        due = self._read(CUTS).where(F.col("_batch").between(batches.first, batches.last))
-        before = (F.col("_batch") < batches.first) & _of(due)
-        kept = kept_cuts_frame(self._spark, self._lake).where(before).join(due, list(SESSION), "left_semi")
+        due = self._read_frame(CUTS).where(F.col("_batch").between(batches.first, batches.last))
+        before = (F.col("_batch") < batches.first) & _is_of_sessions(due)
+        kept = read_kept_cuts_frame(self._spark, self._lake).where(before).join(due, list(SESSION), "left_semi")
         newest = F.max(F.struct("position", "snapshot_at", "reason", "_batch", "rows")).alias("last")
         last = kept.groupBy(*SESSION).agg(newest).select(*SESSION, "last.*").localCheckpoint()
-        passed = self._read(CUTS).where(before & (F.col("_batch") >= _least(last, "_batch")))
+        passed = self._read_frame(CUTS).where(before & (F.col("_batch") >= _compute_lowest_value(last, "_batch")))
         passed = passed.select(*SESSION, F.col("position").alias(_AT), "changes")
         since = passed.join(last.select(*SESSION, "position"), list(SESSION)).where(F.col(_AT) > F.col("position"))
         since = since.groupBy(*SESSION).agg(F.sum("changes").alias("since"))
@@ -119,25 +119,25 @@ class ClusterSnapshots:
         kept_now = weighed.where(F.col("always") | outweighed).select(*SESSION).localCheckpoint()
         return due.join(kept_now, list(SESSION), "left_semi"), last.join(kept_now, list(SESSION), "left_semi")
 
-    def _since(self, due: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
+    def _read_changes_since(self, due: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
         """Returns the changes of the sessions in `due` after their last stored table; all changes without a table."""
         from pyspark.sql import functions as F
 
         begun = last.select(*SESSION, F.col("position").alias(_LAST), F.col("snapshot_at").alias(_LAST_AT))
         # Changes after a cut have at least the cut's time. Without a cut, they have at least that of the first change.
         times = F.unix_micros(F.coalesce(_LAST_AT, "changed_at")).alias("at")
-        oldest = _least(due.join(begun, list(SESSION), "left").select(times), "at")
+        oldest = _compute_lowest_value(due.join(begun, list(SESSION), "left").select(times), "at")
         late = F.col("_applied_at") >= F.timestamp_micros(oldest)
-        history = self._read(CHANGES).where((F.col("_batch") <= last_batch) & late & _of(due))
+        history = self._read_frame(CHANGES).where((F.col("_batch") <= last_batch) & late & _is_of_sessions(due))
         return (
-            history.select(*map(quote, change_columns(self._columns)), "_batch")
+            history.select(*map(quote, list_change_columns(self._columns)), "_batch")
             .join(due, list(SESSION), "left_semi")
             .join(begun.drop(_LAST_AT), list(SESSION), "left")
             .where(F.col(_LAST).isNull() | (F.col("_position") > F.col(_LAST)))
             .drop(_LAST)
         )
 
-    def _with_late_fills(self, since: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
+    def _add_late_fills(self, since: DataFrame, last: DataFrame, last_batch: int) -> DataFrame:
         """Returns the sessions that had a late fill since their last stored tables, with `LATE_FILLED` set to True.
 
         Args:
@@ -147,9 +147,9 @@ class ClusterSnapshots:
         """
         from pyspark.sql import functions as F
 
-        within = F.col("_batch").between(_least(since, "_batch"), F.lit(last_batch))
+        within = F.col("_batch").between(_compute_lowest_value(since, "_batch"), F.lit(last_batch))
         return (
-            self._read(PROGRESS)
+            self._read_frame(PROGRESS)
             .where(F.col("beneath") & within)
             .join(since, list(SESSION), "left_semi")
             .join(last.select(*SESSION, F.col("_batch").alias(_LAST)), list(SESSION), "left")
@@ -160,22 +160,26 @@ class ClusterSnapshots:
             .localCheckpoint()
         )
 
-    def _changes(self, since: DataFrame, late_filled: DataFrame, last_batch: int) -> DataFrame:
+    def _read_changes(self, since: DataFrame, late_filled: DataFrame, last_batch: int) -> DataFrame:
         """Returns the changes since the last stored tables; for sessions with a late fill, all their changes."""
         from pyspark.sql import functions as F
 
-        columns = [*map(quote, change_columns(self._columns))]
+        columns = [*map(quote, list_change_columns(self._columns))]
         if late_filled.isEmpty():
             return since.select(*columns)
-        history = self._read(CHANGES).where((F.col("_batch") <= last_batch) & _of(late_filled)).select(*columns)
+        history = (
+            self._read_frame(CHANGES)
+            .where((F.col("_batch") <= last_batch) & _is_of_sessions(late_filled))
+            .select(*columns)
+        )
         all_changes = history.join(late_filled, list(SESSION), "left_semi")
         return since.select(*columns).join(late_filled, list(SESSION), "left_anti").unionByName(all_changes)
 
-    def _read(self, table: str) -> DataFrame:
+    def _read_frame(self, table: str) -> DataFrame:
         return self._lake.read(self._spark, table)
 
 
-def _of(sessions: DataFrame) -> Column:
+def _is_of_sessions(sessions: DataFrame) -> Column:
     """Returns a condition that selects sessions by id, so that files can be skipped; true if there are too many."""
     from pyspark.sql import functions as F
 
@@ -183,7 +187,7 @@ def _of(sessions: DataFrame) -> Column:
     return F.col("session_id").isin([row[0] for row in found]) if len(found) <= NAMED_SESSIONS else F.lit(col=True)
 
 
-def _least(rows: DataFrame, column: str) -> Column:
+def _compute_lowest_value(rows: DataFrame, column: str) -> Column:
     """Returns the lowest value of a column of `rows` as a literal; null if there are no rows."""
     from pyspark.sql import functions as F
 

@@ -19,22 +19,22 @@ import pyarrow.compute as pc
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
-from sessionlake.delta.storage.values import value_of, values_of
-from sessionlake.protocol.arrow import SESSION, is_of_sessions, semi_join, session_keys
+from sessionlake.delta.storage.values import to_value, to_values
+from sessionlake.protocol.arrow import SESSION, build_session_keys, has_session_in, semi_join
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
-from sessionlake.silver.merge.kept_cuts import ReadTable, kept_cuts
+from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
 from sessionlake.silver.merge.seq_history import read_seq_history
 from sessionlake.silver.merge.snapshot_cluster import NAMED_SESSIONS, ClusterSnapshots, KeptTables
 from sessionlake.silver.tables.snapshots import (
     CUT_COLUMNS,
-    change_columns,
+    build_snapshots_schema,
     compute_snapshots,
-    last_cuts,
-    snapshots_schema,
-    table_sizes,
+    count_table_rows,
+    list_change_columns,
+    select_last_cuts,
 )
-from sessionlake.silver.tables.weights import cuts_of_kept_sessions, weights_input
+from sessionlake.silver.tables.weights import select_cuts_of_kept_sessions, summarize_kept_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +49,7 @@ class SnapshotSource:
         self._settings = settings
         self._columns = settings.capture.declared
 
-    def compute(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
+    def compute_tables(self, batches: BatchRange, cuts: int, tasks: int = 1) -> KeptTables:
         """Returns the rows to add to `session_snapshots` and `session_snapshot_index`.
 
         Args:
@@ -59,38 +59,40 @@ class SnapshotSource:
         """
         if cuts <= self._lake.limits.driver_cuts:
             with contextlib.suppress(TooLargeError):
-                return self._in_driver(batches)
-        return ClusterSnapshots(self._spark, self._lake, self._settings).compute(batches, cuts, tasks)
+                return self._compute_in_driver(batches)
+        return ClusterSnapshots(self._spark, self._lake, self._settings).compute_tables(batches, cuts, tasks)
 
-    def _in_driver(self, batches: BatchRange) -> KeptTables:
+    def _compute_in_driver(self, batches: BatchRange) -> KeptTables:
         """Computes the whole tables in the driver.
 
         Raises:
             TooLargeError: The rows to read do not fit into the driver's memory.
         """
         read = partial(self._lake.reader(self._spark).table, max_bytes=self._lake.limits.driver_bytes)
-        due = batches.rows_in_memory(CUTS)
+        due = batches.find_rows_in_memory(CUTS)
         if due is None:
             due = read(CUTS, ("_batch", operator.ge, batches.first), ("_batch", operator.le, batches.last))
         before = ("_batch", operator.lt, batches.first)
-        kept = kept_cuts(read, *_named(due), before, of=due)
-        last = last_cuts(kept)
-        weights = weights_input(last, _passed(read, last, *_named(due), before))
-        due = due.filter(cuts_of_kept_sessions(due, weights))
-        made = [snapshots_schema(self._columns).empty_table()]
+        kept = read_kept_cuts(read, *_build_session_conditions(due), before, sessions=due)
+        last = select_last_cuts(kept)
+        weights = summarize_kept_tables(last, _read_passed_cuts(read, last, *_build_session_conditions(due), before))
+        due = due.filter(select_cuts_of_kept_sessions(due, weights))
+        made = [build_snapshots_schema(self._columns).empty_table()]
         if due.num_rows:
-            rows, changes, late_filled = self._history(
-                read, due, last.filter(is_of_sessions(last, due)), kept, batches.last
+            rows, changes, late_filled = self._read_history(
+                read, due, last.filter(has_session_in(last, due)), kept, batches.last
             )
             weighed = due.select([*CUT_COLUMNS, "changes"])
             made += compute_snapshots(weighed, weights, rows, changes, late_filled, self._columns)
         rows_made = pa.concat_tables(made)
         counted = due.schema.field("changes").with_name("rows")
         keys = pa.schema([*(due.schema.field(name) for name in CUT_COLUMNS), counted])
-        index = due.join(table_sizes(rows_made).select(keys.names).cast(keys), list(CUT_COLUMNS), join_type="inner")
+        index = due.join(
+            count_table_rows(rows_made).select(keys.names).cast(keys), list(CUT_COLUMNS), join_type="inner"
+        )
         return KeptTables(rows_made.filter(pc.is_valid(rows_made["row_id"])), index)
 
-    def _history(
+    def _read_history(
         self, read: ReadTable, due: pa.Table, last: pa.Table, kept: pa.Table, last_batch: int
     ) -> tuple[pa.Table, pa.Table, pa.Table]:
         """Returns what the whole tables are computed from.
@@ -105,22 +107,24 @@ class SnapshotSource:
         Returns:
             The stored tables to start from, the changes since, and the sessions with late fills.
         """
-        until = *_named(due), ("_batch", operator.le, last_batch)
-        columns = [*change_columns(self._columns), "_batch"]
-        changes = read(CHANGES, _since(due, last), *until, columns=columns, sessions=due)
-        changes = changes.filter(_since_last(changes, "_position", pc.greater, last, "position"))
-        late_filled = self._with_late_fills(read, changes, last, until)
-        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(is_of_sessions(last, late_filled)))
-        times = values_of(pc.unique(last["snapshot_at"]))
-        held = read(SNAPSHOTS, ("snapshot_at", is_in, times), *_named(due), sessions=last)
+        until = *_build_session_conditions(due), ("_batch", operator.le, last_batch)
+        columns = [*list_change_columns(self._columns), "_batch"]
+        changes = read(CHANGES, _build_since_condition(due, last), *until, columns=columns, sessions=due)
+        changes = changes.filter(_compare_with_last(changes, "_position", pc.greater, last, "position"))
+        late_filled = self._add_late_fills(read, changes, last, until)
+        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(has_session_in(last, late_filled)))
+        times = to_values(pc.unique(last["snapshot_at"]))
+        held = read(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
         rows = semi_join(held, CUT_COLUMNS, last)
         if late_filled.num_rows:
-            begun, history = read_seq_history(read, late_filled, kept, last_batch, self._columns, _named(due))
+            begun, history = read_seq_history(
+                read, late_filled, kept, last_batch, self._columns, _build_session_conditions(due)
+            )
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
-            changes = pa.concat_tables([changes.filter(pc.invert(is_of_sessions(changes, late_filled))), history])
+            changes = pa.concat_tables([changes.filter(pc.invert(has_session_in(changes, late_filled))), history])
         return rows, changes, late_filled
 
-    def _with_late_fills(
+    def _add_late_fills(
         self, read: ReadTable, changes: pa.Table, last: pa.Table, until: Sequence[Condition]
     ) -> pa.Table:
         """Returns the sessions that had a late fill since their last tables were stored.
@@ -136,17 +140,17 @@ class SnapshotSource:
             return changes.select(SESSION)
         conditions = ("beneath", operator.eq, True), ("_batch", operator.ge, oldest), *until
         found = read(PROGRESS, *conditions, columns=[*SESSION, "_batch"], sessions=changes.select(SESSION))
-        found = found.filter(_since_last(found, "_batch", pc.greater_equal, last, "_batch"))
+        found = found.filter(_compare_with_last(found, "_batch", pc.greater_equal, last, "_batch"))
         return found.group_by(list(SESSION)).aggregate([])
 
 
-def _named(due: pa.Table) -> tuple[Condition, ...]:
+def _build_session_conditions(due: pa.Table) -> tuple[Condition, ...]:
     """Returns a condition that selects the sessions by their ids; an empty tuple if there are too many."""
     ids = pc.unique(due["session_id"]).to_pylist()
     return (("session_id", is_in, ids),) if len(ids) <= NAMED_SESSIONS else ()
 
 
-def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
+def _read_passed_cuts(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
     """Returns the cuts of the sessions in `last`, from the batch of the oldest of these cuts on, with their `changes`.
 
     Args:
@@ -159,7 +163,7 @@ def _passed(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table
     return read(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"], sessions=last)
 
 
-def _since(due: pa.Table, last: pa.Table) -> Condition:
+def _build_since_condition(due: pa.Table, last: pa.Table) -> Condition:
     """Returns a condition that at least all changes since the sessions' last stored tables meet.
 
     Changes after a cut have at least the cut's time. Without a cut, they have at least the time of the first change.
@@ -168,12 +172,12 @@ def _since(due: pa.Table, last: pa.Table) -> Condition:
         due: The cuts to compute tables for.
         last: The last cut of each session whose table is stored.
     """
-    first = due.filter(pc.invert(is_of_sessions(due, last)))["changed_at"]
-    times = [time for time in map(value_of, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
+    first = due.filter(pc.invert(has_session_in(due, last)))["changed_at"]
+    times = [time for time in map(to_value, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
     return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 
 
-def _since_last(rows: pa.Table, column: str, compare: Callable[..., Any], last: pa.Table, name: str) -> pa.Array:
+def _compare_with_last(rows: pa.Table, column: str, compare: Callable[..., Any], last: pa.Table, name: str) -> pa.Array:
     """Returns a boolean for each row: `compare(row's column, last cut's value)`, True if the session has no last cut.
 
     Args:
@@ -183,18 +187,18 @@ def _since_last(rows: pa.Table, column: str, compare: Callable[..., Any], last: 
         last: The last cut of each session whose table is stored.
         name: The column of `last` to compare with.
     """
-    value = last[name].take(pc.index_in(session_keys(rows), value_set=session_keys(last)))
+    value = last[name].take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(last)))
     return pc.fill_null(compare(rows[column], value), pa.scalar(value=True))
 
 
-def lowest_value(made: DataFrame | pa.Table, column: str) -> Any:
+def find_lowest_value(made: DataFrame | pa.Table, column: str) -> Any:
     """Returns the lowest value of a column, a time or an integer; None if there are no rows."""
     from pyspark.sql import functions as F
 
     if isinstance(made, pa.Table):
-        return value_of(pc.min(made[column]))
+        return to_value(pc.min(made[column]))
     if dict(made.dtypes)[column] != "timestamp":
         return made.agg(F.min(column)).collect()[0][0]
     # Collecting a timestamp would lose its time zone, so it is collected as a number.
     micros = made.agg(F.unix_micros(F.min(column))).collect()[0][0]
-    return None if micros is None else value_of(pa.scalar(micros, pa.timestamp("us", "UTC")))
+    return None if micros is None else to_value(pa.scalar(micros, pa.timestamp("us", "UTC")))

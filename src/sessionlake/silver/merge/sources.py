@@ -21,7 +21,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.cluster import ClusterSource
 from sessionlake.silver.merge.driver import DriverSource
-from sessionlake.silver.tables.net_changes import MARKS
+from sessionlake.silver.tables.net_changes import CLEAR_MARKERS
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.spark.frames import Rows
 
@@ -33,10 +33,10 @@ UPSERT_SESSIONS = Upsert(
 )
 
 
-def upsert_rows(columns: tuple[Column, ...]) -> Upsert:
-    """Returns the rule by which net changes, columns as `net_schema`, are merged into `session_rows`."""
+def describe_row_upsert(columns: tuple[Column, ...]) -> Upsert:
+    """Returns the rule by which net changes, columns as `build_net_schema`, are merged into `session_rows`."""
     declared = tuple(column.name for column in columns)
-    return Upsert(ROW_KEY, (RESCUED, *MARKS), optional_columns=declared, pruned_by=SESSION, deletes=True)
+    return Upsert(ROW_KEY, (RESCUED, *CLEAR_MARKERS), optional_columns=declared, pruned_by=SESSION, deletes=True)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class MergeSources:
     sessions: Rows
 
 
-def merge_sources(
+def read_merge_sources(
     spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange, changes: int
 ) -> MergeSources:
     """Returns the rows to merge for a range of batches, computed in the driver if they fit into its memory.
@@ -67,6 +67,6 @@ def merge_sources(
     if changes <= lake.limits.driver_changes:
         with contextlib.suppress(TooLargeError):
             small = DriverSource(spark, lake, settings, batches)
-            return MergeSources(small.rows(), small.sessions())
+            return MergeSources(small.read_net_rows(), small.read_sessions())
     large = ClusterSource(spark, lake, settings, batches, changes)
-    return MergeSources(large.rows(), large.sessions())
+    return MergeSources(large.read_net_rows(), large.read_sessions())

@@ -24,7 +24,7 @@ from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.silver.merge.batch_range import NAMED_SESSIONS
-from sessionlake.silver.tables.splits import ID, split_events, split_sessions
+from sessionlake.silver.tables.splits import ID, build_split_events, find_split_sessions
 from sessionlake.spark.frames import Rows, to_spark_frame
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def record_splits(
     columns = [*SESSION, "first_offset"]
     held = merged if isinstance(merged, pa.Table) else to_spark_frame(spark, merged).select(*columns).toArrow()
     sessions = held.select(columns)
-    parts = [*_new_events(reader, lake, started_since(sessions, starts).select(ID), rules)]
+    parts = [*_find_missing_events_in_parts(reader, lake, select_started_sessions(sessions, starts).select(ID), rules)]
     if not parts:
         return ()
     events = pa.concat_tables(parts)
@@ -60,7 +60,7 @@ def record_splits(
     return (TableOutput(EVENTS, lake.latest_version(spark, EVENTS), events.num_rows),)
 
 
-def started_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.Table:
+def select_started_sessions(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> pa.Table:
     """Returns the sessions whose life started in the range, and those of topic-partitions that `starts` lacks.
 
     Args:
@@ -74,45 +74,47 @@ def started_since(sessions: pa.Table, starts: Mapping[TopicPartition, int]) -> p
     return sessions.filter(pc.fill_null(began, fill_value=True))
 
 
-def _new_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup) -> Iterator[pa.Table]:
-    ids = _distinct(ids)
+def _find_missing_events_in_parts(
+    reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup
+) -> Iterator[pa.Table]:
+    ids = _select_distinct_ids(ids)
     for start in range(0, ids.num_rows, _AT_ONCE):
-        yield from _events_of(reader, lake, ids.slice(start, _AT_ONCE), rules)
+        yield from _find_missing_events(reader, lake, ids.slice(start, _AT_ONCE), rules)
 
 
-def _distinct(rows: pa.Table) -> pa.Table:
+def _select_distinct_ids(rows: pa.Table) -> pa.Table:
     """Returns topic and session id of the rows, each pair once: `sessions` has a row for each partition of an id."""
     return rows.group_by(list(ID)).aggregate([])
 
 
-def _events_of(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup) -> Iterator[pa.Table]:
+def _find_missing_events(reader: TableReader, lake: Lake, ids: pa.Table, rules: RuleLookup) -> Iterator[pa.Table]:
     """Yields the `split_session` events that are missing for these session ids.
 
     If the rows of all ids do not fit into the driver's memory, it looks up each half of the ids alone.
     """
     try:
-        split = split_sessions(_read(reader, lake, SESSIONS, ids))
+        split = find_split_sessions(_read_rows(reader, lake, SESSIONS, ids))
         recorded = ("event", operator.eq, str(EventKind.SPLIT_SESSION))
-        known = _read(reader, lake, EVENTS, _distinct(split), recorded) if split.num_rows else None
+        known = _read_rows(reader, lake, EVENTS, _select_distinct_ids(split), recorded) if split.num_rows else None
     except TooLargeError:
         half = ids.num_rows // 2
         for part in (ids.slice(0, half), ids.slice(half)):
-            yield from _events_of(reader, lake, part, rules)
+            yield from _find_missing_events(reader, lake, part, rules)
         return
     if known is not None:
-        events = split_events(split, known, rules)
+        events = build_split_events(split, known, rules)
         if events.num_rows:
             yield events
 
 
-def _read(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
+def _read_rows(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *conditions: Condition) -> pa.Table:
     """Returns the columns `SESSION` of the rows of a table that have one of these session ids."""
     names = pc.unique(ids["session_id"]).to_pylist()
     named: list[Condition] = [("session_id", is_in, names)] if len(names) <= NAMED_SESSIONS else []
     most = lake.limits.driver_bytes if ids.num_rows > 1 else None  # one id has few rows: one for each partition
-    found = reader.table(table, *named, *conditions, columns=_columns(conditions), sessions=ids, max_bytes=most)
+    found = reader.table(table, *named, *conditions, columns=_list_columns(conditions), sessions=ids, max_bytes=most)
     return found.select(SESSION)
 
 
-def _columns(conditions: tuple[Condition, ...]) -> list[str]:
+def _list_columns(conditions: tuple[Condition, ...]) -> list[str]:
     return [*SESSION, *(name for name, _, _ in conditions)]

@@ -13,7 +13,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import CHANGES, CUTS, LEDGER, PROGRESS, RETAINED, ROWS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.schemas.tables import TABLES, fixed_columns
-from sessionlake.delta.table_function import create_table_function, subquery
+from sessionlake.delta.table_function import create_table_function, subquery_sql
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
@@ -93,23 +93,23 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].columns_for(lake.settings))
     floors = _FLOORS.format(retained=lake.identifier(RETAINED), table=CHANGES)
     known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
-    parameters, body = "of_session STRING, as_of TIMESTAMP", _body(lake, _kept(spark, lake), known)
+    parameters, body = "of_session STRING, as_of TIMESTAMP", _build_body_sql(lake, _build_kept_sql(spark, lake), known)
     return create_table_function(spark, lake, f"silver.{SESSION_AS_OF}", parameters, rows, body)
 
 
-def _kept(spark: SparkSession, lake: Lake) -> str:
+def _build_kept_sql(spark: SparkSession, lake: Lake) -> str:
     """Returns SQL that selects the cuts whose tables are stored, including those from before the index existed."""
     index, cuts = lake.identifier(SNAPSHOT_INDEX), lake.identifier(CUTS)
     return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
 
 
-def _body(lake: Lake, kept: str, floors: str) -> str:
+def _build_body_sql(lake: Lake, kept: str, floors: str) -> str:
     declared = [column.name for column in lake.settings.capture.declared]
     inside = [internal(str(place)) for place in range(len(declared))]
     pairs = [*zip(declared, inside, strict=True)]
     renamed = [f"{quote(name)} AS {own}" for name, own in pairs]
     read = {
-        name: subquery(lake.identifier(table), [*map(quote, fixed_columns(table)), *renamed])
+        name: subquery_sql(lake.identifier(table), [*map(quote, fixed_columns(table)), *renamed])
         for name, table in (("snapshots", SNAPSHOTS), ("changes", CHANGES))
     }
     return _BODY.format(

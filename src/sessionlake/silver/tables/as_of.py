@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Bools, Int64s
-from sessionlake.silver.tables.net_changes import net_changes, order_by_seq
+from sessionlake.silver.tables.net_changes import compute_net_changes, order_by_seq
 from sessionlake.silver.tables.snapshots import apply_net_changes
 
 
@@ -43,7 +43,7 @@ class SessionHistory:
 
 
 @dataclass(frozen=True)
-class AsOf:
+class SessionMoment:
     """A moment in a session's history. Exactly one of the three values is given; the other two are None.
 
     Attributes:
@@ -57,34 +57,36 @@ class AsOf:
     seq: int | None = None
 
     @property
-    def _seq(self) -> int:
+    def _required_seq(self) -> int:
         return -1 if self.seq is None else self.seq
 
-    def cuts_before(self, cuts: pa.Table, history: SessionHistory) -> pa.Table:
+    def select_cuts(self, cuts: pa.Table, history: SessionHistory) -> pa.Table:
         """Returns the stored cuts that contain nothing applied after the moment; the latest cut comes first."""
-        at, reason = milliseconds(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
+        at, reason = to_epoch_ms(cuts["snapshot_at"]), cuts["reason"].to_numpy(zero_copy_only=False)
         if self.ts is not None:
             # A cut at expiry has the time of the expiry, but its table is complete only when stream time is past it.
             fits = np.where(reason == "expiry", at < self.ts, at <= self.ts)
         elif self.offset is not None:
-            by_message = _known(cuts["offset"])
-            fits = by_message & (_numbers(cuts["offset"]) <= self.offset)
-            fits |= ~by_message & (at < _end_of_reached(at[~by_message], history))
+            by_message = _is_known(cuts["offset"])
+            fits = by_message & (_to_numbers(cuts["offset"]) <= self.offset)
+            fits |= ~by_message & (at < _count_reached(at[~by_message], history))
         else:
-            following = _numbers(cuts["next_seq"])
-            fits = _known(cuts["next_seq"]) & (following - 1 <= self._seq) & history.has_seqs
-            fits &= (following < INT64_MAX) | (self._seq == INT64_MAX)  # the highest possible seq is its own successor
+            following = _to_numbers(cuts["next_seq"])
+            fits = _is_known(cuts["next_seq"]) & (following - 1 <= self._required_seq) & history.has_seqs
+            fits &= (following < INT64_MAX) | (
+                self._required_seq == INT64_MAX
+            )  # the highest possible seq is its own successor
             fits = np.where(cuts["life"].to_numpy() == history.life, fits, history.has_seqs)
         return cuts.filter(pa.array(fits)).sort_by([("position", "descending"), ("snapshot_at", "descending")])
 
-    def applied_changes(self, changes: pa.Table, history: SessionHistory) -> pa.Table:
+    def select_changes(self, changes: pa.Table, history: SessionHistory) -> pa.Table:
         """Returns those of `changes`, all changes since the chosen cut, that were applied by the moment."""
         if self.ts is not None:
-            return changes.filter(pa.array(milliseconds(changes["_applied_at"]) <= self.ts))
+            return changes.filter(pa.array(to_epoch_ms(changes["_applied_at"]) <= self.ts))
         if self.offset is not None:
-            by, at = changes["_applied_by"], milliseconds(changes["_applied_at"])
-            known, position = _known(by), changes["_position"].to_numpy()
-            came = known & (_numbers(by) <= self.offset)
+            by, at = changes["_applied_by"], to_epoch_ms(changes["_applied_at"])
+            known, position = _is_known(by), changes["_position"].to_numpy()
+            came = known & (_to_numbers(by) <= self.offset)
             # Changes apply in order: what precedes an applied change was applied, what follows a missing one was not.
             last, first = position[came].max(initial=-1), position[known & ~came].min(initial=INT64_MAX)
             came |= ~known & (position < last)
@@ -93,52 +95,54 @@ class AsOf:
                 came |= expired & (at == time) & history.reached(time)
             return changes.filter(pa.array(came))
         seqs, position = changes["_seq"], changes["_position"].to_numpy()
-        before = (changes["_life"].to_numpy() != history.life) | (_known(seqs) & (_numbers(seqs) <= self._seq))
+        before = (changes["_life"].to_numpy() != history.life) | (
+            _is_known(seqs) & (_to_numbers(seqs) <= self._required_seq)
+        )
         if history.in_seq_order:
             return changes.filter(pa.array(before))
         return changes.filter(pa.array(position <= position[before].max(initial=-1)))
 
 
-def _end_of_reached(times: Int64s, history: SessionHistory) -> int:
+def _count_reached(times: Int64s, history: SessionHistory) -> int:
     """Returns the first of these times (ms) that stream time had not passed; the highest int64 if it had passed all."""
     ordered = np.unique(times).tolist()
     passed = bisect_left(ordered, True, key=lambda time: not history.reached(time + 1))
     return ordered[passed] if passed < len(ordered) else INT64_MAX
 
 
-def milliseconds(times: pa.ChunkedArray) -> Int64s:
+def to_epoch_ms(times: pa.ChunkedArray) -> Int64s:
     """Converts Arrow timestamps without nulls to integers: ms since the epoch."""
     micros: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
     return micros // 1000
 
 
-def _known(column: pa.ChunkedArray) -> Bools:
+def _is_known(column: pa.ChunkedArray) -> Bools:
     found: Bools = pc.is_valid(column).to_numpy().astype(np.bool_)
     return found
 
 
-def _numbers(column: pa.ChunkedArray) -> Int64s:
+def _to_numbers(column: pa.ChunkedArray) -> Int64s:
     found: Int64s = pc.fill_null(column, 0).to_numpy()
     return found
 
 
-def follows_in_seq_order(base: pa.Table, changes: pa.Table) -> bool:
+def have_higher_seqs(base: pa.Table, changes: pa.Table) -> bool:
     """Returns True if all changes have higher seqs than everything that a cut contains.
 
     Args:
         base: The cut, as a table of one row.
         changes: The changes applied after the cut.
     """
-    life, seq = changes["_life"].to_numpy(), _numbers(changes["_seq"])
+    life, seq = changes["_life"].to_numpy(), _to_numbers(changes["_seq"])
     first, following = base["life"][0].as_py(), base["next_seq"][0].as_py() or 0
     return not ((life < first) | ((life == first) & (seq < following))).any()
 
 
-def table_after(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], history: SessionHistory) -> pa.Table:
+def compute_table(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], history: SessionHistory) -> pa.Table:
     """Returns a session's table after some changes, computed from its table before them.
 
     Args:
-        rows: The table before the changes, columns as `rows_schema`.
+        rows: The table before the changes, columns as `build_rows_schema`.
         changes: The changes.
         columns: The declared columns.
         history: The facts about the session.
@@ -146,4 +150,4 @@ def table_after(rows: pa.Table, changes: pa.Table, columns: tuple[Column, ...], 
     if not changes.num_rows:
         return rows
     ordered = order_by_seq(changes) if history.in_seq_order else changes
-    return apply_net_changes(rows, net_changes(ordered, columns), columns)
+    return apply_net_changes(rows, compute_net_changes(ordered, columns), columns)

@@ -13,16 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, contiguous, dictionary_codes, number_combinations
+from sessionlake.protocol.arrow import (
+    SESSION,
+    SESSION_COLUMN_TYPES,
+    encode_as_codes,
+    number_combinations,
+    to_contiguous,
+)
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
 from sessionlake.protocol.types import Bools, Int64s
 
-MARKS = ("_epoch", "_seq", "_ts", "_offset")
+CLEAR_MARKERS = ("_epoch", "_seq", "_ts", "_offset")
 _NEVER = np.iinfo(np.int64).min
 
 
-def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
+def build_net_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the schema of net changes: one row for each row of `session_rows` that changes.
 
     The column `WRITTEN` has a boolean for each declared column: True if it is to be overwritten. A net change without
@@ -30,21 +36,21 @@ def net_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """
     return pa.schema(
         [
-            *zip(SESSION, SESSION_TYPES, strict=True),
+            *zip(SESSION, SESSION_COLUMN_TYPES, strict=True),
             ("row_id", pa.string()),
             *((column.name, column.arrow) for column in columns),
             (RESCUED, pa.string()),
-            *((name, pa.int64()) for name in MARKS),
+            *((name, pa.int64()) for name in CLEAR_MARKERS),
             (DELETE, pa.bool_()),
             (WRITTEN, pa.list_(pa.bool_())),
         ]
     )
 
 
-def net_ddl(columns: tuple[Column, ...]) -> str:
-    """Returns the columns of `net_schema` as Spark DDL."""
+def build_net_ddl(columns: tuple[Column, ...]) -> str:
+    """Returns the columns of `build_net_schema` as Spark DDL."""
     declared = ", ".join(f"{quote(column.name)} {column.sql}" for column in columns)
-    marks = ", ".join(f"{name} bigint" for name in MARKS)
+    marks = ", ".join(f"{name} bigint" for name in CLEAR_MARKERS)
     return (
         f"topic string, partition int, session_id string, row_id string, {declared}, {RESCUED} string, {marks}, "
         f"{DELETE} boolean, {WRITTEN} array<boolean>"
@@ -52,7 +58,7 @@ def net_ddl(columns: tuple[Column, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class NetChanges:
+class NetChangesMapper:
     """A `mapInArrow` function that reduces `session_changes` rows to net changes.
 
     All changes of a session must be in one Spark partition.
@@ -64,11 +70,11 @@ class NetChanges:
         """Yields the net changes of a Spark partition."""
         received = list(batches)
         if received:
-            yield from net_changes(pa.Table.from_batches(received), self.columns).to_batches()
+            yield from compute_net_changes(pa.Table.from_batches(received), self.columns).to_batches()
 
 
-def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
-    """Returns net changes, columns as `net_schema`, for changes in any order.
+def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+    """Returns net changes, columns as `build_net_schema`, for changes in any order.
 
     There is one net change for each changed row, and one without `row_id` for each cleared session.
     """
@@ -76,26 +82,26 @@ def net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     session, names = number_combinations(*(changes[name] for name in SESSION))
     sessions = pa.StructArray.from_arrays(names, SESSION)
     position = changes["_position"].to_numpy()
-    kind, kinds = dictionary_codes(changes["change"])
-    clear = kind == _index(kinds, "clear")
+    kind, kinds = encode_as_codes(changes["change"])
+    clear = kind == _find_index(kinds, "clear")
     cleared = np.full(len(sessions), _NEVER)
     np.maximum.at(cleared, session[clear], position[clear])
     kept = np.flatnonzero(~clear & (position >= cleared[session]))
-    row, _ = dictionary_codes(changes["row_id"])
+    row, _ = encode_as_codes(changes["row_id"])
     key = session[kept] * (int(row.max(initial=0)) + 1) + row[kept]
     order = kept[np.lexsort((changes["ordinal"].to_numpy()[kept], position[kept], key))]
     key = np.sort(key)
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     last = order[np.append(starts[1:], len(order)) - 1] if len(order) else order
-    delete = kind == _index(kinds, "delete")
+    delete = kind == _find_index(kinds, "delete")
     emptied = cleared[session[last]] != _NEVER
-    rows = _rows(changes, columns, _Net(order, starts, last, delete, emptied))
+    rows = _build_rows(changes, columns, _NetRows(order, starts, last, delete, emptied))
     marks = sessions.filter(pa.array(cleared != _NEVER))
-    return pa.concat_tables([rows, _clear_marks(marks, columns)])
+    return pa.concat_tables([rows, _build_clear_rows(marks, columns)])
 
 
 @dataclass(frozen=True)
-class RefoldBySeq:
+class SeqRefoldMapper:
     """A `mapInArrow` function that reduces all changes of sessions with late fills to net changes, in seq order.
 
     All changes of a session must be in one Spark partition.
@@ -122,28 +128,30 @@ def refold_by_seq(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table
     schema, affected = parts[0].schema, changes.select(SESSION)
     if rows is not None:
         names = pa.array([[column.name for column in columns]] * rows.num_rows, pa.list_(pa.string()))
-        row_columns = {name: contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
-        parts.append(_as_changes(row_columns, "upsert", -1, schema))
+        row_columns = {name: to_contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
+        parts.append(_to_changes(row_columns, "upsert", -1, schema))
         affected = pa.concat_tables([affected, rows.select(SESSION)])
     sessions = affected.group_by(list(SESSION), use_threads=False).aggregate([])
-    parts.append(_as_changes({name: contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema))
-    return net_changes(pa.concat_tables(parts), columns)
+    parts.append(
+        _to_changes({name: to_contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema)
+    )
+    return compute_net_changes(pa.concat_tables(parts), columns)
 
 
-def _as_changes(given: dict[str, pa.Array], change: str, position: int, schema: pa.Schema) -> pa.Table:
+def _to_changes(values: dict[str, pa.Array], change: str, position: int, schema: pa.Schema) -> pa.Table:
     """Returns rows as changes that all have the same kind and position.
 
     Args:
-        given: The columns of the rows.
+        values: The columns of the rows.
         change: The kind of change.
         position: The position.
         schema: The schema of the result.
     """
-    count = len(given["topic"])
-    given |= {"change": pa.array([change] * count, pa.string()), "_position": pa.array(np.full(count, position))}
-    given["ordinal"] = pa.array(np.zeros(count, np.int32))
+    count = len(values["topic"])
+    values |= {"change": pa.array([change] * count, pa.string()), "_position": pa.array(np.full(count, position))}
+    values["ordinal"] = pa.array(np.zeros(count, np.int32))
     arrays = [
-        given[field.name].cast(field.type) if field.name in given else pa.nulls(count, field.type) for field in schema
+        values[field.name].cast(field.type) if field.name in values else pa.nulls(count, field.type) for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
@@ -159,7 +167,7 @@ def order_by_seq(changes: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class _Net:
+class _NetRows:
     """Indices that group the changes by table row.
 
     Attributes:
@@ -177,47 +185,47 @@ class _Net:
     emptied: Bools
 
 
-def _rows(changes: pa.Table, columns: tuple[Column, ...], net: _Net) -> pa.Table:
+def _build_rows(changes: pa.Table, columns: tuple[Column, ...], net: _NetRows) -> pa.Table:
     place = np.arange(len(net.order))
-    flags = _set_flags(changes["_set"], columns)
+    flags = _read_set_flags(changes["_set"], columns)
     values, written = [], []
     for column, flag in zip(columns, flags, strict=True):
         writes = (flag | net.delete)[net.order]
         winner = np.maximum.reduceat(np.where(writes, place, -1), net.starts) if len(place) else place
         source = pa.array(net.order[winner] if len(place) else place, mask=winner < 0)
-        values.append(contiguous(changes[column.name]).take(source))
+        values.append(to_contiguous(changes[column.name]).take(source))
         written.append((winner >= 0) | net.emptied)
     matrix = np.stack(written, axis=1) if written else np.zeros((len(net.last), 0), np.bool_)
     last = pa.array(net.last)
-    heads = [contiguous(changes[name]).take(last) for name in (*SESSION, "row_id")]
-    marks = [contiguous(changes[name]).take(last) for name in (RESCUED, *MARKS)]
+    heads = [to_contiguous(changes[name]).take(last) for name in (*SESSION, "row_id")]
+    marks = [to_contiguous(changes[name]).take(last) for name in (RESCUED, *CLEAR_MARKERS)]
     ends = pa.array(np.arange(len(net.last) + 1, dtype=np.int32) * len(columns))
     lists = pa.ListArray.from_arrays(ends, pa.array(matrix.reshape(-1)))
     arrays = [*heads, *values, *marks, pa.array(net.delete[net.last]), lists]
-    return pa.Table.from_arrays(arrays, schema=net_schema(columns))
+    return pa.Table.from_arrays(arrays, schema=build_net_schema(columns))
 
 
-def _clear_marks(sessions: pa.StructArray, columns: tuple[Column, ...]) -> pa.Table:
-    schema = net_schema(columns)
+def _build_clear_rows(sessions: pa.StructArray, columns: tuple[Column, ...]) -> pa.Table:
+    schema = build_net_schema(columns)
     given = {name: sessions.field(name) for name in SESSION}
     arrays = [given.get(field.name, pa.nulls(len(sessions), field.type)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _index(values: pa.Array, value: str) -> int:
+def _find_index(values: pa.Array, value: str) -> int:
     """Returns the index of a value in a dictionary; -2, which equals no code, if the value is not in it."""
     found: Any = pc.index(values, value).as_py()
     return -2 if found < 0 else int(found)
 
 
-def _set_flags(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
+def _read_set_flags(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
     """Returns for each declared column a boolean array over the changes: True where a change sets the column."""
-    lists = contiguous(sets)
+    lists = to_contiguous(sets)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
-    code, names = dictionary_codes(lists.flatten())
+    code, names = encode_as_codes(lists.flatten())
     flags = []
     for column in columns:
         flag = np.zeros(len(lists), np.bool_)
-        flag[owner[code == _index(names, column.name)]] = True
+        flag[owner[code == _find_index(names, column.name)]] = True
         flags.append(flag)
     return flags

@@ -11,30 +11,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import dictionary_codes, running_maximum, session_keys
+from sessionlake.protocol.arrow import build_session_keys, compute_running_maximum, encode_as_codes
 from sessionlake.protocol.types import Int64s
 
 
-def continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
+def select_continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     """Returns the cuts whose tables can be continued: all changes applied after the cut have higher seqs.
 
     Args:
         cuts: Cuts with `position`, `life` and `next_seq`.
         changes: The changes of the cuts' sessions, at least all that were applied after each session's first cut.
     """
-    owner, names = dictionary_codes(session_keys(cuts))
-    changes = changes.filter(pc.is_in(session_keys(changes), value_set=names))
-    changed = pc.index_in(session_keys(changes), value_set=names).to_numpy().astype(np.int64)
+    owner, names = encode_as_codes(build_session_keys(cuts))
+    changes = changes.filter(pc.is_in(build_session_keys(changes), value_set=names))
+    changed = pc.index_in(build_session_keys(changes), value_set=names).to_numpy().astype(np.int64)
     count = len(changed)
-    place = _ranks(np.append(changed, owner), np.append(_numbers(changes["_position"]), _numbers(cuts["position"])))
-    seq = _ranks(
-        np.append(_numbers(changes["_life"]), _numbers(cuts["life"])),
-        np.append(_numbers(changes["_seq"]), _numbers(cuts["next_seq"])),
+    place = _rank_pairs(
+        np.append(changed, owner), np.append(_to_numbers(changes["_position"]), _to_numbers(cuts["position"]))
+    )
+    seq = _rank_pairs(
+        np.append(_to_numbers(changes["_life"]), _to_numbers(cuts["life"])),
+        np.append(_to_numbers(changes["_seq"]), _to_numbers(cuts["next_seq"])),
     )
     order = np.argsort(place[:count], kind="stable")
     whose = changed[order]
     # For each change, the lowest seq among this change and all later ones of its session.
-    lowest = -running_maximum(-seq[order][::-1], whose.max(initial=0) - whose[::-1])[::-1]
+    lowest = -compute_running_maximum(-seq[order][::-1], whose.max(initial=0) - whose[::-1])[::-1]
     following = np.searchsorted(place[order], place[count:], side="right")
     fits = following == count
     at = following[~fits]
@@ -42,16 +44,16 @@ def continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     return cuts.filter(pa.array(fits))
 
 
-def latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
+def select_latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
     """Returns the last `count` cuts of each session, by position."""
-    session, _ = dictionary_codes(session_keys(cuts))
-    order = np.lexsort((-_numbers(cuts["position"]), session))
+    session, _ = encode_as_codes(build_session_keys(cuts))
+    order = np.lexsort((-_to_numbers(cuts["position"]), session))
     starts = np.flatnonzero(np.diff(session[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
     return cuts.take(pa.array(order[rank < count]))
 
 
-def _ranks(first: Int64s, second: Int64s) -> Int64s:
+def _rank_pairs(first: Int64s, second: Int64s) -> Int64s:
     """Returns the rank of each pair `(first, second)` in ascending order; equal pairs have the same rank."""
     order = np.lexsort((second, first))
     steps = (np.diff(first[order], prepend=0) != 0) | (np.diff(second[order], prepend=0) != 0)
@@ -60,6 +62,6 @@ def _ranks(first: Int64s, second: Int64s) -> Int64s:
     return ranks
 
 
-def _numbers(column: pa.ChunkedArray) -> Int64s:
+def _to_numbers(column: pa.ChunkedArray) -> Int64s:
     found: Int64s = pc.fill_null(column, 0).to_numpy().astype(np.int64)
     return found

@@ -14,19 +14,19 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import (
     SESSION,
-    SESSION_TYPES,
+    SESSION_COLUMN_TYPES,
+    build_session_keys,
     concatenate_ranges,
-    contiguous,
-    dictionary_codes,
-    is_of_sessions,
-    session_keys,
+    encode_as_codes,
+    has_session_in,
+    to_contiguous,
 )
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
-from sessionlake.silver.tables.net_changes import MARKS, net_changes, refold_by_seq
-from sessionlake.silver.tables.weights import Weights
+from sessionlake.silver.tables.net_changes import CLEAR_MARKERS, compute_net_changes, refold_by_seq
+from sessionlake.silver.tables.weights import SnapshotWeights
 
 ROW_KEY = (*SESSION, "row_id")
 KIND, LATE_FILLED = internal("kind"), internal("late_filled")
@@ -35,51 +35,53 @@ _PLACE = internal("place")
 CUT_COLUMNS = (*SESSION, "snapshot_at", "reason", "position")
 
 
-def rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
+def build_rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the schema of session tables, which has the columns of `session_rows`."""
     declared = [(column.name, column.arrow) for column in columns]
-    keys = zip(ROW_KEY, (*SESSION_TYPES, pa.string()), strict=True)
-    return pa.schema([*keys, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in MARKS)])
+    keys = zip(ROW_KEY, (*SESSION_COLUMN_TYPES, pa.string()), strict=True)
+    return pa.schema([*keys, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in CLEAR_MARKERS)])
 
 
-def snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
+def build_snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the schema of `session_snapshots`."""
-    cut = [*SESSION_TYPES, TIMESTAMP_TYPE, pa.string(), pa.int64()]
-    return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(rows_schema(columns))[len(SESSION) :]])
+    cut = [*SESSION_COLUMN_TYPES, TIMESTAMP_TYPE, pa.string(), pa.int64()]
+    return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(build_rows_schema(columns))[len(SESSION) :]])
 
 
-def change_columns(columns: tuple[Column, ...]) -> list[str]:
+def list_change_columns(columns: tuple[Column, ...]) -> list[str]:
     """Returns the names of the columns of `session_changes` from which tables are computed."""
     own = ("change", "_set", "_position", "ordinal", "_life")
-    return [*ROW_KEY, *(column.name for column in columns), RESCUED, *MARKS, *own]
+    return [*ROW_KEY, *(column.name for column in columns), RESCUED, *CLEAR_MARKERS, *own]
 
 
-def apply_net_changes(rows: pa.Table, net: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+def apply_net_changes(rows: pa.Table, net_changes: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """Returns session tables after net changes, as the MERGE into `session_rows` would leave them.
 
     Args:
-        rows: Tables of any sessions, in any order, columns as `rows_schema`.
-        net: Net changes, columns as `net_schema`.
+        rows: Tables of any sessions, in any order, columns as `build_rows_schema`.
+        net_changes: Net changes, columns as `build_net_schema`.
         columns: The declared columns.
     """
-    gone = pc.is_null(net["row_id"])
-    cleared, changed = net.filter(gone), net.filter(pc.invert(gone)).combine_chunks()
-    before = rows.filter(pc.invert(pc.is_in(session_keys(rows), value_set=session_keys(cleared)))).combine_chunks()
-    known, keys = _row_keys(before), _row_keys(changed)
+    gone = pc.is_null(net_changes["row_id"])
+    cleared, changed = net_changes.filter(gone), net_changes.filter(pc.invert(gone)).combine_chunks()
+    before = rows.filter(
+        pc.invert(pc.is_in(build_session_keys(rows), value_set=build_session_keys(cleared)))
+    ).combine_chunks()
+    known, keys = _build_row_keys(before), _build_row_keys(changed)
     kept = before.filter(pc.invert(pc.is_in(known, value_set=keys)))
     place = pc.index_in(keys, value_set=known)
-    written = contiguous(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
+    written = to_contiguous(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
     values = {
         column.name: pc.if_else(pa.array(written[:, i]), changed[column.name], before[column.name].take(place))
         for i, column in enumerate(columns)
     }
-    schema = rows_schema(columns)
+    schema = build_rows_schema(columns)
     new = pa.table([values.get(name, changed[name]) for name in schema.names], schema=schema)
     return pa.concat_tables([kept, new.filter(pc.invert(changed[DELETE]))])
 
 
-def _row_keys(rows: pa.Table) -> pa.Array:
-    return pc.binary_join_element_wise(session_keys(rows), contiguous(rows["row_id"]), "\0")
+def _build_row_keys(rows: pa.Table) -> pa.Array:
+    return pc.binary_join_element_wise(build_session_keys(rows), to_contiguous(rows["row_id"]), "\0")
 
 
 def compute_snapshots(
@@ -89,25 +91,25 @@ def compute_snapshots(
 
     Args:
         cuts: The cuts, columns `CUT_COLUMNS` and `changes`; a session can have several.
-        kept: Sizes of the last stored tables and numbers of changes since, as the argument `kept` of `Weights`.
+        kept: Sizes of the last stored tables and numbers of changes since, as the argument `kept` of `SnapshotWeights`.
         rows: The last stored table of each session.
-        changes: The changes since these tables, columns as `change_columns`.
+        changes: The changes since these tables, columns as `list_change_columns`.
         late: The sessions (class `once`) with a late fill since these tables, columns `SESSION`. Their rows and changes
             are what `seq_history.read_seq_history` returns, or all their changes without rows.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
-    session, names = dictionary_codes(session_keys(cuts))
+    session, names = encode_as_codes(build_session_keys(cuts))
     starts = np.flatnonzero(np.diff(session, prepend=-1))
     counts = np.diff(np.append(starts, len(session)))
     rank = np.arange(len(session)) - np.repeat(starts, counts)
-    first_in = _ChangesByCut(_first_cuts(cuts, session, names, changes), len(session))
-    is_late_filled = pc.is_in(names, value_set=session_keys(late)).to_numpy(zero_copy_only=False)
-    rows = rows.select(rows_schema(columns).names).cast(rows_schema(columns))
-    base_rows = rows.filter(is_of_sessions(rows, late))
-    weights, weighed, following = Weights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
+    first_in = _ChangesByCut(_find_first_cuts(cuts, session, names, changes), len(session))
+    is_late_filled = pc.is_in(names, value_set=build_session_keys(late)).to_numpy(zero_copy_only=False)
+    rows = rows.select(build_rows_schema(columns).names).cast(build_rows_schema(columns))
+    base_rows = rows.filter(has_session_in(rows, late))
+    weights, weighed, following = SnapshotWeights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         due = np.flatnonzero(rank == number)
-        due = due[weights.advance(weighed.take(pa.array(due)), session[due])]
+        due = due[weights.find_cuts_to_store(weighed.take(pa.array(due)), session[due])]
         if not len(due):
             continue
         due_sessions = session[due]
@@ -116,25 +118,25 @@ def compute_snapshots(
         fresh = is_late_filled[session[since]]
         present = names.take(pa.array(due_sessions))
         nets = [
-            net_changes(changes.take(first_in.of(since[~fresh])), columns),
+            compute_net_changes(changes.take(first_in.select_changes(since[~fresh])), columns),
             refold_by_seq(
-                changes.take(first_in.of(since[fresh])),
+                changes.take(first_in.select_changes(since[fresh])),
                 columns,
-                base_rows.filter(pc.is_in(session_keys(base_rows), present)),
+                base_rows.filter(pc.is_in(build_session_keys(base_rows), present)),
             ),
         ]
-        is_due_row = pc.is_in(session_keys(rows), value_set=present)
+        is_due_row = pc.is_in(build_session_keys(rows), value_set=present)
         made = apply_net_changes(rows.filter(is_due_row), pa.concat_tables(nets), columns)
         heads = cuts.select(CUT_COLUMNS).take(pa.array(due))
-        yield _snapshot_rows(heads, made, columns)
-        weights.keep(due_sessions, _rows_of_each(made, present))
+        yield _build_snapshot_rows(heads, made, columns)
+        weights.record_stored(due_sessions, _count_rows_by_session(made, present))
         following[due_sessions] = np.where(is_late_filled[due_sessions], following[due_sessions], due + 1)
         unfinished = names.take(pa.array(np.flatnonzero(counts > number + 1)))
         rows = pa.concat_tables([rows.filter(pc.invert(is_due_row)), made])
-        rows = rows.filter(pc.is_in(session_keys(rows), value_set=unfinished))
+        rows = rows.filter(pc.is_in(build_session_keys(rows), value_set=unfinished))
 
 
-def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
+def _build_snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
     """Returns each session's rows with the columns of its cut prepended; one row with only the cut if it has no rows.
 
     Args:
@@ -142,27 +144,27 @@ def _snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...])
         rows: The tables of these sessions.
         columns: The declared columns.
     """
-    schema = snapshots_schema(columns)
-    head = heads.take(pc.index_in(session_keys(rows), value_set=session_keys(heads)))
+    schema = build_snapshots_schema(columns)
+    head = heads.take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(heads)))
     body = rows.select(rows.column_names[len(SESSION) :])
     table = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
-    empty = heads.filter(pc.invert(is_of_sessions(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
+    empty = heads.filter(pc.invert(has_session_in(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
     return pa.concat_tables([table, empty], promote_options="default")
 
 
-def table_sizes(made: pa.Table) -> pa.Table:
+def count_table_rows(made: pa.Table) -> pa.Table:
     """Returns a row for each table that `compute_snapshots` yields: `CUT_COLUMNS` and its number of rows (`rows`)."""
     counted = made.group_by(list(CUT_COLUMNS)).aggregate([("row_id", "count")])
     return counted.rename_columns({"row_id_count": "rows"})
 
 
-def _rows_of_each(rows: pa.Table, sessions: pa.Array) -> Int64s:
+def _count_rows_by_session(rows: pa.Table, sessions: pa.Array) -> Int64s:
     """Returns the number of rows of each session, in the order of `sessions`, which has session keys."""
-    place = pc.index_in(session_keys(rows), value_set=sessions).to_numpy()
+    place = pc.index_in(build_session_keys(rows), value_set=sessions).to_numpy()
     return np.bincount(place, minlength=len(sessions))
 
 
-def last_cuts(cuts: pa.Table) -> pa.Table:
+def select_last_cuts(cuts: pa.Table) -> pa.Table:
     """Returns the last cut of each session: the highest position, and among equal positions the latest time."""
     order = [("position", "descending"), ("snapshot_at", "descending"), ("reason", "descending")]
     ordered = cuts.sort_by(order).combine_chunks()
@@ -178,13 +180,13 @@ class _ChangesByCut:
         self._order = np.argsort(cut, kind="stable")
         self._bounds = np.searchsorted(cut[self._order], np.arange(cuts + 1))
 
-    def of(self, cuts: Int64s) -> pa.Array:
+    def select_changes(self, cuts: Int64s) -> pa.Array:
         """Returns the indices of the changes for which one of these cuts is the first to contain them."""
         lengths = self._bounds[cuts + 1] - self._bounds[cuts]
         return pa.array(self._order[concatenate_ranges(self._bounds[cuts], lengths)])
 
 
-def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Table) -> Int64s:
+def _find_first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Table) -> Int64s:
     """Returns for each change the index of the first cut of its session that contains it; -1 if there is none.
 
     Args:
@@ -193,7 +195,7 @@ def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Ta
         names: Session keys.
         changes: The changes.
     """
-    owner = pc.fill_null(pc.index_in(session_keys(changes), value_set=names), -1).to_numpy().astype(np.int64)
+    owner = pc.fill_null(pc.index_in(build_session_keys(changes), value_set=names), -1).to_numpy().astype(np.int64)
     position, at = changes["_position"].to_numpy(), cuts["position"].to_numpy()
     distinct, order = np.unique(np.concatenate([at, position]), return_inverse=True)
     order = order.reshape(-1)
@@ -205,7 +207,7 @@ def _first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Ta
 
 
 @dataclass(frozen=True)
-class SnapshotTables:
+class SnapshotTablesMapper:
     """A `mapInArrow` function that computes the tables to store, from cuts, stored rows and changes in one input.
 
     The column `KIND` says which of the three an input row is. All input of a session must be in one Spark partition.

@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.outcome import Action, EventKind
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.protocol.arrow import SESSION, is_of_sessions
+from sessionlake.protocol.arrow import SESSION, has_session_in
 from sessionlake.silver.fold.schemas import EVENTS_SCHEMA
 
 ID = ("topic", "session_id")
 """The columns that are equal in sessions with a split id."""
 
 
-def split_sessions(sessions: pa.Table) -> pa.Table:
+def find_split_sessions(sessions: pa.Table) -> pa.Table:
     """Returns the sessions whose id occurs in several partitions of their topic, as columns `SESSION`.
 
     Args:
@@ -30,15 +30,15 @@ def split_sessions(sessions: pa.Table) -> pa.Table:
     return sessions.select(SESSION).join(split, list(ID), join_type="left semi")
 
 
-def split_events(split: pa.Table, known: pa.Table, rules: RuleLookup) -> pa.Table:
+def build_split_events(split_sessions: pa.Table, known_events: pa.Table, rules: RuleLookup) -> pa.Table:
     """Returns the `split_session` events that are not recorded yet, columns as `EVENTS_SCHEMA`.
 
     Args:
-        split: The sessions with a split id, as `split_sessions` returns them.
-        known: Columns `SESSION` of the sessions whose event is already recorded.
+        split_sessions: The sessions with a split id, as `find_split_sessions` returns them.
+        known_events: Columns `SESSION` of the sessions whose event is already recorded.
         rules: The rules of the topics.
     """
-    new = split.filter(pc.invert(is_of_sessions(split, known))).combine_chunks()
+    new = split_sessions.filter(pc.invert(has_session_in(split_sessions, known_events))).combine_chunks()
     given = {
         **{name: new[name] for name in SESSION},
         "event": pa.repeat(str(EventKind.SPLIT_SESSION), new.num_rows),

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, dictionary_codes, session_keys
+from sessionlake.protocol.arrow import SESSION, build_session_keys, encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 
 
-class Weights:
+class SnapshotWeights:
     """The number of rows in each session's last stored table, and of changes applied since it was stored.
 
     Args:
@@ -36,54 +36,54 @@ class Weights:
     """
 
     def __init__(self, sessions: pa.Array, kept: pa.Table) -> None:
-        place = pc.index_in(sessions, value_set=session_keys(kept))
-        self.rows, self.since = (_numbers(kept[name].take(place)) for name in ("rows", "since"))
+        place = pc.index_in(sessions, value_set=build_session_keys(kept))
+        self.rows, self.since = (_to_numbers(kept[name].take(place)) for name in ("rows", "since"))
 
-    def advance(self, cuts: pa.Table, session: Int64s) -> Bools:
+    def find_cuts_to_store(self, cuts: pa.Table, session: Int64s) -> Bools:
         """Adds the changes of the next cuts, at most one cut per session.
 
         Returns:
             A boolean for each cut: True if its table is to be stored.
         """
-        self.since[session] += _numbers(cuts["changes"])
-        return _always(cuts) | (self.since[session] > self.rows[session])
+        self.since[session] += _to_numbers(cuts["changes"])
+        return _must_be_stored(cuts) | (self.since[session] > self.rows[session])
 
-    def keep(self, session: Int64s, rows: Int64s) -> None:
+    def record_stored(self, session: Int64s, rows: Int64s) -> None:
         """Records the sizes of the tables that are stored at the current cuts, as the sessions' last stored tables."""
         self.rows[session], self.since[session] = rows, 0
 
 
-def cuts_of_kept_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
+def select_cuts_of_kept_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
     """Returns a boolean for each cut: True if its session gets a table stored at one or more of these cuts.
 
     Args:
         cuts: The cuts; a session can have several.
         kept: Sizes of the sessions' last stored tables and numbers of changes since, as the argument `kept` of
-            `Weights`.
+            `SnapshotWeights`.
     """
-    session, names = dictionary_codes(session_keys(cuts))
-    weights = Weights(names, kept)
-    np.add.at(weights.since, session, _numbers(cuts["changes"]))
+    session, names = encode_as_codes(build_session_keys(cuts))
+    weights = SnapshotWeights(names, kept)
+    np.add.at(weights.since, session, _to_numbers(cuts["changes"]))
     found = weights.since > weights.rows
-    found[session[_always(cuts)]] = True
+    found[session[_must_be_stored(cuts)]] = True
     return pa.array(found[session])
 
 
-def weights_input(last: pa.Table, passed: pa.Table) -> pa.Table:
-    """Returns the argument `kept` of `Weights`: columns `SESSION`, `rows` and `since`.
+def summarize_kept_tables(last: pa.Table, passed: pa.Table) -> pa.Table:
+    """Returns the argument `kept` of `SnapshotWeights`: columns `SESSION`, `rows` and `since`.
 
     Args:
         last: Each session's last cut whose table is stored, with `rows`.
         passed: Columns `SESSION`, `position` and `changes` of cuts; those that are not after the last one are ignored.
     """
-    place = pc.index_in(session_keys(passed), value_set=session_keys(last))
+    place = pc.index_in(build_session_keys(passed), value_set=build_session_keys(last))
     later = pc.fill_null(pc.greater(passed["position"], last["position"].take(place)), pa.scalar(value=False))
     since = np.zeros(last.num_rows, np.int64)
-    np.add.at(since, _numbers(place.filter(later)), _numbers(passed["changes"].filter(later)))
+    np.add.at(since, _to_numbers(place.filter(later)), _to_numbers(passed["changes"].filter(later)))
     return last.select([*SESSION, "rows"]).append_column("since", pa.array(since))
 
 
-def _always(cuts: pa.Table) -> Bools:
+def _must_be_stored(cuts: pa.Table) -> Bools:
     """Returns a boolean for each cut: True if its table is always stored.
 
     This is so for a cut at an end or expiry, and for one without a count of changes, which an older version made.
@@ -93,6 +93,6 @@ def _always(cuts: pa.Table) -> Bools:
     return found
 
 
-def _numbers(column: pa.Array | pa.ChunkedArray) -> Int64s:
+def _to_numbers(column: pa.Array | pa.ChunkedArray) -> Int64s:
     found: Int64s = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found

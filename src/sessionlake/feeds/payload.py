@@ -1,0 +1,91 @@
+"""Reads Avro and Protobuf payloads for feeds, as trees of dicts, lists and plain values that paths look into.
+
+Decimals are exact, bytes remain bytes, and enum values are their names. Other logical types of Avro, such as
+timestamps, are read as the numbers in which they are stored. NaN and infinities become texts, which fit no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from sessionlake.feeds.decoder import PayloadError
+from sessionlake.feeds.numbers import make_finite
+from sessionlake.protocol.payload import Definition, Payload, PayloadFormat, UnusableSchemaError
+from sessionlake.protocol.reasons import Reason
+from sessionlake.protocol.wire import read_header
+
+
+class PayloadReader:
+    """Decodes payloads of the format and with the schemas of `capture.payload`. Keeps the schemas that it has used.
+
+    Args:
+        payload: The format and the schemas.
+    """
+
+    def __init__(self, payload: Payload) -> None:
+        self._payload = payload
+        self._malformed = Reason.NOT_AVRO if payload.format is PayloadFormat.AVRO else Reason.NOT_PROTOBUF
+        self._known: dict[tuple[int, tuple[int, ...]], Callable[[bytes], Any]] = {}
+
+    def read(self, value: bytes) -> Any:
+        """Returns the tree of a payload.
+
+        Raises:
+            PayloadError: The payload is not of the format, or its schema is unknown or cannot be used.
+        """
+        header: tuple[int, tuple[int, ...]] = (0, ())
+        if self._payload.header:
+            found = read_header(value, with_path=self._payload.format is PayloadFormat.PROTOBUF)
+            if found is None:
+                raise PayloadError(self._malformed)
+            header, value = found[0], value[found[1] :]
+        decode = self._known.get(header)
+        if decode is None:
+            decode = self._known[header] = self._decode_function(*header)
+        return decode(value)
+
+    def _decode_function(self, schema: int, path: tuple[int, ...]) -> Callable[[bytes], Any]:
+        definition = self._payload.schemas.definitions([schema]).get(schema)
+        if definition is None:
+            raise PayloadError(Reason.UNKNOWN_SCHEMA)
+        try:
+            if self._payload.format is PayloadFormat.AVRO:
+                return _avro_function(definition)
+            return _protobuf_function(definition, self._payload.message, path)
+        except UnusableSchemaError:
+            raise PayloadError(Reason.UNKNOWN_SCHEMA) from None
+
+
+def _avro_function(definition: Definition) -> Callable[[bytes], Any]:
+    import fastavro
+
+    from sessionlake.protocol.avro import DECODE_ERRORS, prepare_tree_schema
+
+    schema = prepare_tree_schema(definition)
+
+    def decode(body: bytes) -> Any:
+        stream = BytesIO(body)
+        try:
+            found = fastavro.schemaless_reader(stream, schema)
+        except DECODE_ERRORS:
+            raise PayloadError(Reason.NOT_AVRO) from None
+        if stream.tell() != len(body):
+            raise PayloadError(Reason.NOT_AVRO)
+        return make_finite(found)
+
+    return decode
+
+
+def _protobuf_function(definition: Definition, message: str | None, path: tuple[int, ...]) -> Callable[[bytes], Any]:
+    from google.protobuf.message_factory import GetMessageClass
+
+    from sessionlake.feeds.trees import parse_tree
+    from sessionlake.protocol.protobuf import find_message_type, find_type_name
+
+    name = message or find_type_name(definition, path)
+    if name is None:
+        raise UnusableSchemaError(f"there is no message type at {list(path)}")
+    kind = GetMessageClass(find_message_type(definition, name))
+    return lambda body: parse_tree(kind, body)

@@ -1,0 +1,38 @@
+"""Reads Canal's flat messages in JSON: changes of several rows of a MySQL table, all values as texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+from sessionlake.feeds.decoder import Delete, Event, Message, Put
+
+
+class Canal:
+    """The decoder of the preset `canal`."""
+
+    def decode(self, message: Message) -> Iterable[Event]:
+        """Yields one event, or none for tombstones and changes of schemas."""
+        if message.value is None:
+            return
+        found = message.json()
+        kind = found["type"].upper()
+        if kind == "TRUNCATE":
+            yield Event(kind="snapshot", ts=found.get("es"))
+        elif kind in {"INSERT", "UPDATE", "DELETE"}:
+            yield Event(ts=found.get("es"), rows=_rows(kind, found["data"], found.get("old"), message.key_columns))
+        elif not found.get("isDdl"):
+            raise ValueError(f"the type {kind} is unknown")
+
+
+def _rows(kind: str, data: list[Any], old: list[Any] | None, key: tuple[str, ...]) -> Iterator[Put | Delete]:
+    """Yields the changes. A row whose key has changed is deleted under its old key."""
+    for row, before in zip(data, old or repeat(None), strict=bool(old)):
+        if kind == "DELETE":
+            yield Delete(row)
+            continue
+        earlier = {name: before[name] for name in key if before and name in before}
+        if any(row[name] != value for name, value in earlier.items()):
+            yield Delete(row | earlier)
+        yield Put(row, row)

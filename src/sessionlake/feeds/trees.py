@@ -1,0 +1,124 @@
+"""Converts Protobuf messages to trees of dicts, lists and plain values, as JSON would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+from sessionlake.feeds.decoder import PayloadError
+from sessionlake.feeds.numbers import make_finite
+from sessionlake.protocol.reasons import Reason
+
+_REPEATED = FieldDescriptorProto.LABEL_REPEATED
+_TYPES = {
+    "double": FieldDescriptorProto.TYPE_DOUBLE,
+    "float": FieldDescriptorProto.TYPE_FLOAT,
+    "int64": FieldDescriptorProto.TYPE_INT64,
+    "uint64": FieldDescriptorProto.TYPE_UINT64,
+    "int32": FieldDescriptorProto.TYPE_INT32,
+    "uint32": FieldDescriptorProto.TYPE_UINT32,
+    "bool": FieldDescriptorProto.TYPE_BOOL,
+    "string": FieldDescriptorProto.TYPE_STRING,
+    "bytes": FieldDescriptorProto.TYPE_BYTES,
+}
+
+
+def message_class(name: str, schema: str) -> Any:
+    """Returns the Python class of a Protobuf message type.
+
+    Args:
+        name: Name of the type.
+        schema: All types, one a line: `Point: x 1 double, tags 2 repeated string, next 3 Point`.
+    """
+    file = FileDescriptorProto(name=f"{name}.proto", package=f"sessionlake.{name.lower()}", syntax="proto2")
+    for line in filter(None, map(str.strip, schema.splitlines())):
+        own, _, fields = line.partition(":")
+        message = file.message_type.add(name=own)
+        for text in fields.split(","):
+            _add_field(message, file.package, text.split())
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}"))
+
+
+def _add_field(message: Any, package: str, parts: list[str]) -> None:
+    name, number, *labels, kind = parts
+    label = _REPEATED if labels else FieldDescriptorProto.LABEL_OPTIONAL
+    field = message.field.add(name=name, number=int(number), label=label)
+    if kind in _TYPES:
+        field.type = _TYPES[kind]
+    else:
+        field.type, field.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{package}.{kind}"
+
+
+def parse_tree(kind: Any, value: bytes) -> dict[str, Any]:
+    """Parses a Protobuf message of a class, and returns it as a dict. NaN and infinities become texts.
+
+    Raises:
+        PayloadError: The bytes are not a message of this type.
+    """
+    try:
+        found: dict[str, Any] = make_finite(to_tree(kind.FromString(value)))
+    except (DecodeError, UnicodeDecodeError):
+        raise PayloadError(Reason.NOT_PROTOBUF) from None
+    return found
+
+
+def to_tree(message: Any) -> dict[str, Any]:
+    """Returns a Protobuf message as a dict by field names.
+
+    A field that is not set is left out. A field that does not show whether it is set always has a value, as have lists
+    and maps. Enum values are their names, or numbers without a name. Bytes remain bytes.
+
+    Raises:
+        UnicodeDecodeError: A text is not UTF-8.
+    """
+    return dict(_items(message))
+
+
+def _items(message: Any) -> Iterator[tuple[str, Any]]:
+    for name, field, is_list, is_map in _fields(message.DESCRIPTOR):
+        if is_map:
+            of_value = field.message_type.fields_by_name["value"]
+            found = getattr(message, name)
+            yield name, {_key_text(key): _value(found[key], of_value) for key in found}
+        elif is_list:
+            yield name, [_value(item, field) for item in getattr(message, name)]
+        elif not field.has_presence or message.HasField(name):
+            yield name, _value(getattr(message, name), field)
+
+
+@lru_cache(maxsize=1024)
+def _fields(descriptor: Descriptor) -> tuple[tuple[str, FieldDescriptor, bool, bool], ...]:
+    """Returns each field with its name, and whether it is a list or a map."""
+    proto = DescriptorProto()
+    descriptor.CopyToProto(proto)
+    lists = {field.name for field in proto.field if field.label == _REPEATED}
+    return tuple(
+        (field.name, field, field.name in lists, field.message_type is not None and _is_entry(field.message_type))
+        for field in descriptor.fields
+    )
+
+
+def _is_entry(descriptor: Descriptor) -> bool:
+    return bool(descriptor.GetOptions().map_entry)
+
+
+def _value(value: Any, field: FieldDescriptor) -> Any:
+    if field.message_type is not None:
+        return to_tree(value)
+    if field.enum_type is not None:
+        symbol = field.enum_type.values_by_number.get(value)
+        return value if symbol is None else symbol.name
+    return value
+
+
+def _key_text(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)

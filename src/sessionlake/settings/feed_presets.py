@@ -1,0 +1,95 @@
+"""Applies the preset that a feed names in `uses`: the keys of the preset, overridden by those of the feed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+_FOLDER = "sessionlake.feeds.presets"
+_KEY = "<key>"
+"""Stands for each column of the feed's key."""
+_PLAIN_NAME = re.compile(r"[A-Za-z_$@#][\w$@#-]*")
+
+
+def preset_names() -> tuple[str, ...]:
+    """Returns the names of all presets, sorted."""
+    names = (file.name for file in files(_FOLDER).iterdir())
+    return tuple(sorted(name.removesuffix(".yml") for name in names if name.endswith(".yml")))
+
+
+def apply_preset(settings: Any) -> Any:
+    """Returns the keys of a feed together with those of the preset that it uses. Other values are returned unchanged.
+
+    Args:
+        settings: The feed's keys as the configuration has them.
+
+    Raises:
+        ValueError: There is no such preset. The text has all names, and the nearest.
+    """
+    if not isinstance(settings, dict) or settings.get("uses") is None:
+        return settings
+    preset = _preset(settings["uses"])
+    merged = preset | settings
+    if settings.get("decoder") and "messages" in preset:
+        merged["messages"] = []
+    if settings.get("messages") and "decoder" in preset:
+        merged["decoder"] = None
+    key = merged.get("key")
+    if isinstance(key, list | tuple) and key and all(isinstance(name, str) for name in key):
+        merged["messages"] = [rule for given in merged.get("messages") or () for rule in _expand_rule(given, key)]
+    return merged
+
+
+def _preset(name: Any) -> dict[str, Any]:
+    names = preset_names()
+    if name not in names:
+        near = get_close_matches(str(name), names, 1, 0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"uses: there is no preset {name!r}{hint} There are {', '.join(names)}")
+    return deepcopy(_read(str(name)))
+
+
+@lru_cache(maxsize=64)
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((files(_FOLDER) / f"{name}.yml").read_text(encoding="utf-8"))
+    return found
+
+
+def _expand_rule(rule: Any, key: Sequence[str]) -> Iterator[Any]:
+    """Yields a rule, or if it has `<key>` in `when`, the rule for each column of the key."""
+    if not isinstance(rule, Mapping):
+        yield rule
+        return
+    rows = rule.get("rows")
+    expanded = dict(rule)
+    if isinstance(rows, list):
+        expanded["rows"] = [_expand_rows(part, key) for part in rows]
+    when = rule.get("when")
+    if not isinstance(when, dict) or not any(_KEY in str(path) for path in when):
+        yield expanded
+        return
+    for name in key:
+        yield expanded | {"when": {str(path).replace(_KEY, _quoted(name)): value for path, value in when.items()}}
+
+
+def _expand_rows(part: Any, key: Sequence[str]) -> Any:
+    row = part.get("row") if isinstance(part, Mapping) else None
+    if not isinstance(row, dict) or _KEY not in row:
+        return part
+    own = {name: path for name, path in row.items() if name != _KEY}
+    return {**part, "row": own | {name: row[_KEY].replace(_KEY, _quoted(name)) for name in key}}
+
+
+def _quoted(name: str) -> str:
+    """Returns a field's name as paths write it."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
