@@ -226,7 +226,7 @@ def _elements_per_message(kinds: Iterable[KindGroup], path: str) -> list[list[An
 
 
 def row_setting(fields: Fields, constants: Fields) -> Fields | str:
-    """Returns the setting `row`: `all` if each column is the field of its own name."""
+    """Returns the setting `row`: `all` if each column has the name of its field."""
     if not constants and all(path == f".{name}" for name, path in fields.items()):
         return "all"
     return {**constants, **fields}

@@ -116,19 +116,19 @@ def _integer(name: str, values: Sequence[int]) -> Inferred:
 def _sized(numbers: Sequence[Decimal], *, is_level: bool) -> Inferred | None:
     """Returns a decimal type with room for more digits than were seen; None if none has room."""
     scale = max(max(0, -int(number.as_tuple().exponent)) for number in numbers)
-    whole = max(max(1, number.adjusted() + 1) for number in numbers)
+    digits = max(max(1, number.adjusted() + 1) for number in numbers)
     least = _LEVEL_SCALE if is_level else 0
     room = next((size for limit, size in _SCALES if scale <= limit and size >= least), None)
-    if room is None or whole + room > _MOST_DIGITS:
+    if room is None or digits + room > _MOST_DIGITS:
         return None
-    seen = f"up to {whole} digits before the point, {scale} after it"
-    return Inferred(f"decimal({min(_MOST_DIGITS, max(10, whole + 4) + room)},{room})", seen=seen)
+    seen = f"up to {digits} digits before the point, {scale} after it"
+    return Inferred(f"decimal({min(_MOST_DIGITS, max(10, digits + 4) + room)},{room})", seen=seen)
 
 
 def _text(name: str, values: Sequence[str], *, is_level: bool) -> Inferred:
     if all(_NUMBER.fullmatch(value) and not _LEADING_ZERO.match(value) and len(value) <= _LONGEST for value in values):
-        is_whole = all("." not in value for value in values)
-        if is_level or not (is_identifier(name) or (is_whole and not is_exact(name))):
+        is_integer = all("." not in value for value in values)
+        if is_level or not (is_identifier(name) or (is_integer and not is_exact(name))):
             sized = _sized([Decimal(value) for value in values], is_level=is_level)
             if sized is not None:
                 return Inferred(sized.sql, "text", sized.seen)

@@ -12,7 +12,7 @@ from sessionlake.visible import escape_invisible
 
 _WIDTH = 118
 _PLAIN = re.compile(r"[A-Za-z_][\w./()-]*(?: [\w()/-]+)*|\.?\w[\w.]*")
-_WORDS = re.compile(r"(?i:y|n|yes|no|on|off|true|false|null|~)")
+_WORDS = re.compile(r"(?i:y|n|yes|no|on|off|true|false|null|~|\.inf|\.nan)")
 _NUMBERS = re.compile(r"[-+.]?\d.*")
 
 
@@ -48,9 +48,9 @@ def _key_lines(proposal: Proposal, key: str, value: Any) -> Iterator[str]:
 
 
 def _rule_lines(rule: dict[str, Any]) -> Iterator[str]:
-    whole = f"  - {flow(rule)}"
-    if len(whole) + 6 <= _WIDTH:
-        yield whole
+    line = f"  - {flow(rule)}"
+    if len(line) + 6 <= _WIDTH:
+        yield line
         return
     first = "  - "
     for key, value in rule.items():
