@@ -66,18 +66,19 @@ def feed_try(
     feeds = configured_feeds(settings)
     only = None if name is None else _named_feed(feeds, name)
     max_bytes = settings.capture.max_message_bytes
+    unbound = {feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"}
     if file is None:
         if topic is None:
             raise UsageError("feed try: there are no messages to read", fix="Name a file, or a topic with --topic")
         _require_match(feeds, only, topic)
         lines = _from_kafka(settings, topic, last)
-        trial = Trial(feeds, only=only, max_bytes=max_bytes)
+        trial = Trial(feeds, only=only, unbound=unbound, max_bytes=max_bytes)
         show_trial(trial, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
     else:
         if topic is not None:
             _require_match(feeds, only, topic)
         bare = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
-        trial = Trial(feeds, only=only, bare=bare, max_bytes=max_bytes)
+        trial = Trial(feeds, only=only, bare=bare, unbound=unbound, max_bytes=max_bytes)
         with opened(file) as content:
             show_trial(trial, _from_file(content, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}")
     if trial.totals.failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class Totals:
         unmatched: Number of messages by topic, for topics that match no feed.
         gaps: Number of gaps between messages.
         duplicates: Number of messages that came again.
-        orphans: Number of updates before the first snapshot of their session.
+        orphans: Number of updates before the first snapshot of their session, if sessions must start with one.
         checks: Number of checked checksums.
         checks_failed: Number of checksums that did not fit the table.
         presence_failed: Number of changes whose row was there against `expect`, or missing against it.
@@ -91,6 +91,7 @@ class Trial:
         feeds: The feeds. The first whose pattern matches a topic reads its messages.
         only: The feed that reads all messages, whatever their topic; None to choose by topic.
         bare: The feed that reads messages whose line does not name a topic; None to choose by topic.
+        unbound: Names of the feeds whose sessions may start with any message, not only with a snapshot.
         max_bytes: Longest value allowed.
 
     Attributes:
@@ -107,9 +108,11 @@ class Trial:
         *,
         only: Feed | None = None,
         bare: Feed | None = None,
+        unbound: Collection[str] = (),
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._feeds, self._only, self._bare, self._max_bytes = feeds, only, bare, max_bytes
+        self._bound = {feed.name for feed in feeds if _has_snapshots(feed)} - {*unbound}
         self._checks = {feed.name: _check_function(feed) for feed in feeds}
         self._chains: dict[str, int] = {}
         self._complete: set[Session] = set()
@@ -149,7 +152,7 @@ class Trial:
         if event.kind is Kind.SNAPSHOT and session not in self._complete:
             self._complete.add(session)
             table.check = self._checks[feed.name]
-        if event.kind is Kind.UPDATE and session not in self._complete and _has_snapshots(feed):
+        if event.kind is Kind.UPDATE and session not in self._complete and feed.name in self._bound:
             self.totals.orphans += 1
         before, rows = _counts(table), len(table.rows)
         table.apply(event)

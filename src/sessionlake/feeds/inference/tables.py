@@ -338,7 +338,7 @@ def _key_of_messages(
     own = [name for name in complete if fields[name] == f".{session_path}"]
     identifying = [name for name in complete if is_identifier(name) and name not in own]
     if own:
-        repeating = [name for name in named if 2 * len(counts[name]) <= len(messages)]
+        repeating = [name for name in named if len(counts[name]) < len(messages)]
         return repeating[:1] or own
     return (named or identifying or complete or [*fields])[:1]
 
