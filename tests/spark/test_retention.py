@@ -144,7 +144,7 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) 
     )
     known = read_removed_rows(cut.reader)
     record_removed_rows(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
-    with pytest.raises(LakeError, match=r"holds 17 rows, but the ledger says 23, less 5 that maintain\.retention or"):
+    with pytest.raises(LakeError, match=r"holds 17 rows, but should hold 23, less 5 that maintain\.retention or"):
         _check_row_counts(cut.spark, cut.lake)
     record_removed_rows(cut.spark, cut.lake, known[MESSAGES])
     assert read_removed_rows(cut.reader) == known

@@ -230,7 +230,7 @@ def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
     changed = _find_changed_column(found, columns)
     if changed is not None:
         raise LakeError(
-            f"capture.columns: the stored state of the sessions has a column {changed}, which is no longer declared so",
+            f"capture.columns: the stored state has a column {changed} that is no longer declared with this type",
             why="A state can only be read with its columns",
             fix="Run `sessionlake rebuild silver`, or `sessionlake rebuild processor:NAME` for a processor, to make "
             "the state again from bronze with the columns that are declared now; or declare the column as it was",

@@ -257,7 +257,8 @@ def _append_slice(
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
-                f"{table}: {written} rows were written of a rebuilt slice of {count}", fix="Report this bug"
+                f"{table}: the rebuild wrote {written} rows instead of {count}",
+                fix="Report this as a bug of sessionlake",
             )
 
 
