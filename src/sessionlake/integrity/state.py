@@ -23,7 +23,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
-STATE_FORMAT = "sessionlake.silver/6"
+STATE_FORMAT = "sessionlake.silver/7"
 # States with more cursors are compressed: to about a fifth of the size, at half a microsecond per cursor.
 _MAX_UNCOMPRESSED_CURSORS = 1_000
 

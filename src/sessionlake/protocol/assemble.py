@@ -158,6 +158,7 @@ def assemble_chunk(
         raw["kafka_ts"],
         pa.array(seq - 1, mask=seq == NO_SEQ),
         pa.array(np.full(len(seq), Link.INTERVAL, np.int8)),
+        pa.array(np.zeros(len(seq), np.int32)),
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
