@@ -234,10 +234,9 @@ class TopicRegister:
             ids, known, asked = self._read_topic_ids(), self.topics, set(topics)
             for name in asked:
                 if name not in ids:
-                    what = (
-                        f"bronze: Kafka does not list topic {name}: it was just deleted, or is not known to Kafka yet"
+                    raise BrokerError(
+                        f"bronze: Kafka does not list topic {name}: it was just deleted, or is new", fix=_RUN_AGAIN
                     )
-                    raise BrokerError(what, fix=_RUN_AGAIN)
                 if name not in known:
                     self._apply_update(self._decide_for_topics([name], ids))
                 elif _has_other_id(known[name], ids[name]):
