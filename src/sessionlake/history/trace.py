@@ -181,7 +181,8 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = read_partition_starts(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
-        raise NotFoundError(f"{describe_partition_start((topic, partition), gone)}, so offset {offset} is gone")
+        start = describe_partition_start((topic, partition), gone)
+        raise NotFoundError(f"offset {offset} is gone: {start}", fix="Ask about a later offset")
     if raw is not None:
         _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
@@ -256,7 +257,8 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
         if silver.batch <= found.batch:
             raise NotFoundError(
                 f"silver judged the message in batch {silver.batch}, but {found.summary}, of batches up to "
-                f"{found.batch}, so it is no longer known what happened to the message"
+                f"{found.batch}, so it is no longer known what happened to the message",
+                fix="Ask about messages of later batches",
             )
 
 
