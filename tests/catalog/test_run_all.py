@@ -15,8 +15,8 @@ from integration.test_run_all import count, prefix, simulated
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.operations.pipeline import Layer, Pipeline, claim_layers, run_once
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify as verify_silver
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
 from sessionlake_lab.compare import verify_session_rows
@@ -92,9 +92,9 @@ def test_silver_is_verified_rebuilt_and_goes_on(mine: Settings, spark: Any) -> N
     simulated(mine, messages=500)
     for layer in (Layer.BRONZE, Layer.SILVER):
         assert run_once(spark, mine, layer, threading.Event())
-    assert verify_silver(spark, mine).is_exact
+    assert verify_silver_tables(spark, mine).is_exact
     with claim_layers(spark, mine, Layer.ALL, "rebuilds silver"):
-        assert rebuild(spark, mine).messages == count(spark, mine, "bronze.messages")
+        assert rebuild_silver_tables(spark, mine).messages == count(spark, mine, "bronze.messages")
     simulated(mine, messages=500, seed=1)
     assert run_once(spark, mine, Layer.ALL, threading.Event())
     assert verify_session_rows(spark, Lake(mine), truth_from_broker(mine)).differences == {}

@@ -21,8 +21,8 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, Pipeline
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify as verify_silver
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.silver.states import read_shard_states
@@ -67,7 +67,7 @@ def assert_exact(world: World) -> None:
     truth = truth_from_broker(world.settings, silences=told(world))
     compared = verify_session_rows(world.spark, Lake(world.settings), truth)
     assert (compared.exact, compared.differences) == (compared.sessions, {})
-    assert verify_silver(world.spark, world.settings).is_exact
+    assert verify_silver_tables(world.spark, world.settings).is_exact
 
 
 class _Later:
@@ -154,7 +154,7 @@ def test_a_rebuild_comes_to_silences_where_they_are(world: World, monkeypatch: p
     take_in(world)
     later(monkeypatch, 2.5 * HOUR)
     run_layer(world.spark, world.settings, BRONZE)  # silver reads of it by the rebuild alone
-    rebuild(world.spark, world.settings)
+    rebuild_silver_tables(world.spark, world.settings)
     assert (statuses(world), remembered(world)) == (Counter(expired=1), 0)
     world.send("t", 3, 2)
     take_in(world)

@@ -227,7 +227,7 @@ def test_who_asks_for_what_is_gone_is_told_and_a_rebuild_goes_by_what_is_kept_no
     assert held(feed, METRICS_1M) == by_hand(changes, METRICS_1M)
     assert METRICS_1M not in floors_of(feed)
     with_gold(feed)
-    recover.empty(feed.spark, feed.settings)
+    recover.empty_gold(feed.spark, feed.settings)
     feed.run()
     assert_left(feed, changes)
     feed.require_exact()

@@ -35,7 +35,7 @@ from sessionlake.history.report.page import write_report
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
 from sessionlake.operations import pipeline
-from sessionlake.operations.rebuild.replay import Selection
+from sessionlake.operations.rebuild.replay import SessionSelection
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.streaming.errors import explain_errors
 from support.command_names import unlisted_commands
@@ -45,7 +45,7 @@ from support.seeds import long_beyond
 BEGIN, END = datetime(2023, 11, 14, tzinfo=UTC), datetime(2023, 11, 16, tzinfo=UTC)
 Work = Callable[[Any, Settings], object]
 FORM = OutputFormat.JSON
-WHOLE = Selection(None, ())
+WHOLE = SessionSelection(None, ())
 ALL = "SELECT * FROM silver.session_changes"
 
 

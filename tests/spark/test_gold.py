@@ -451,7 +451,7 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
     feed.declare(total="sum")
     job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[-1:])
     feed.write(changes[4:5]).run().require_exact("gold.own")
-    recover.empty(feed.spark, feed.settings)
+    recover.empty_gold(feed.spark, feed.settings)
     feed.declare(low="min")
     job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[-1:])
     feed.write(changes[5:]).run().require_exact("gold.own")

@@ -49,8 +49,8 @@ from sessionlake.ledger.entries import RECOVERED, Ledger, LedgerEntry, TableOutp
 from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable_rows
@@ -235,7 +235,7 @@ def test_each_loss_of_silver_is_found_and_made_good(
     assert re.search(f"found: .*{found}", recovered(run, RecoverableLayer.SILVER))
     assert "no loss; nothing was changed" in recovered(run, RecoverableLayer.SILVER)
     assert_goes_on_exactly(run, SECOND[came:])
-    assert verify(run.spark, run.settings).is_exact
+    assert verify_silver_tables(run.spark, run.settings).is_exact
 
 
 @pytest.mark.soak
@@ -291,7 +291,7 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
 
 @pytest.mark.soak
 def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
-    rebuild(spark, run.settings)
+    rebuild_silver_tables(spark, run.settings)
     handed = handover.active_folder(run.settings)
     state = min(handed.glob("*.state"))
     state.unlink()

@@ -29,11 +29,11 @@ from sessionlake.gold.sql.views import create_quality_since, create_views
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.processors.difference import find_difference
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.upserts import Messages
+from sessionlake.protocol.upserts import UpsertMessages
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings, TopicRule
@@ -300,11 +300,11 @@ def test_what_is_published_has_all_results(names: Names) -> None:
         count = told.num_rows
         told = told.append_column("_change_type", pa.array(["insert"] * count))
         told = told.append_column("_commit_version", pa.array([1] * count, pa.int64()))
-        [*made] = Messages(outlet.key, 0)(told.combine_chunks().to_batches())
+        [*made] = UpsertMessages(outlet.key, 0)(told.combine_chunks().to_batches())
         assert sum(batch.num_rows for batch in made) == count
 
 
 def test_silver_rebuilt_is_the_truth(names: Names) -> None:
-    rebuild(names.spark, names.settings)
+    rebuild_silver_tables(names.spark, names.settings)
     assert_silver_is_the_truth(names.spark, names.settings, names.sent, ledger=False)
     assert CHANGES

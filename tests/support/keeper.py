@@ -32,8 +32,8 @@ from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.operations.rebuild.processors import preview_rebuild
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.protocol.erased import KEY
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
@@ -168,7 +168,7 @@ class Keeper:
         """Rebuilds silver from bronze."""
         for layer in (SILVER, SILVER_TABLES):
             run_layer(self.spark, self.settings, layer)
-        rebuild(self.spark, self.settings)
+        rebuild_silver_tables(self.spark, self.settings)
 
     def reshard(self) -> None:
         """Changes the number of shards."""
@@ -336,7 +336,7 @@ class KeeperOfAll(Keeper):
     def in_lake(self) -> list[KafkaMessage]:
         """Returns all messages that the lake must have, with those of forgotten sessions erased."""
         return [
-            message._replace(key=KEY, value=None) if (message.topic, message.key) in self.forgotten else message
+            message._replace(key=ERASED_KEY, value=None) if (message.topic, message.key) in self.forgotten else message
             for message in super().in_lake()
         ]
 

@@ -17,7 +17,7 @@ from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR, Cursor, OpenGap, encode_memory
 from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import session_key
+from sessionlake.protocol.arrow import build_session_key
 from sessionlake.settings.model import Settings
 
 NOON = 1_767_355_200_000  # 2026-01-02
@@ -39,7 +39,10 @@ def stored() -> bytes:
     cursors = np.array([cursor.to_record_values()], CURSOR)
     memories = np.array([encode_memory(cursor.to_memory()), None], object)[:-1]
     return ShardState(
-        pa.array([session_key("t", 0, "s")]), cursors, memories, ShardClock([PartitionTime("t", 0, NOON + 60_000, 9)])
+        pa.array([build_session_key("t", 0, "s")]),
+        cursors,
+        memories,
+        ShardClock([PartitionTime("t", 0, NOON + 60_000, 9)]),
     ).encode(())
 
 

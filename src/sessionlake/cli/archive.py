@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sessionlake.bronze.archive.lines import Message
-    from sessionlake.bronze.archive.writer import Archived
+    from sessionlake.bronze.archive.writer import WrittenArchive
     from sessionlake.protocol.types import TopicPartition
     from sessionlake.settings.model import Settings
 
@@ -57,7 +57,7 @@ def archive(
             f"archive: {MESSAGES} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run bronze`"
         )
 
-    def work(spark: SparkSession) -> Archived:
+    def work(spark: SparkSession) -> WrittenArchive:
         return write_archives(folder, iterate_bronze_messages(spark, settings, where), f".{form}", limit)
 
     made = with_spark(settings, work)

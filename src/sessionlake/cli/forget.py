@@ -92,7 +92,7 @@ def forget_session(
 
     with request_pause(settings, "a session is being forgotten"), _claim_all(spark, settings, wait):
         work = Forgetting(spark, settings, patience=wait, shorten=shorten, say=say)
-        return work.resume() if session is None else work.run(session, topic)
+        return work.resume_forgetting() if session is None else work.forget_session(session, topic)
 
 
 def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> str:
@@ -100,7 +100,7 @@ def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> s
     from sessionlake.operations.forgetting.forget import Forgetting
 
     with _claim_all(spark, settings, wait):
-        return Forgetting(spark, settings).cancel()
+        return Forgetting(spark, settings).cancel_forgetting()
 
 
 def make_receipt(erasure: Erasure) -> dict[str, Any]:

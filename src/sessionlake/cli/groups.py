@@ -111,7 +111,7 @@ def bronze_skip(
     from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
     from sessionlake.operations.pipeline import Layer, claim_layers
     from sessionlake.operations.recover.skip import SkipDecision
-    from sessionlake.operations.recover.skip import skip as skip_messages
+    from sessionlake.operations.recover.skip import skip_offsets as skip_messages
 
     last = offset if to is None else to
     if last < offset:
@@ -213,9 +213,9 @@ def rebuild_silver(
     """
     settings = settings_of(config)
     from sessionlake.cli import rebuild
-    from sessionlake.operations.rebuild.replay import Selection
+    from sessionlake.operations.rebuild.replay import SessionSelection
 
-    wanted = Selection(topic, tuple(sessions or ()))
+    wanted = SessionSelection(topic, tuple(sessions or ()))
     refuse_combined_options(
         cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.is_everything
     )

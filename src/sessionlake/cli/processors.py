@@ -27,7 +27,7 @@ def cancel_processor_rebuild(spark: SparkSession, settings: Settings, name: str,
     """Cancels an interrupted rebuild that has not replaced the processor's table yet."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
-        processors.cancel(spark, settings, name)
+        processors.cancel_rebuild(spark, settings, name)
     say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).output_table} is unchanged")
 
 
@@ -50,7 +50,7 @@ def rebuild(
             )
             _show_differing_rows(different, form)
             return
-        result = processors.rebuild(spark, settings, name, start_over=start_over)
+        result = processors.rebuild_processor(spark, settings, name, start_over=start_over)
     made = f"bronze.messages@v{result.version}: {result.messages} messages"
     if result.different is None:
         say(f"the interrupted rebuild of {result.table} from {made} is finished; run the command again for a new one")

@@ -17,7 +17,7 @@ from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.replay import REPLAYED, require_complete_bronze
-from sessionlake.operations.rebuild.silver import interrupted, rebuild
+from sessionlake.operations.rebuild.silver import find_interrupted_rebuild, rebuild_silver_tables
 from sessionlake.operations.recover import bronze, gold, silver
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -76,7 +76,7 @@ def recover(
 
 
 def _recover_bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
-    recovered = bronze.recover(spark, settings)
+    recovered = bronze.recover_bronze(spark, settings)
     say(f"found: {recovered.found or 'no fault in the checkpoint; a new one is started in any case'}")
     if recovered.unrecorded:
         say(
@@ -90,7 +90,7 @@ def _recover_bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
 
 
 def _recover_silver(spark: SparkSession, settings: Settings, say: Say) -> None:
-    recovered = silver.recover(spark, settings)
+    recovered = silver.recover_silver(spark, settings)
     for loss in recovered.found:
         say(f"found: {loss}")
     if recovered.rebuilt is None:
@@ -103,7 +103,7 @@ def _recover_silver(spark: SparkSession, settings: Settings, say: Say) -> None:
 
 
 def _recover_gold(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
-    losses = gold.recover(spark, settings, shorten=shorten)
+    losses = gold.recover_gold(spark, settings, shorten=shorten)
     for loss in losses:
         say(f"found: {loss}")
     say(GOLD_EMPTIED if losses else "found: no loss; nothing was changed")
@@ -123,8 +123,9 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     readable = partial(refuse_unreadable_rows, spark, lake, [LEDGER])
-    if interrupted(settings) is not None and find_first_loss(readable) is None:
-        report_rebuild(rebuild(spark, settings), settings, say)  # may be from an interrupted run of this command
+    if find_interrupted_rebuild(settings) is not None and find_first_loss(readable) is None:
+        # The rebuild may be from an interrupted run of this command.
+        report_rebuild(rebuild_silver_tables(spark, settings), settings, say)
     loss = find_first_loss(readable, *(partial(_refuse_older_ledger, spark, lake, layer) for layer in _REBUILDABLE))
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
@@ -135,9 +136,9 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
         _recover_bronze(spark, settings, say)
     if is_ledger_behind(spark, lake, SILVER):
-        report_rebuild(rebuild(spark, settings, compares=unread is None), settings, say)
+        report_rebuild(rebuild_silver_tables(spark, settings, compares=unread is None), settings, say)
     if is_ledger_behind(spark, lake, GOLD):
-        gold.empty(spark, settings, shorten=shorten)
+        gold.empty_gold(spark, settings, shorten=shorten)
         say(GOLD_EMPTIED)
     for processor in settings.processors:
         if is_ledger_behind(spark, lake, processor.layer):

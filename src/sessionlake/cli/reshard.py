@@ -57,7 +57,7 @@ def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: floa
         request_pause(settings, "states are moved into other shards"),
         claim_all_layers(spark, settings, wait, "reshards"),
     ):
-        changed = work.reshard(spark, settings, shards, say)
+        changed = work.reshard_layers(spark, settings, shards, say)
     if not changed:
         say(f"nothing to do: every layer that has states has {shards} shards, or another number in the configuration")
     else:
@@ -70,7 +70,7 @@ def cancel_resharding(spark: SparkSession, settings: Settings, wait: float) -> N
     from sessionlake.operations.resharding import reshard as work
 
     with claim_all_layers(spark, settings, wait, "reshards"):
-        moved = work.cancel(spark, settings)
+        moved = work.cancel_resharding(spark, settings)
     say(
         f"the resharding is cancelled; layers moved before: {', '.join(moved) or 'none'}. A layer whose number of "
         "shards differs from the configuration refuses to start, and names the command that moves its states"

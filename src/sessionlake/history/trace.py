@@ -43,8 +43,8 @@ from sessionlake.ledger.retained import (
     read_removed_rows_without_limits,
 )
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.decode import decode
-from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
@@ -181,7 +181,8 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = read_partition_starts(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
-        raise NotFoundError(f"{describe_partition_start((topic, partition), gone)}, so offset {offset} is gone")
+        start = describe_partition_start((topic, partition), gone)
+        raise NotFoundError(f"offset {offset} is gone: {start}", fix="Ask about a later offset")
     if raw is not None:
         _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
@@ -256,7 +257,8 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
         if silver.batch <= found.batch:
             raise NotFoundError(
                 f"silver judged the message in batch {silver.batch}, but {found.summary}, of batches up to "
-                f"{found.batch}, so it is no longer known what happened to the message"
+                f"{found.batch}, so it is no longer known what happened to the message",
+                fix="Ask about messages of later batches",
             )
 
 
@@ -265,7 +267,7 @@ def decode_row(raw: Row, settings: Settings) -> MessageContent:
     rules = build_payload_rules(settings.capture)
     ingested = None if raw["ingested_at"] is None else time_to_ms(raw["ingested_at"])
     row = raw | {"kafka_ts": time_to_ms(raw["timestamp"]), "ingested_at": ingested}
-    chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
+    chunk = decode_messages(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
     if message["reason"]:
         return MessageContent(session_id=message["session_id"], erased=message["reason"] == ERASED)

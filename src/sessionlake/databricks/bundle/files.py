@@ -230,5 +230,5 @@ def _look_up_reference(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
             )
         node = node[part]
     if path in seen:
-        raise ConfigError(f"${{{path}}} refers to itself", fix="Give it a value")
+        raise ConfigError(f"${{{path}}} refers to itself", fix="Give the variable a value of its own")
     return _resolve_references(node, config, (*seen, path))

@@ -94,7 +94,11 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Statemen
             found = api.get_statement(statement)
         if _read_state(found) != "SUCCEEDED":
             error = found.status.error if found.status else None
-            raise RemoteError(f"query: {(error and error.message) or _read_state(found)}")
+            raise RemoteError(
+                f"query: {(error and error.message) or _read_state(found)}",
+                why="The SQL warehouse did not run the statement",
+                fix="Correct the statement, or look for it in the warehouse's query history",
+            )
         return _read_result(client, statement, found)
     except KeyboardInterrupt:
         api.cancel_execution(statement)
