@@ -72,7 +72,7 @@ class SilenceWriter:
         # By topic-partition: one past bronze's last offset, and the offset of its last message.
         self._last_offsets: dict[TopicPartition, tuple[int, int]] = {}
         self._looked_at = time.monotonic()
-        self._token, self._writes = lake.storage.token(BRONZE), count()
+        self._token, self._writes = lake.storage.lease_token(BRONZE), count()
 
     def is_check_due(self) -> bool:
         """Returns True if the time for the next check of silent topic-partitions has come."""

@@ -65,7 +65,7 @@ class TopicRegister:
         self._matches = re.compile(settings.kafka.topic_pattern).fullmatch
         self._open = True
         self._lock = threading.RLock()
-        self._token, self._writes = lake.storage.token(BRONZE), count()
+        self._token, self._writes = lake.storage.lease_token(BRONZE), count()
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()

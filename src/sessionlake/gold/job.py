@@ -36,7 +36,7 @@ from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
 from sessionlake.gold.making.states import shard_column, tracked_averages
 from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import QueryWithBackground, ReferenceRuntime, prepare_tables
-from sessionlake.gold.sql.definitions import create_definitions
+from sessionlake.gold.sql.definitions import create_views_and_functions
 from sessionlake.gold.tables.expiry import Expiry, start_expiry
 from sessionlake.gold.tables.notes import (
     find_complete_tables,
@@ -86,7 +86,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
         if new:
             _rebuild(spark, lake, new)
         set_table_properties(spark, lake, tables)
-        create_definitions(spark, lake)
+        create_views_and_functions(spark, lake)
         return _start_stream(spark, lake, tables, once=once)
 
 
@@ -246,8 +246,8 @@ class _GoldBatch:
             layer=LAYER,
             txn=txn,
             source=CHANGES,
-            source_from=report.read.first,
-            source_to=report.read.last,
+            source_from=report.read.first_batch,
+            source_to=report.read.last_batch,
             started_at=started,
             outputs=tuple(outputs),
             messages=report.read.changes,

@@ -49,7 +49,7 @@ def list_gold_tables(settings: Settings) -> tuple[str, ...]:
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
     """Makes these tables reject later commits of a layer's present query, for example from a process that hangs."""
-    token = lake.storage.token(layer)
+    token = lake.storage.lease_token(layer)
     if token:
         for app_id in _read_query_ids(spark, lake, layer):
             last, merges = Txn.last_of_app(app_id), Txn.before_lease_holder(merge_app_id(app_id), token)

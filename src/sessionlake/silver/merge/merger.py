@@ -212,7 +212,7 @@ class TableMerger:
             return False
         first, last = batches_to_merge[0].batch, batches_to_merge[-1].batch
         started, merge_txn = datetime.now(UTC), Txn(_build_merge_app_id(batches_to_merge), last)
-        txn = merge_txn.fenced_by(self._lake.storage.token(SILVER))
+        txn = merge_txn.fenced_by(self._lake.storage.lease_token(SILVER))
         changes = sum(item.changes for item in batches_to_merge)
         batches = BatchRange(first, last, tuple(item.rows for item in batches_to_merge))
         with without_code_generation(self._spark, enabled=changes <= self._lake.limits.few_changes):
@@ -256,7 +256,7 @@ class TableMerger:
         No plan of Spark's fixes which batches a merge contains. So a merge that the earlier process completed later
         could contain other batches than this process assumes.
         """
-        token, pending = self._lake.storage.token(SILVER), self._read_pending()
+        token, pending = self._lake.storage.lease_token(SILVER), self._read_pending()
         if not token or not pending:
             return pending
         fence_off(self._spark, self._lake, _WRITTEN, Txn.before_lease_holder(_build_merge_app_id(pending), token))
