@@ -209,7 +209,7 @@ def _cut_tables(batch: ShardBatch, is_fast: Bools, message_indices: Int64s, outc
 
 
 def _compute_epochs(stream: MessageArrays, earlier_epochs: Int64s) -> Int64s:
-    """Returns each message's epoch: the offset of its session's last snapshot so far, else the session's earlier epoch."""
+    """Returns each message's epoch: the offset of its session's last snapshot so far, else its earlier epoch."""
     index = np.arange(len(stream.seq))
     latest = np.maximum.accumulate(np.where(stream.type == MessageType.SNAPSHOT, index, -1))
     lengths = stream.ends - stream.starts
