@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup, build_decode_rules
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimeNotes
@@ -29,6 +30,7 @@ from sessionlake.silver.stream_times import list_times_after_batch, require_cont
 from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import build_split_events, find_split_sessions
+from sessionlake.streaming.payloads import build_feed_decoder
 from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
 from support.streams import YEAR_10000, Fact
 
@@ -185,7 +187,8 @@ class Folder:
         for message in messages:
             self._rnd.choice(tasks).append(message)
         chunks: dict[int, list[bytes]] = {}
-        packer = Packer(self._decode, self._shards, earlier_times=self._times)
+        feeds = build_feed_decoder(self._capture, self._shards)
+        packer = Packer(self._decode, self._shards, feeds, earlier_times=self._times)
         for task in filter(None, tasks):
             packed = packer.pack_block(raw_table(task, self._shards)).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
@@ -238,7 +241,7 @@ class Folder:
 
 _YEAR_ONE = -62_135_596_800_000
 """Earliest time that a SQL timestamp can have."""
-_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+_COUNTS = ("messages", *COUNTS)
 
 
 def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
@@ -340,7 +343,7 @@ def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int =
             truth.apply_silence(message.topic, message.partition, message.until)
         else:
             truth.judge_message(message)
-    return truth.finish()
+    return truth.finish_and_return_tables()
 
 
 @dataclass(frozen=True)
@@ -385,7 +388,10 @@ def of_truth(tables: Tables) -> Holdings:
         _lines(cut_of(row) for row in tables.session_cuts),
         _lines(quarantine),
         _lines({**row, "expected_seq": capped(row["expected_seq"])} for row in tables.integrity_events),
-        _lines({"place": place, **counts} for place, counts in tables.counts.items()),
+        _lines(
+            {"place": place, "parts": counts["messages"], "ignored": 0, **counts}
+            for place, counts in tables.counts.items()
+        ),
     )
 
 

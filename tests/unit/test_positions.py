@@ -90,9 +90,15 @@ class Ledger:
             self.number[layer] += 1
             batch = self.number[layer]
         messages = fields.get("messages", 0)
-        known = dict.fromkeys(COUNTS, 0) | {"applied": messages, "offsets": [], "outputs": [], "decisions": []}
+        known = dict.fromkeys(COUNTS, 0) | {
+            "messages": 0,
+            "applied": messages,
+            "offsets": [],
+            "outputs": [],
+            "decisions": [],
+        }
         own = {"layer": layer, "app_id": app or self.app[layer], "batch_id": batch, "committed_at": self.now}
-        self.rows.append(known | own | {"source_to": None, "source_from": None} | fields)
+        self.rows.append(known | own | {"source_to": None, "source_from": None, "parts": messages} | fields)
 
     def take_in(self, layer: str, come: dict[tuple[str, int], int]) -> None:
         reached = self.reached[layer]

@@ -18,7 +18,7 @@ import msgspec
 from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
-from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
 from sessionlake.feeds.row_ids import row_id_of
@@ -27,10 +27,6 @@ from sessionlake.feeds.values import FeedColumn, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
 
-_OF_EVENT = (
-    "message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows",
-)  # fmt: skip
-_OF_ROW = ("deletes", "row_id", "rescued", "expect")
 _SAFE_MS: Final = 2**53
 
 
@@ -73,6 +69,20 @@ class Compiled:
         return out
 
 
+_MOST_COMPILED = 64
+_compiled: dict[str, Compiled] = {}
+
+
+def compiled_reader(feed: Feed) -> Compiled:
+    """Returns the compiled form of a feed. A process compiles each feed once."""
+    found = _compiled.get(feed.fingerprint)
+    if found is None or not feed.fingerprint:
+        if len(_compiled) >= _MOST_COMPILED:
+            _compiled.clear()
+        found = _compiled[feed.fingerprint] = Compiled.of(feed)
+    return found
+
+
 class _Writer(CodeWriter):
     """Generates the function of one feed, line by line. Methods append lines and return the names of variables.
 
@@ -100,13 +110,13 @@ class _Writer(CodeWriter):
         feed = self._feed
         self._line("def read_all(records, max_bytes, out, unusual):")
         self._depth += 1
-        for name in (*_OF_EVENT, *_OF_ROW):
+        for name in (*FIELDS_OF_EVENT, *FIELDS_OF_ROW):
             self._line(f"add_{name} = out.{name}.append")
         for number in range(len(feed.columns)):
             self._line(f"add_c{number} = out.values[{number}].append")
         self._line("sessions, row_ids, row_id_list = {}, {}, out.row_id")
-        self._line(f"events = [{', '.join(f'out.{name}' for name in _OF_EVENT)}]")
-        self._line(f"per_row = [{', '.join(f'out.{name}' for name in _OF_ROW)}, *out.values]")
+        self._line(f"events = [{', '.join(f'out.{name}' for name in FIELDS_OF_EVENT)}]")
+        self._line(f"per_row = [{', '.join(f'out.{name}' for name in FIELDS_OF_ROW)}, *out.values]")
         self._line("for number, record in enumerate(records):")
         self._depth += 1
         self._line("raw = record.value")
@@ -232,6 +242,7 @@ class _Writer(CodeWriter):
             self._line("seq, after = record.offset, None")
             return
         self._line(f"seq = {self._number(order.seq)}")
+        self._line("if seq < 0: raise Unusual")
         match order.kind:
             case Ordering.STEP:
                 self._line("after = seq - 1")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,8 +25,7 @@ MAX_BYTES = 10 * 1024 * 1024
 """Default of the longest value in bytes. A longer one goes to quarantine."""
 
 
-@dataclass(frozen=True)
-class KafkaRecord:
+class KafkaRecord(NamedTuple):
     """A message as Kafka has it, before it is decoded.
 
     Attributes:
@@ -45,7 +44,7 @@ class KafkaRecord:
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Mapping[str, bytes | None] = field(default_factory=dict)
+    headers: Mapping[str, bytes | None] = MappingProxyType({})
 
 
 def feed_of(feeds: Sequence[Feed], topic: str) -> Feed | None:
@@ -76,9 +75,17 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
         key = None if record.key is None else read_key(feed, record.key)
     except InvalidJsonError:
         return Refusal(Reason.BAD_KEY, "kafka.key", "the key is no JSON that can be used")
-    headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers.items()}
+    headers = {name: text for name, value in record.headers.items() if (text := _decode_text(value or b"")) is not None}
     place = Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
     return interpret(feed, place)
+
+
+def _decode_text(value: bytes | None) -> str | None:
+    """Returns a key or header as text; None if there is none, or if it is not UTF-8."""
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def read_key(feed: Feed, key: bytes) -> Any:
@@ -87,9 +94,7 @@ def read_key(feed: Feed, key: bytes) -> Any:
     Raises:
         InvalidJsonError: The key is not JSON although the feed says so.
     """
-    return (
-        load_json(key, digits=feed.needs_digits) if feed.key_format is KeyFormat.JSON else key.decode(errors="replace")
-    )
+    return load_json(key, digits=feed.needs_digits) if feed.key_format is KeyFormat.JSON else _decode_text(key)
 
 
 def _message(feed: Feed, record: KafkaRecord) -> Message:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sessionlake.errors import ConfigError
+from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.kafka.registry import RegistrySchemas
 from sessionlake.protocol.binary import create_decoder
@@ -19,6 +20,7 @@ from sessionlake.protocol.payload import (
     UnusableSchemaError,
 )
 from sessionlake.settings.model import CaptureSettings, PayloadSettings
+from sessionlake.settings.section import milliseconds
 
 
 def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
@@ -28,6 +30,20 @@ def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
     return replace(build_decode_rules(capture), payload=read_payload_settings(capture))
+
+
+def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | None:
+    """Returns the decoder of messages that feeds read; None if all messages have the form of sessionlake.
+
+    Args:
+        capture: The capture settings.
+        shards: Number of shards.
+    """
+    if not capture.feeds:
+        return None
+    feeds = tuple(feed.made() for feed in capture.feeds)
+    skew = milliseconds(capture.max_future_skew)
+    return FeedDecoder(feeds, capture.declared, capture.max_message_bytes, skew, shards)
 
 
 def read_payload_settings(capture: CaptureSettings) -> Payload | None:
@@ -52,19 +68,19 @@ def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     return payload
 
 
-def _read_schemas(kind: PayloadFormat, found: PayloadSettings) -> Schemas:
-    if found.registry_url:
-        auth = found.registry_auth.get_secret_value() if found.registry_auth else None
-        return RegistrySchemas(kind, found.registry_url, auth)
-    if found.schema_file:
-        return ConfiguredSchemas(every=_read_definition(kind, found.schema_file))
+def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> Schemas:
+    if settings.registry_url:
+        auth = settings.registry_auth.get_secret_value() if settings.registry_auth else None
+        return RegistrySchemas(kind, settings.registry_url, auth)
+    if settings.schema_file:
+        return ConfiguredSchemas(every=_read_definition(kind, settings.schema_file))
     return ConfiguredSchemas(
-        by_id=tuple((schema, _read_definition(kind, file)) for schema, file in found.schema_files.items())
+        by_id=tuple((schema, _read_definition(kind, file)) for schema, file in settings.schema_files.items())
     )
 
 
-def _list_schema_files(found: PayloadSettings) -> dict[int, Path]:
-    return {0: found.schema_file} if found.schema_file else found.schema_files
+def _list_schema_files(settings: PayloadSettings) -> dict[int, Path]:
+    return {0: settings.schema_file} if settings.schema_file else settings.schema_files
 
 
 def _read_definition(kind: PayloadFormat, file: Path) -> Definition:

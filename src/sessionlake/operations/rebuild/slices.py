@@ -21,12 +21,11 @@ from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import build_stop_error, list_offset_ranges, sum_partition_counts
+from sessionlake.silver.packing import pack_messages
 from sessionlake.silver.stream_times import list_times_after_batch, require_continued_times
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
-from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
 
 if TYPE_CHECKING:
@@ -144,13 +143,7 @@ class SliceReader(Generic[R]):
     def _pack_messages(
         self, settings: Settings, messages: DataFrame, times: StreamTimeNotes, silences: Iterable[Silence]
     ) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        shards = settings.silver.shards
-        shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
-        raw = messages.select(shard, *BRONZE_COLUMNS)
-        packer = Packer(build_payload_rules(settings.capture), shards, self.topics, times, tuple(silences))
-        return raw.mapInArrow(packer, PACKED_SCHEMA)
+        return pack_messages(messages, settings, self.topics, times, tuple(silences))
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
         violation = build_stop_error([*reports])

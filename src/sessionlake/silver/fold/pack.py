@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import add_place_note
+from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.clock import EarlierStreamTimes, Segments, cut_into_segments, encode_segments
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.protocol.arrow import encode_as_codes, to_milliseconds
@@ -31,7 +32,7 @@ BLOCK_BYTES = 64 * 1024 * 1024
 # The error about a block names at most this many topic-partitions.
 _MAX_NAMED_PARTITIONS = 3
 BRONZE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
-"""The columns of `bronze.messages` that silver reads."""
+"""The columns of `bronze.messages` that silver reads. It also reads `headers` if a feed needs them."""
 PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
@@ -39,17 +40,25 @@ PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 class Packer:
     """A `mapInArrow` function: takes record batches of raw messages and yields packed chunks `shard int, chunk binary`.
 
-    Input columns are `shard int32` and `BRONZE_COLUMNS`. A row without a topic contains silences instead of a message.
+    Input columns are `shard int32` and `bronze_columns`. A row without a topic contains silences instead of a message.
+    With feeds, the shard is not the input's: it depends on the sessions in the messages.
     """
 
     rules: DecodeRules
     shard_count: int
+    feeds: FeedDecoder | None = None
+    """Decodes messages by feeds; None if all messages have the form of sessionlake."""
     topic_pattern: str = ".*"
     """Pattern of whole topic names; messages of other topics are skipped."""
     earlier_times: EarlierStreamTimes = field(default_factory=StreamTimeNotes)
     """Looks up stream times from before the batch; by default there are none, as for a first batch."""
     extra_silences: tuple[Silence, ...] = ()
     """Silences of the batch that are not in its rows."""
+
+    @property
+    def bronze_columns(self) -> tuple[str, ...]:
+        """The columns of `bronze.messages` that the packer reads."""
+        return (*BRONZE_COLUMNS, "headers") if self.feeds and self.feeds.reads_headers else BRONZE_COLUMNS
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the task's messages in blocks of `BLOCK_MESSAGES`."""
@@ -89,16 +98,19 @@ class Packer:
 
     def _decode_and_pack(self, raw_messages: pa.Table) -> pa.RecordBatch:
         silences, raw_messages = self._split_off_silences(raw_messages)
-        raw_messages = raw_messages.take(
-            pa.array(np.argsort(raw_messages["shard"].to_numpy(), kind="stable"))
-        ).combine_chunks()
-        shards = raw_messages["shard"].to_numpy()
-        raw_messages = convert_times_to_milliseconds(raw_messages)
-        chunk = decode_messages(raw_messages, self.rules)
+        if self.feeds is None:
+            raw_messages = raw_messages.take(pa.array(np.argsort(raw_messages["shard"].to_numpy(), kind="stable")))
+        raw_messages = convert_times_to_milliseconds(raw_messages.combine_chunks())
         timestamps = select_counted_times(
-            chunk["kafka_ts"].to_numpy(), find_future_timestamps(raw_messages, self.rules)
+            raw_messages["kafka_ts"].to_numpy(), find_future_timestamps(raw_messages, self.rules)
         )
-        segments, clock = _build_segments(chunk, timestamps, self.earlier_times, silences)
+        segments, clock = _build_segments(raw_messages, timestamps, self.earlier_times, silences)
+        if self.feeds is None:
+            chunk, shards = decode_messages(raw_messages, self.rules), raw_messages["shard"].to_numpy()
+        else:
+            chunk, message, shards = self.feeds.decode(raw_messages)
+            order = np.argsort(shards, kind="stable")
+            chunk, shards, clock = chunk.take(pa.array(order)), shards[order], clock[message[order]]
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
