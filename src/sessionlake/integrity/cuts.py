@@ -145,10 +145,8 @@ def find_cuts_in_batch(
     starts = np.flatnonzero(_differs_from_previous(applied.session) | _differs_from_previous(applied.at // interval))
     last = np.append(starts[1:], len(applied.session))[: len(starts)] - 1
     session, at = applied.session[starts], applied.at[starts]
-    is_first, is_last = (
-        _differs_from_previous(session),
-        np.append(_differs_from_previous(session)[1:], True)[: len(session)],
-    )
+    is_first = _differs_from_previous(session)
+    is_last = np.append(is_first[1:], True)[: len(session)]
     changed_at = (
         np.minimum.reduceat(np.where(changes_table(applied.type), applied.at, NEVER), starts) if len(at) else at
     )
