@@ -15,17 +15,20 @@ from typing import Any, Final
 
 import msgspec
 
-from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
+from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError, UnusualError
+from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
+from sessionlake.feeds.payload import PayloadReader
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, parse_function, read, read_key
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.times import milliseconds_of
 from sessionlake.feeds.values import FeedColumn, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
+from sessionlake.protocol.payload import PayloadFormat
 
 _OF_EVENT = (
     "message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows",
@@ -47,19 +50,25 @@ class Compiled:
     feed: Feed
     source: str | None
     _function: Callable[..., None] | None
+    _payload: PayloadReader | None
     slow: int = 0
 
     @classmethod
-    def of(cls, feed: Feed) -> Compiled:
-        """Generates and compiles the function for a feed."""
+    def of(cls, feed: Feed, payload: PayloadReader | None = None) -> Compiled:
+        """Generates and compiles the function for a feed.
+
+        Args:
+            feed: The feed.
+            payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+        """
         try:
-            writer = _Writer(feed)
+            writer = _Writer(feed, payload)
             source = writer.function()
         except NoCodeError:
-            return cls(feed, None, None)
+            return cls(feed, None, None, payload)
         names = writer.names
         exec(compile(source, f"<feed {feed.name}>", "exec"), names)  # noqa: S102 - users' texts enter only by `repr`
-        return cls(feed, source, names["read_all"])
+        return cls(feed, source, names["read_all"], payload)
 
     def read(self, records: Sequence[KafkaRecord], *, max_bytes: int = MAX_BYTES) -> EventLists:
         """Reads messages. The result for each message is the same as that of `reader.read`."""
@@ -69,8 +78,11 @@ class Compiled:
             self._function(records, max_bytes, out, unusual)
         self.slow += len(unusual)
         for number in unusual:
-            out.add(self.feed, number, read(self.feed, records[number], max_bytes=max_bytes))
+            out.add(self.feed, number, self._read_slowly(records[number], max_bytes))
         return out
+
+    def _read_slowly(self, record: KafkaRecord, max_bytes: int) -> Decoded | Refusal:
+        return read(self.feed, record, max_bytes=max_bytes, payload=self._payload)
 
 
 class _Writer(CodeWriter):
@@ -80,7 +92,7 @@ class _Writer(CodeWriter):
         names: Objects that the generated code uses, by their names in the code.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, payload: PayloadReader | None) -> None:
         if feed.needs_digits or feed.decoder is not None:
             raise NoCodeError
         self._feed = feed
@@ -91,7 +103,8 @@ class _Writer(CodeWriter):
         decoder = msgspec.json.Decoder(float_hook=Decimal) if exact else msgspec.json.Decoder()
         super().__init__(feed)
         self.names |= {
-            "is_too_deep": is_too_deep, "loads": decoder.decode, "milliseconds_of": milliseconds_of,
+            "is_too_deep": is_too_deep, "loads": self._loads(decoder, payload), "milliseconds_of": milliseconds_of,
+            "load_key": self._load_key(decoder, payload),
             "row_id_of": row_id_of, "session_of": session_of,
         }  # fmt: skip
 
@@ -114,11 +127,12 @@ class _Writer(CodeWriter):
         self._line("try:")
         self._depth += 1
         self._line("if raw is None or len(raw) > max_bytes: raise Unusual")
-        self._line(f'if raw.count(b"[") + raw.count(b"{{") > {MAX_DEPTH} and is_too_deep(raw.decode()): raise Unusual')
+        if feed.format is PayloadFormat.JSON:
+            deep = f'raw.count(b"[") + raw.count(b"{{") > {MAX_DEPTH} and is_too_deep(raw.decode())'
+            self._line(f"if {deep}: raise Unusual")
         self._line("d = loads(raw)")
-        if feed.key_format is KeyFormat.JSON:
-            self._line(f"if len(record.key or b'') > {MAX_DEPTH} and is_too_deep(record.key.decode()): raise Unusual")
-            self._line("key_value = M if record.key is None else loads(record.key)")
+        if feed.key_format is not KeyFormat.TEXT:
+            self._line("key_value = M if record.key is None else load_key(record.key)")
         self._rules()
         self._depth -= 1
         self._line("except Exception:")
@@ -127,6 +141,21 @@ class _Writer(CodeWriter):
         self._line("for one in per_row: del one[n_rows:]")
         self._line("unusual.append(number)")
         return "\n".join(self._lines) + "\n"
+
+    def _loads(self, decoder: msgspec.json.Decoder[Any], payload: PayloadReader | None) -> Callable[[bytes], Any]:
+        if self._feed.format is PayloadFormat.JSON:
+            return decoder.decode
+        return parse_function(self._feed, payload)
+
+    def _load_key(self, decoder: msgspec.json.Decoder[Any], payload: PayloadReader | None) -> Callable[[bytes], Any]:
+        def load(key: bytes) -> Any:
+            if self._feed.key_format is not KeyFormat.JSON:
+                return read_key(self._feed, key, payload)
+            if len(key) > MAX_DEPTH and is_too_deep(key.decode()):
+                raise UnusualError
+            return decoder.decode(key)
+
+        return load
 
     # -- rules
 
