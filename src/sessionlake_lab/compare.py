@@ -34,7 +34,7 @@ class Verification:
         return self.exact + len(self.differences)
 
 
-def verify(spark: SparkSession, lake: Lake, truth: Tables) -> Verification:
+def verify_session_rows(spark: SparkSession, lake: Lake, truth: Tables) -> Verification:
     """Compares all sessions and columns of `silver.session_rows` with the ground truth."""
     held: dict[SessionKey, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in lake.read(spark, ROWS).toArrow().to_pylist():

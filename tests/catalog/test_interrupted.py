@@ -13,7 +13,7 @@ from sessionlake.cli import rebuild as silver_commands
 from sessionlake.cli.show import OutputFormat
 from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.silver import EVERYTHING
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings
 from spark.test_forgetting import run
 from spark.test_interrupted import (  # noqa: F401 - these tests run here once more
@@ -43,8 +43,8 @@ def settings(spark: Any, location: dict[str, Any]) -> Settings:
     return fill(spark, location)
 
 
-def rebuild_silver(spark: Any, settings: Settings) -> None:
-    silver_commands.rebuild_silver(spark, settings, None, EVERYTHING, print)
+def rebuild_silver_tables(spark: Any, settings: Settings) -> None:
+    silver_commands.rebuild_silver_tables(spark, settings, None, EVERYTHING, print)
 
 
 def cancel_silver(spark: Any, settings: Settings) -> None:
@@ -56,13 +56,13 @@ def rebuild_processor(spark: Any, settings: Settings) -> None:
 
 
 def cancel_processor(spark: Any, settings: Settings) -> None:
-    processor_commands.cancel(spark, settings, "top", print)
+    processor_commands.cancel_processor_rebuild(spark, settings, "top", print)
 
 
 @pytest.mark.parametrize(
     "rebuild",
     [
-        Rebuild("silver", "silver.session_changes", rebuild_silver, cancel_silver),
+        Rebuild("silver", "silver.session_changes", rebuild_silver_tables, cancel_silver),
         Rebuild("processor:top", "silver.top", rebuild_processor, cancel_processor),
     ],
     ids=lambda rebuild: rebuild.name,
@@ -82,4 +82,4 @@ def test_a_rebuild_that_died_is_not_cancelled_once_it_has_ended_the_query_and_is
         rebuild.work(spark, settings)
         assert contents(spark, settings) == before
     run(spark, settings)
-    assert verify(spark, settings).is_exact
+    assert verify_silver_tables(spark, settings).is_exact

@@ -10,7 +10,7 @@ import pytest
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.errors import LakeError
-from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from spark.test_maintenance import (  # noqa: F401 - pytest runs what is imported again here
     eager,
     test_a_merge_that_meets_an_optimize_is_done_again,
@@ -46,7 +46,7 @@ def test_a_first_read_that_cannot_go_by_commits_any_more_is_refused_and_begun_by
     pipeline.lake.storage.vacuum(spark, MESSAGES, HistoryToKeep(timedelta(0)))
     with pytest.raises(LakeError, match=r"may have been rewritten.*`sessionlake rebuild silver` begins it"):
         pipeline.stream()
-    rebuild(spark, pipeline.settings)
+    rebuild_silver_tables(spark, pipeline.settings)
     for batch in batches[3:]:
         pipeline.arrive(batch)
     pipeline.stream()

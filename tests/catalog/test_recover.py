@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.options import Recoverable
+from sessionlake.cli.options import RecoverableLayer
 from sessionlake.delta.schemas.names import CHANGES, LEDGER, MESSAGES, ROWS
 from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import RECOVERED
@@ -32,14 +32,14 @@ def test_checkpoints_that_are_gone_are_begun_anew(spark: Any, location: dict[str
     run.stream()
     run.merge()
     shutil.rmtree(run.settings.checkpoint("silver"))
-    assert "every row is equal to the former one" in recovered(run, Recoverable.SILVER)
+    assert "every row is equal to the former one" in recovered(run, RecoverableLayer.SILVER)
     run.arrive(SECOND)
     run.stream()
     run.merge()
     assert_silver_is_the_truth(spark, run.settings, [*FIRST, *SECOND], ledger=False)
 
     for messages in (len([*FIRST, *SECOND]), None):
-        said = recovered(run, Recoverable.BRONZE)
+        said = recovered(run, RecoverableLayer.BRONZE)
         assert ("were missing in" in said) == (messages is not None)
         [entry] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
         assert (entry["source"], entry["messages"]) == (RECOVERED, len([*FIRST, *SECOND]))
@@ -61,7 +61,7 @@ def test_a_table_that_restore_has_set_back_is_noticed_and_brought_forward(spark:
             run_once(spark, run.settings, layer, threading.Event())
         if table != ROWS:
             spark.sql(f"RESTORE TABLE {run.lake.identifier(table)} TO VERSION AS OF {newest}").collect()
-    assert f"found: {ROWS} has lost its latest changes" in recovered(run, Recoverable.SILVER)
+    assert f"found: {ROWS} has lost its latest changes" in recovered(run, RecoverableLayer.SILVER)
     run.arrive(SECOND)
     run_once(spark, run.settings, Layer.SILVER, threading.Event())
     assert_silver_is_the_truth(spark, run.settings, [*FIRST, *SECOND], ledger=False)

@@ -20,7 +20,7 @@ from sessionlake.ledger.erasures import Erasure
 from sessionlake.ledger.positions import update_copied_sums
 from sessionlake.ledger.progress import read_layer_offsets
 from sessionlake.ledger.retained import RemovedRows
-from sessionlake.operations.retention.ledger import cut_ledger
+from sessionlake.operations.retention.ledger import remove_ledger_entries
 from sessionlake.settings.model import Settings
 from support.ledgers import NOON, SPACING, entries
 
@@ -70,7 +70,7 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     def removes() -> None:
         other = Lake(settings)
         with other.storage.claim(spark, RETENTION_CLAIM, "removes old rows"):
-            assert cut_ledger(spark, other, NOON + 800 * SPACING) == 800
+            assert remove_ledger_entries(spark, other, NOON + 800 * SPACING) == 800
 
     stopped.before(POSITIONS, removes)
     update_copied_sums(spark, lake)

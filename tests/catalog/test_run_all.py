@@ -15,11 +15,11 @@ from integration.test_run_all import count, prefix, simulated
 from sessionlake.delta.lake import Lake
 from sessionlake.local.broker import BrokerStatus
 from sessionlake.operations.pipeline import Layer, Pipeline, claim_layers, run_once
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify as verify_silver
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
-from sessionlake_lab.compare import verify
+from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import truth_from_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
@@ -51,7 +51,7 @@ def test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees(
 ) -> None:
     simulated(mine)
     assert run_once(spark, mine, Layer.ALL, threading.Event())
-    outcome = verify(spark, Lake(mine), truth := truth_from_broker(mine))
+    outcome = verify_session_rows(spark, Lake(mine), truth := truth_from_broker(mine))
     assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
     assert not (mine.home / "warehouse").exists()
 
@@ -85,17 +85,17 @@ def test_live_jobs_take_in_what_comes(mine: Settings, spark: Any) -> None:
     with Pipeline(spark, mine) as pipeline:
         pipeline.process_all_available()
     assert count(spark, mine, "ops.ledger") > before
-    assert verify(spark, Lake(mine), truth_from_broker(mine)).differences == {}
+    assert verify_session_rows(spark, Lake(mine), truth_from_broker(mine)).differences == {}
 
 
 def test_silver_is_verified_rebuilt_and_goes_on(mine: Settings, spark: Any) -> None:
     simulated(mine, messages=500)
     for layer in (Layer.BRONZE, Layer.SILVER):
         assert run_once(spark, mine, layer, threading.Event())
-    assert verify_silver(spark, mine).is_exact
+    assert verify_silver_tables(spark, mine).is_exact
     with claim_layers(spark, mine, Layer.ALL, "rebuilds silver"):
-        assert rebuild(spark, mine).messages == count(spark, mine, "bronze.messages")
+        assert rebuild_silver_tables(spark, mine).messages == count(spark, mine, "bronze.messages")
     simulated(mine, messages=500, seed=1)
     assert run_once(spark, mine, Layer.ALL, threading.Event())
-    assert verify(spark, Lake(mine), truth_from_broker(mine)).differences == {}
+    assert verify_session_rows(spark, Lake(mine), truth_from_broker(mine)).differences == {}
     assert prefix(mine).startswith("place")

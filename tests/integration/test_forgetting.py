@@ -11,15 +11,15 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from sessionlake.bronze.verify import compare_with_kafka
-from sessionlake.cli.forget import forget_session, receipt
+from sessionlake.cli.forget import forget_session, make_receipt
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, MESSAGES, METRICS_1M, ROWS, SESSIONS
 from sessionlake.errors import SessionlakeError
 from sessionlake.local.broker import BrokerStatus
-from sessionlake.operations.forgetting.search import search
+from sessionlake.operations.forgetting.search import search_folder
 from sessionlake.operations.pipeline import Layer, run_until_stopped
-from sessionlake.operations.rebuild.verify import verify
-from sessionlake.protocol.erased import KEY
+from sessionlake.operations.rebuild.verify import verify_silver_tables
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.publish import job as publish
 from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
 from sessionlake.streaming.query import LayerQuery
@@ -101,7 +101,7 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
         until(lambda: rows_of(spark, lake, METRICS_1M), failed)
         running = published(spark, settings, name)
         found = forget_session(spark, settings, GONE, None, SECONDS)
-        told = receipt(found)
+        told = make_receipt(found)
         assert (told["messages"], told["search"]["found"]) == (3, [])
         assert told["offsets"] == [{"topic": f"{name}.t", "partition": 0, "first": 0, "last": 4, "messages": 3}]
         stopped(running)
@@ -115,12 +115,12 @@ def test_layers_that_run_stand_aside_and_go_on_without_the_session(
     assert not failed
     assert said == ["pausing: a session is being forgotten", "resuming"]
 
-    erased = [row["offset"] for row in rows_of(spark, lake, MESSAGES) if row["key"] == KEY]
+    erased = [row["offset"] for row in rows_of(spark, lake, MESSAGES) if row["key"] == ERASED_KEY]
     assert sorted(erased) == [0, 2, 4, 6, 8]
     compared = compare_with_kafka(spark, settings).comparison
     assert (compared.messages, compared.erased, compared.first_difference) == (5, 5, None)
-    verified = verify(spark, settings)
+    verified = verify_silver_tables(spark, settings)
     assert verified.is_exact, verified
     for table, column in ((ROWS, "qty"), (METRICS_1M, "last")):
         assert sent(broker, f"{table}-{name}", column) == {GONE: None, OTHER: 4}
-    assert [one.place for one in search(settings.home, GONE, ("kafka",)).found] == []
+    assert [one.place for one in search_folder(settings.home, GONE, ("kafka",)).found] == []

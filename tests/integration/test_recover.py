@@ -11,7 +11,7 @@ import pytest
 
 from integration.test_topics import World, power_cut
 from sessionlake.cli import doctor
-from sessionlake.cli.options import Recoverable
+from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
@@ -28,7 +28,7 @@ def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
     return World(spark, broker_settings, tmp_path.name)
 
 
-def recovered(world: World, lost: Recoverable = Recoverable.BRONZE) -> str:
+def recovered(world: World, lost: RecoverableLayer = RecoverableLayer.BRONZE) -> str:
     said: list[str] = []
     recover(world.spark, world.settings, lost, said.append)
     return "\n".join(said)
@@ -49,7 +49,7 @@ def test_a_checkpoint_that_is_gone_or_damaged_is_begun_anew_behind_what_is_in_th
     with pytest.raises(LakeError, match=r"checkpoint .* is new.*sessionlake recover bronze"):
         world.run(world.settings)
     with monkeypatch.context() as dying:
-        dying.setattr("sessionlake.operations.recover.bronze._record", power_cut)
+        dying.setattr("sessionlake.operations.recover.bronze._record_in_ledger", power_cut)
         with pytest.raises(SessionlakeError, match="power cut"):
             recovered(world)
     with pytest.raises(LakeError, match=r"was interrupted.*\. Run `sessionlake recover bronze`, which finishes it"):
@@ -83,8 +83,8 @@ def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
         with pytest.raises(LossError, match=gone):
             world.run(world.settings)
         assert not folder.exists()
-        [told] = [found for found in doctor._check_tables(world.settings) if found.level is doctor.Level.FAIL]
-        assert told.what == check
+        [told] = [found for found in doctor._check_tables(world.settings) if found.level is doctor.Severity.FAIL]
+        assert told.check == check
         assert re.search(gone, told.detail)
         if table == MESSAGES:
             with pytest.raises(LossError, match=gone):
@@ -139,7 +139,7 @@ def test_a_ledger_that_is_gone_knows_again_where_a_topic_made_anew_goes_on(world
     next(folder_of(Lake(world.settings), LEDGER).glob("*.parquet")).unlink()
     with pytest.raises(LakeError, match=r"ledger needs files that are gone.*sessionlake recover ledger"):
         world.run(world.settings)
-    assert "7 messages in bronze.messages were missing in ops.ledger" in recovered(world, Recoverable.LEDGER)
+    assert "7 messages in bronze.messages were missing in ops.ledger" in recovered(world, RecoverableLayer.LEDGER)
     world.send("a", 4, 1)
     world.run(world.settings)
     world.assert_one_query_read_everything_once(a=8)

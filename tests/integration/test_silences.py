@@ -13,7 +13,7 @@ from integration.test_topics import World
 from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Level
+from sessionlake.cli.doctor import Severity
 from sessionlake.delta.catalog.leases import Moment
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
@@ -21,12 +21,12 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, Pipeline
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify as verify_silver
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.silver.states import read_shard_states
-from sessionlake_lab.compare import verify
+from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import truth_from_broker
 from support.crash_worker import run_layer
 from support.lakes import rows_of
@@ -65,9 +65,9 @@ def told(world: World) -> list[Silence]:
 
 def assert_exact(world: World) -> None:
     truth = truth_from_broker(world.settings, silences=told(world))
-    compared = verify(world.spark, Lake(world.settings), truth)
+    compared = verify_session_rows(world.spark, Lake(world.settings), truth)
     assert (compared.exact, compared.differences) == (compared.sessions, {})
-    assert verify_silver(world.spark, world.settings).is_exact
+    assert verify_silver_tables(world.spark, world.settings).is_exact
 
 
 class _Later:
@@ -114,7 +114,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     world.send("t", 3, 2)  # of a session that is forgotten: it begins anew, and is held to that
     take_in(world)
     assert_exact(world)
-    assert [found for found in doctor._check_tables(world.settings) if found.level is Level.FAIL] == []
+    assert [found for found in doctor._check_tables(world.settings) if found.level is Severity.FAIL] == []
 
 
 def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_new(
@@ -154,7 +154,7 @@ def test_a_rebuild_comes_to_silences_where_they_are(world: World, monkeypatch: p
     take_in(world)
     later(monkeypatch, 2.5 * HOUR)
     run_layer(world.spark, world.settings, BRONZE)  # silver reads of it by the rebuild alone
-    rebuild(world.spark, world.settings)
+    rebuild_silver_tables(world.spark, world.settings)
     assert (statuses(world), remembered(world)) == (Counter(expired=1), 0)
     world.send("t", 3, 2)
     take_in(world)

@@ -13,12 +13,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from sessionlake.errors import BrokerError, UsageError
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
-from sessionlake_lab.simulate.generate import generate
-from sessionlake_lab.simulate.readback import read_back, rules_of, truth_from_broker
+from sessionlake_lab.simulate.generate import generate_messages
+from sessionlake_lab.simulate.readback import make_rules, read_all_messages, truth_from_broker
 from sessionlake_lab.simulate.run import run_simulation, simulate
 from sessionlake_lab.simulate.scenario import Faults, Scenario
-from sessionlake_lab.simulate.sink import produce
-from sessionlake_lab.truth import read, rows_digest
+from sessionlake_lab.simulate.sink import produce_messages
+from sessionlake_lab.truth import hash_session_tables, read_tables
 
 SMALL = Scenario(rows=10, rate=2000, duration_s=2, sessions_per_sensor=4, faults=Faults.every(0.01))
 
@@ -48,11 +48,11 @@ def scenario(settings: Settings, partitions: int = 2, start_ms: int = SMALL.star
 def test_every_message_is_there_in_order_with_its_partition_and_timestamp(mine):
     played = scenario(mine)
     meant = defaultdict(list)
-    for message in generate(played, mine.capture.declared):
+    for message in generate_messages(played, mine.capture.declared):
         meant[message.topic, message.partition].append((message.timestamp, message.key, message.value))
     report = simulate(mine, played)
     found = defaultdict(list)
-    for message in read_back(mine):
+    for message in read_all_messages(mine):
         assert message.offset == len(found[message.topic, message.partition])
         found[message.topic, message.partition].append((message.timestamp, message.key, message.value or b""))
     assert found == meant
@@ -77,11 +77,11 @@ def test_the_truth_read_back_accounts_for_every_message(mine, tmp_path):
     assert sum(count["messages"] for count in tables.counts.values()) == report.produced.messages
     assert len(tables.sessions) == 16
     assert tables.quarantine
-    assert rows_digest(read(tmp_path / "truth")) == rows_digest(tables)
+    assert hash_session_tables(read_tables(tmp_path / "truth")) == hash_session_tables(tables)
 
 
 def test_rules_follow_the_settings(mine):
-    rules = rules_of(mine)
+    rules = make_rules(mine)
     assert (rules.integrity, rules.on_violation, rules.max_message_bytes) == ("strict", "isolate", 2_000_000)
     assert rules.columns == {"price": "double", "qty": "bigint", "status": "string"}
 
@@ -92,7 +92,7 @@ def test_live_keeps_to_the_clock_and_its_timestamps_are_not_in_the_future(mine):
     took = time.time() - begin
     assert report.produced.messages == 400
     assert 1.9 < took < 5
-    assert all(begin - 1 < message.timestamp / 1000 < begin + took for message in read_back(mine))
+    assert all(begin - 1 < message.timestamp / 1000 < begin + took for message in read_all_messages(mine))
 
 
 def test_the_stop_flag_ends_it_early_and_what_was_handed_over_is_there(mine):
@@ -109,7 +109,7 @@ def test_the_stop_flag_ends_it_early_and_what_was_handed_over_is_there(mine):
     )
     assert report.produced.stopped
     assert report.produced.seconds < 20
-    assert report.produced.messages == sum(1 for _ in read_back(mine)) >= 1000
+    assert report.produced.messages == sum(1 for _ in read_all_messages(mine)) >= 1000
 
 
 def test_topics_get_the_partitions_asked_for_and_keep_old_timestamps(mine):
@@ -133,9 +133,9 @@ def test_a_message_that_the_broker_refuses_is_an_error_not_a_loss(mine):
     topic = prefix(mine) + "x"
     admin.create_topics([NewTopic(topic, 2, 1, config={"max.message.bytes": "2000"})])[topic].result(10)
     random = bytes(range(256)) * 4000  # beyond the topic's limit, below the client's
-    message = next(generate(SMALL, mine.capture.declared))._replace(topic=topic, value=random)
+    message = next(generate_messages(SMALL, mine.capture.declared))._replace(topic=topic, value=random)
     with pytest.raises(BrokerError, match="too large"):
-        produce(mine, [message])
+        produce_messages(mine, [message])
 
 
 def test_no_broker_is_one_clear_error_within_seconds(mine, free_port):

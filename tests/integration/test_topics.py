@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from sessionlake.bronze import job as bronze
 from sessionlake.bronze import query
 from sessionlake.bronze.topic_book import TopicRegister
-from sessionlake.cli.doctor import _check_checkpoints, _check_offsets, _check_row_counts, _topics
+from sessionlake.cli.doctor import _check_checkpoints, _check_offsets, _check_row_counts, _check_topics
 from sessionlake.delta.folders import staging as folder_staging
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.txn import Txn
@@ -160,7 +160,7 @@ def test_a_topic_made_anew_with_more_messages_than_the_old_is_refused_forgotten_
     sessions = rows_of(world.spark, lake, "silver.sessions", ("topic", eq, world.name("a")), ("session_id", eq, "s0"))
     assert [(row["status"], row["next_seq"]) for row in sessions] == [("open", 11)]
     _check_offsets(lake.reader(world.spark), allow_gaps=False)
-    assert _topics(world.spark, lake).detail.startswith(
+    assert _check_topics(world.spark, lake).detail.startswith(
         f"1 active, 1 forgotten ({world.name('b')}); messages of {world.name('b')} were lost before bronze read them:"
     )
 

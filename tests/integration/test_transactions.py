@@ -28,7 +28,7 @@ from sessionlake.kafka.transactions import find_runs_of_transactions
 from sessionlake.ledger.absent import AbsentOffsets, find_missing_runs
 from sessionlake.operations.pipeline import Layer
 from sessionlake.settings.model import OnTopicChange, Settings
-from sessionlake_lab.simulate.readback import read_back
+from sessionlake_lab.simulate.readback import read_all_messages
 from support.lakes import rows_of
 from support.waiting import eventually
 
@@ -111,7 +111,7 @@ def test_aborted_messages_are_no_rows_and_no_duplicates_and_their_offsets_are_no
     assert rows_of(written.world.spark, written.lake, "silver.integrity_events") == []
     assert written.verify() == (True, ["exact: 4 messages of 1 topic-partitions, as Kafka holds them"])
     assert written.lag() == {"bronze": 0, "silver": 0}
-    assert [message.offset for message in read_back(written.settings)] == [0, 1, 7, 8]
+    assert [message.offset for message in read_all_messages(written.settings)] == [0, 1, 7, 8]
     reader = written.lake.reader(written.world.spark)
     _check_offsets(reader, allow_gaps=False)
     _check_row_counts(written.world.spark, written.lake)
@@ -138,7 +138,7 @@ def test_a_run_ends_before_an_open_transaction_and_a_later_run_reads_it_once_it_
     written.run(Layer.ALL)
     assert (written.offsets, written.lag()) == ([0, 1], {"bronze": 0, "silver": 0})
     assert written.verify() == (True, ["exact: 2 messages of 1 topic-partitions, as Kafka holds them"])
-    assert [message.offset for message in read_back(written.settings)] == [0, 1]
+    assert [message.offset for message in read_all_messages(written.settings)] == [0, 1]
 
     second.commit_transaction()  # marker 6
     assert written.lag() == {"bronze": 4, "silver": 0}
@@ -268,7 +268,7 @@ def test_messages_that_compaction_removed_are_not_taken_for_transactions(
 
     def held() -> list[int]:
         only = world.of("compacted")
-        return [message.offset for message in read_back(only)]
+        return [message.offset for message in read_all_messages(only)]
 
     eventually(lambda: len(held()) < 4, 60)
     lost = sorted({*range(4)} - {*held()})

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError, UnreadableMessageError, UsageError
 from sessionlake.history.missing import explain_absent, missing_offsets
 from sessionlake.operations.pipeline import Layer
-from sessionlake.operations.recover.skip import SkipDecision, skip
+from sessionlake.operations.recover.skip import SkipDecision, skip_offsets
 from sessionlake.settings.model import Settings
 from support.lakes import rows_of
 
@@ -52,7 +52,7 @@ class Odd:
 
     def skip(self, first: int, last: int | None = None) -> int:
         decided = SkipDecision(self.topic, 0, first, first if last is None else last, "operator", "broken clock")
-        return skip(self.world.spark, self.settings, decided)
+        return skip_offsets(self.world.spark, self.settings, decided)
 
     def verify(self) -> tuple[bool, list[str]]:
         said: list[str] = []

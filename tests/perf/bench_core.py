@@ -21,13 +21,13 @@ from rich.table import Table
 
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.protocol.chunk import decode_ipc
-from sessionlake.protocol.decode import decode
+from sessionlake.protocol.decode import decode_messages
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver.fold.pack import Packer, convert_times_to_milliseconds
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.net_changes import compute_net_changes
-from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Scenario
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
@@ -62,8 +62,8 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
         figures[step] = (time.process_time() - begun) / count * 1e6
         return result
 
-    timed("decode", lambda: decode(kafka, rules))
-    timed("decode, slow path", lambda: decode(kafka, rules, fast=False))
+    timed("decode", lambda: decode_messages(kafka, rules))
+    timed("decode, slow path", lambda: decode_messages(kafka, rules, in_bulk=False))
     packer = Packer(build_decode_rules(capture), SHARDS)
     packed = timed("pack (decode, sort, cut, clocks, IPC)", lambda: packer.pack_block(raw)).to_pylist()
     chunks: dict[int, list[bytes]] = {}
@@ -85,7 +85,7 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
 
 
 def messages(sessions: int, rows: int, count: int, capture: CaptureSettings) -> pa.Table:
-    made = list(generate(Scenario.bench(sessions=sessions, rows=rows, messages=count), capture.declared))
+    made = list(generate_messages(Scenario.bench(sessions=sessions, rows=rows, messages=count), capture.declared))
     keys = pa.array([m.key for m in made], pa.binary())
     shards = pa.array(np.array([hash(m.key) % SHARDS for m in made], np.int32))
     return pa.table(

@@ -2,7 +2,7 @@
 
     python tests/perf/bench_rules.py [--rules 1000] [--rows 2000] [--batches 5]
 
-The slices are written as gold leaves them: one a series and minute for 72 hours, and their hours; no JVM is started.
+The buckets are written as gold leaves them: one a series and minute for 72 hours, and their hours; no JVM is started.
 Each batch brings a minute of all series, and one point that is an hour late. Times are of the step alone, without what
 gold merges in any case; memory is the highest of the process once the tables are there.
 """
@@ -88,7 +88,7 @@ def series_of(rows: int) -> dict[str, pa.Array]:
 
 
 def tier(product: Product, series: dict[str, pa.Array], minutes: np.ndarray, length: int, seed: int) -> pa.Table:
-    """Slices of all series that begin at these minutes, with the columns that rules read filled in."""
+    """Buckets of all series that begin at these minutes, with the columns that rules read filled in."""
     count = len(series["topic"])
     each, rnd = np.tile(np.arange(count), len(minutes)), np.random.default_rng(seed)
     start = pa.array(np.repeat(minutes, count) * 60_000_000).cast(pa.timestamp("us", "UTC"))
@@ -128,7 +128,7 @@ def measure(
     series, stored = series_of(rows), StoredInLake(reader)
     found: dict[str, list[float]] = {"wall, s": [], "CPU, s": [], "alerts": [], "memory, MiB": []}
     size = reader.read_size(METRICS_1M.table)
-    Console(width=100).print(f"{size.rows:,} slices of a minute in {size.files} files")
+    Console(width=100).print(f"{size.rows:,} buckets of a minute in {size.files} files")
     for minute in range(end, end + batches):
         part = tier(METRICS_1M, series, np.array([minute]), 1, 5000 + minute)
         append(folder, METRICS_1M, part)

@@ -20,9 +20,9 @@ from bench import free_port
 
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
-from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Faults, Scenario
-from sessionlake_lab.simulate.sink import produce
+from sessionlake_lab.simulate.sink import produce_messages
 
 SHAPES = {"W1: 500 sessions x 200 rows": (500, 200), "W2: 50,000 sessions x 10 rows": (50_000, 10)}
 
@@ -41,7 +41,7 @@ def main() -> None:
     )
     columns = Settings().capture.declared
     for name, scenario in scenarios.items():
-        report(name, "generate", lambda scenario=scenario: count(generate(scenario, columns)))
+        report(name, "generate", lambda scenario=scenario: count(generate_messages(scenario, columns)))
     if arguments.generate_only:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,11 @@ def main() -> None:
             for number, (name, scenario) in enumerate(scenarios.items()):
                 mine = Scenario(**{**vars(scenario), "prefix": f"capture.bench{number}-"})
                 report(
-                    name, "produce", lambda mine=mine: produce(settings, generate(mine, columns), partitions=2).messages
+                    name,
+                    "produce",
+                    lambda mine=mine: (
+                        produce_messages(settings, generate_messages(mine, columns), partitions=2).messages
+                    ),
                 )
         finally:
             stop_broker(settings)

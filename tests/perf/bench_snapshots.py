@@ -22,7 +22,7 @@ from sessionlake.silver.fold.schemas import CUTS_SCHEMA, SilverOutput, changes_s
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.tables.snapshots import build_snapshots_schema, compute_snapshots
 from sessionlake.silver.tables.weights import summarize_kept_tables
-from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Scenario
 
 CAPTURE = CaptureSettings()
@@ -62,7 +62,7 @@ def folded(scenario: Scenario) -> dict[str, pa.Table]:
 
 
 def messages(scenario: Scenario) -> pa.Table:
-    made = list(generate(scenario, COLUMNS))
+    made = list(generate_messages(scenario, COLUMNS))
     return pa.table(
         {
             "shard": pa.array(np.zeros(len(made), np.int32)),

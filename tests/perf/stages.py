@@ -24,7 +24,7 @@ import psutil
 
 from sessionlake.bronze.job import start as start_bronze
 from sessionlake.gold.job import start as start_gold
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver.job import start as start_silver
@@ -110,7 +110,7 @@ class Disk:
 
 
 def require_exact(spark: Any, settings: Settings) -> None:
-    found = verify(spark, settings)
+    found = verify_silver_tables(spark, settings)
     if not found.is_exact:
         sys.exit(str(found.first_difference))
 

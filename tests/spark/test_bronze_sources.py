@@ -18,7 +18,7 @@ import pytest
 from sessionlake.bronze import sources
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.bronze.streamed import _StreamedBatchWriter
-from sessionlake.cli.archive import archived_messages
+from sessionlake.cli.archive import iterate_bronze_messages
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES
 from sessionlake.delta.storage.txn import Txn
@@ -27,7 +27,7 @@ from sessionlake.ledger.entries import Ledger
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.protocol.erased import KEY
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.kafka import KinesisSettings
 from sessionlake.settings.model import BronzeSettings, CaptureSettings, Settings, load_settings
 from sessionlake.settings.section import OnViolation
@@ -162,7 +162,7 @@ def test_bronze_archived_and_replayed_elsewhere_gives_the_same_silver(spark, arc
     write_archive(folder / "1.gz", capture())
     run(spark, archived)
     run(spark, archived, Layer.SILVER)
-    write_archives(tmp_path / "again", archived_messages(spark, archived), ".zip", 1)
+    write_archives(tmp_path / "again", iterate_bronze_messages(spark, archived), ".zip", 1)
     there = archived.model_copy(update={"home": tmp_path / "there", "bronze": archive(tmp_path / "again")})
     run(spark, there)
     run(spark, there, Layer.SILVER)
@@ -177,13 +177,16 @@ def test_a_forgotten_session_s_messages_are_erased_as_archives_with_them_come(sp
     write_archive(folder / "1.gz", capture(10))
     run(spark, archived)
     run(spark, archived, Layer.SILVER)
-    found = Forgetting(spark, archived).run("s0")
+    found = Forgetting(spark, archived).forget_session("s0")
     assert found.report["search"]["found"] == []
     assert found.report["left"][0].startswith(f"the archives in {folder} that have the session's messages")
     write_archive(folder / "2.gz", [(at, m) for at, m in capture(20) if m.offset % 100 > 16])
     run(spark, archived)
     rows = rows_of(spark, Lake(archived), "bronze.messages")
-    assert Counter((bytes(row["key"]), row["value"] is None) for row in rows) == {(KEY, True): 20, (b"s1", False): 20}
+    assert Counter((bytes(row["key"]), row["value"] is None) for row in rows) == {
+        (ERASED_KEY, True): 20,
+        (b"s1", False): 20,
+    }
     log = folder_of(Lake(archived), ERASURES) / "_delta_log"
     newest = max(log.glob("*.json"))
     kept = newest.rename(tmp_path / newest.name)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from sessionlake.delta.schemas.names import GOLD, SILVER
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.settings.section import Integrity
 from sessionlake.streaming.checkpoint import read_planned_batch
@@ -79,6 +79,6 @@ def test_a_job_whose_workers_are_killed_leaves_the_truth_with_a_state_store_for_
             assert {*map(str, range(shards))} <= {*stores}
             assert not {str(shards)} & {*stores}
     assert_silver_is_the_truth(spark, settings, [message for part in parts for message in part])
-    found = verify(spark, settings)
+    found = verify_silver_tables(spark, settings)
     assert (found.is_exact, found.states is not None and found.states.skipped) == (True, None)
     assert_gold_is_exact(spark, settings)

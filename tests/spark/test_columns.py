@@ -16,10 +16,10 @@ from sessionlake.errors import ConfigError, LakeError
 from sessionlake.gold import job as gold
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer
-from sessionlake.operations.rebuild.processors import rebuild as rebuild_processor
-from sessionlake.operations.rebuild.replay import REPLAYED, Selection
-from sessionlake.operations.rebuild.silver import RebuildResult, rebuild
-from sessionlake.operations.resharding.reshard import reshard
+from sessionlake.operations.rebuild.processors import rebuild_processor
+from sessionlake.operations.rebuild.replay import REPLAYED, SessionSelection
+from sessionlake.operations.rebuild.silver import RebuildResult, rebuild_silver_tables
+from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.processors import keyed
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings
 from sessionlake.streaming.source_columns import find_changed_column
@@ -71,7 +71,7 @@ def finished(pipeline: Pipeline) -> RebuildResult:
     """RebuildResult, however often that dies."""
     while True:
         try:
-            return rebuild(pipeline.spark, pipeline.settings)
+            return rebuild_silver_tables(pipeline.spark, pipeline.settings)
         except DeathError:
             with pytest.raises(LakeError, match="Run `sessionlake rebuild silver`"):
                 pipeline.stream()
@@ -106,15 +106,15 @@ def test_columns_taken_away_of_another_type_and_added_are_refused_then_made_of_b
     for refused in (
         pipeline.stream,
         lambda: verify_silver(spark, settings, print),
-        lambda: reshard(spark, settings, settings.silver.shards),
+        lambda: reshard_layers(spark, settings, settings.silver.shards),
     ):
         with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
             refused()
     with pytest.raises(LakeError, match=f"{REFUSED}, so single sessions cannot be rebuilt"):
-        rebuild(spark, settings, selection=Selection(first[0].topic))
+        rebuild_silver_tables(spark, settings, selection=SessionSelection(first[0].topic))
 
     assert find_changed_column(spark, pipeline.lake, CHANGES, read) is None
-    done = rebuild(spark, settings)
+    done = rebuild_silver_tables(spark, settings)
     assert find_changed_column(spark, pipeline.lake, CHANGES, read) == "price (double)"
     assert (done.comparison, done.empties_gold, str(done.columns)) == (None, True, REFUSED.replace("\\", ""))
     pipeline.arrive(second)
@@ -201,7 +201,7 @@ def test_processors_are_told_to_be_rebuilt_and_go_on_with_the_columns_that_are_d
     with pytest.raises(LakeError, match=r"with a column x \(bigint\).*`sessionlake rebuild processor:counted`"):
         counted.run()
     assert not rebuild_processor(spark, counted.settings, "counted").different
-    rebuild(spark, counted.settings)
+    rebuild_silver_tables(spark, counted.settings)
     with pytest.raises(
         LakeError, match=r"changes had a column x \(bigint\) when.*`sessionlake rebuild processor:changes`"
     ):
@@ -224,9 +224,9 @@ def test_a_session_is_not_forgotten_of_a_silver_that_has_other_columns(spark: An
     declare(pipeline, OTHER)
     session = next(fact for fact in first if isinstance(fact, KafkaMessage) and fact.key)
     with pytest.raises(LakeError, match=f"{REFUSED}.*{WAY_ON}"):
-        Forgetting(spark, pipeline.settings).run((session.key or b"").decode(), session.topic)
+        Forgetting(spark, pipeline.settings).forget_session((session.key or b"").decode(), session.topic)
     declare(pipeline, COLUMNS)
-    Forgetting(spark, pipeline.settings).run((session.key or b"").decode(), session.topic)
+    Forgetting(spark, pipeline.settings).forget_session((session.key or b"").decode(), session.topic)
 
 
 def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_anything_is_rebuilt(
@@ -242,4 +242,4 @@ def test_a_configuration_that_names_a_column_which_is_gone_is_refused_before_any
         of_gold = GoldSettings.model_validate({"references": [reference], "enriched": [enriched]})
         settings = Settings(home=tmp_path, capture=CaptureSettings(columns=declared), gold=of_gold)
         with pytest.raises(ConfigError, match=f"gold.enriched.placed.{told}"):
-            rebuild_silver(None, settings, None, Selection(), print)
+            rebuild_silver(None, settings, None, SessionSelection(), print)

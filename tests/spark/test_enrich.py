@@ -216,7 +216,7 @@ def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed,
             feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table == PLACED]
         )
         assert (len(asked.requests), placed(feed)[4]) == (requests, "here")
-        recover.empty(feed.spark, feed.settings)
+        recover.empty_gold(feed.spark, feed.settings)
         assert failures(feed) == {}
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli import gold as command
-from sessionlake.cli.query import answer, fetch
+from sessionlake.cli.query import fetch_query_result, write_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, RULE_EVENTS, RULE_STATUS
 from sessionlake.errors import LakeError, MachineError, NotFoundError
@@ -127,7 +127,7 @@ def test_random_streams_cut_between_batches_leave_what_a_recomputation_does(
     late = [c for c in changes[cuts[1] :] if c[9] < floors[METRICS_1M][c[0]] - HOUR]
     assert len(late) > 5
     said: list[str] = []
-    assert command.verify(feed.spark, feed.settings, said.append)
+    assert command.verify_gold_tables(feed.spark, feed.settings, said.append)
     assert [line.split(" has a retention: buckets before ")[0] for line in said[-3:]] == sorted(SPAN, key=said_order)
     assert all(line.endswith("are gone, and not compared") for line in said[-3:])
 
@@ -175,7 +175,7 @@ def test_a_query_answers_with_what_is_left_and_says_from_when_on_that_is(feed: F
             [METRICS_1M, METRICS_1H],
         ),
     ):
-        answer(feed.spark, feed.settings, sql, OutputFormat.JSON)
+        write_query_result(feed.spark, feed.settings, sql, OutputFormat.JSON)
         said = [line.split(" is kept for a time: ")[0] for line in capsys.readouterr().err.splitlines()]
         assert sorted(line for line in said if line.startswith("gold.")) == sorted(told)
     ranges = [(24, 48), (25 + 1 / 60, 48), (30.5, 33), (31, 34), (24, 72), (33.75, 34.1), (34, 34.5)]
@@ -183,7 +183,7 @@ def test_a_query_answers_with_what_is_left_and_says_from_when_on_that_is(feed: F
         "SELECT '{0}-{1}' AS span, topic, whole FROM metrics_between(timestamp_seconds({2}), timestamp_seconds({3}))"
     )
     asked = (between.format(*span, *(round(3600 * edge) for edge in span)) for span in ranges)
-    _, rows = fetch(feed.spark, feed.settings, " UNION ".join(asked))
+    _, rows = fetch_query_result(feed.spark, feed.settings, " UNION ".join(asked))
     found = {(span, topic): whole for span, topic, whole in rows}
     assert len(found) == len(rows)
     for begin, end in ranges:
@@ -219,15 +219,15 @@ def test_who_asks_for_what_is_gone_is_told_and_a_rebuild_goes_by_what_is_kept_no
         explain(feed.spark, feed.settings, METRICS_1M, "window_start = '1970-01-02 00:01:00'")
     with_gold(feed, retention={"metrics_1m": "4 hours", "metrics_1h": "5 hours"})
     said: list[str] = []
-    command.rebuild(feed.spark, feed.settings, METRICS_1M, said.append)
+    command.rebuild_gold_tables(feed.spark, feed.settings, METRICS_1M, said.append)
     assert min(floors_of(feed)[METRICS_1M].values()) <= begins - 2 * HOUR
     assert said[-1].startswith("gold.metrics_1m is kept for a time")
     with_gold(feed, retention={})
-    command.rebuild(feed.spark, feed.settings, METRICS_1M, said.append)
+    command.rebuild_gold_tables(feed.spark, feed.settings, METRICS_1M, said.append)
     assert held(feed, METRICS_1M) == by_hand(changes, METRICS_1M)
     assert METRICS_1M not in floors_of(feed)
     with_gold(feed)
-    recover.empty(feed.spark, feed.settings)
+    recover.empty_gold(feed.spark, feed.settings)
     feed.run()
     assert_left(feed, changes)
     feed.require_exact()

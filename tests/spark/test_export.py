@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sessionlake.cli.app import app
-from sessionlake.cli.export import parse_size, require_exists, select_rows, time_travel_option
+from sessionlake.cli.export import make_time_travel_option, parse_size, require_exportable_table, select_rows
 from sessionlake.delta import export as module
 from sessionlake.delta.export import FileFormat, export
 from sessionlake.delta.lake import Lake
@@ -102,10 +102,10 @@ def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path
 def test_a_table_is_exported_as_of_a_version_and_of_a_time(spark, settings):
     lake = Lake(settings)
     first = lake.delta(spark, TABLE).history().where("version = 1").first()["timestamp"].replace(tzinfo=UTC)
-    for moment in (time_travel_option(1, None), time_travel_option(None, first.isoformat())):
+    for moment in (make_time_travel_option(1, None), make_time_travel_option(None, first.isoformat())):
         assert select_rows(spark, settings, TABLE, None, moment).count() == 1000
     with pytest.raises(UsageError, match="version 9"):
-        select_rows(spark, settings, TABLE, None, time_travel_option(9, None))
+        select_rows(spark, settings, TABLE, None, make_time_travel_option(9, None))
     with pytest.raises(UsageError, match="nothing"):
         select_rows(spark, settings, TABLE, "nothing = 1", {})
 
@@ -152,7 +152,7 @@ def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_
 
 def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tmp_path):
     view = "gold.data_quality"
-    require_exists(settings, view, {})
+    require_exportable_table(settings, view, {})
     told = export(
         select_rows(spark, settings, view, None, {}), str(tmp_path / "o"), FileFormat.JSONL, WIDE, overwrite=False
     )
@@ -161,9 +161,9 @@ def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tm
         "2026-01-02T03:00:00.000000Z"
     }
     with pytest.raises(UsageError, match="is a view, and views have no versions"):
-        require_exists(settings, view, time_travel_option(1, None))
+        require_exportable_table(settings, view, make_time_travel_option(1, None))
     with pytest.raises(LakeError, match=r"silver\.sessions does not exist yet"):
-        require_exists(settings, "gold.session_summary", {})
+        require_exportable_table(settings, "gold.session_summary", {})
 
 
 def test_a_condition_that_fails_when_it_is_computed_is_told(spark, settings, tmp_path, monkeypatch):

@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from sessionlake.cli import gold, maintain, rebuild, recover, rules, session, state
-from sessionlake.cli.archive import archived_messages
+from sessionlake.cli.archive import iterate_bronze_messages
 from sessionlake.cli.export import select_rows
 from sessionlake.cli.forget import forget_session
-from sessionlake.cli.options import Recoverable
-from sessionlake.cli.query import answer_as_of, fetch
+from sessionlake.cli.options import RecoverableLayer
+from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
 from sessionlake.cli.reshard import reshard_all
 from sessionlake.cli.session import parse_moment
 from sessionlake.cli.show import OutputFormat
@@ -35,7 +35,7 @@ from sessionlake.history.report.page import write_report
 from sessionlake.history.status import layer_statuses
 from sessionlake.history.trace import trace
 from sessionlake.operations import pipeline
-from sessionlake.operations.rebuild.replay import Selection
+from sessionlake.operations.rebuild.replay import SessionSelection
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.streaming.errors import explain_errors
 from support.command_names import unlisted_commands
@@ -45,7 +45,7 @@ from support.seeds import long_beyond
 BEGIN, END = datetime(2023, 11, 14, tzinfo=UTC), datetime(2023, 11, 16, tzinfo=UTC)
 Work = Callable[[Any, Settings], object]
 FORM = OutputFormat.JSON
-WHOLE = Selection(None, ())
+WHOLE = SessionSelection(None, ())
 ALL = "SELECT * FROM silver.session_changes"
 
 
@@ -59,21 +59,21 @@ def _say(text: str) -> None:
 
 # What each command does with a session, and whether it must fail with damaged data files, and with damaged logs.
 COMMANDS: dict[str, tuple[Work, bool, bool]] = {
-    "query": (lambda spark, own: fetch(spark, own, ALL), True, True),
-    "query as of": (lambda spark, own: answer_as_of(spark, own, ALL, 0, FORM), True, True),
+    "query": (lambda spark, own: fetch_query_result(spark, own, ALL), True, True),
+    "query as of": (lambda spark, own: write_query_result_as_of(spark, own, ALL, 0, FORM), True, True),
     "explain": (lambda spark, own: explain(spark, own, "gold.metrics_1h", ""), True, True),
     "export": (lambda spark, own: select_rows(spark, own, "silver.session_changes", None, {}).toArrow(), True, True),
-    "archive": (lambda spark, own: list(archived_messages(spark, own)), True, True),
+    "archive": (lambda spark, own: list(iterate_bronze_messages(spark, own)), True, True),
     "run silver": (lambda spark, own: pipeline.run_once(spark, own, pipeline.Layer.SILVER, _stop()), False, True),
     "run gold": (lambda spark, own: pipeline.run_once(spark, own, pipeline.Layer.GOLD, _stop()), False, True),
     "maintain": (lambda spark, own: maintain.maintain_once(spark, own, None, FORM), False, True),
     "rebuild silver": (lambda spark, own: rebuild.rebuild_silver(spark, own, None, WHOLE, _say), True, True),
-    "rebuild gold": (lambda spark, own: gold.rebuild(spark, own, None, _say), True, True),
+    "rebuild gold": (lambda spark, own: gold.rebuild_gold_tables(spark, own, None, _say), True, True),
     "verify silver": (lambda spark, own: rebuild.verify_silver(spark, own, _say), True, True),
-    "verify gold": (lambda spark, own: gold.verify(spark, own, _say), True, True),
+    "verify gold": (lambda spark, own: gold.verify_gold_tables(spark, own, _say), True, True),
     "state stats": (lambda spark, own: state.show_state_stats(spark, own, FORM), False, False),
-    "recover silver": (lambda spark, own: recover.recover(spark, own, Recoverable.SILVER, _say), False, True),
-    "recover ledger": (lambda spark, own: recover.recover(spark, own, Recoverable.LEDGER, _say), False, False),
+    "recover silver": (lambda spark, own: recover.recover(spark, own, RecoverableLayer.SILVER, _say), False, True),
+    "recover ledger": (lambda spark, own: recover.recover(spark, own, RecoverableLayer.LEDGER, _say), False, False),
     "reshard": (lambda spark, own: reshard_all(spark, own, 2, 0), False, False),
     "forget": (lambda spark, own: forget_session(spark, own, "none", None, 0, shorten=False), False, True),
     "rules list": (lambda spark, own: rules.show_rules(Lake(own).reader(spark), own, FORM), False, True),
@@ -88,8 +88,8 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
         True, True,
     ),
     "metrics": (lambda spark, own: metrics(own, BEGIN, END, spark=spark), True, True),
-    "rules apply": (lambda spark, own: rules.apply(spark, own, [], _say, only=True), False, True),
-    "recover gold": (lambda spark, own: recover.recover(spark, own, Recoverable.GOLD, _say), False, True),
+    "rules apply": (lambda spark, own: rules.apply_rules(spark, own, [], _say, only=True), False, True),
+    "recover gold": (lambda spark, own: recover.recover(spark, own, RecoverableLayer.GOLD, _say), False, True),
 }  # fmt: skip
 # Commands that write from Kafka or to it, a file or a workspace. Other tests have them.
 OTHERS = {
@@ -170,15 +170,15 @@ def test_damaged_logs_are_told_in_one_text(spark, own, command, capsys):
 def test_files_that_are_gone_and_a_table_that_is_gone_are_told(spark, own):
     for file in _data_files(own):
         file.unlink()
-    assert isinstance(error := told(spark, own, lambda s, o: fetch(s, o, ALL)), LakeError)
+    assert isinstance(error := told(spark, own, lambda s, o: fetch_query_result(s, o, ALL)), LakeError)
     assert "sessionlake doctor" in str(error)
     shutil.rmtree(own.warehouse)
-    assert told(spark, own, lambda s, o: fetch(s, o, ALL)) is not None
+    assert told(spark, own, lambda s, o: fetch_query_result(s, o, ALL)) is not None
 
 
 def test_a_fault_of_the_statement_stays_one_of_its_author(spark, own):
     for sql in ("SELECT nope FROM silver.sessions", "SELECT 1 / 0", "SELECT raise_error('x') FROM silver.sessions"):
-        assert isinstance(told(spark, own, lambda s, o, sql=sql: fetch(s, o, sql)), UsageError), sql
+        assert isinstance(told(spark, own, lambda s, o, sql=sql: fetch_query_result(s, o, sql)), UsageError), sql
 
 
 def _data_files(own: Settings) -> list[Path]:

@@ -18,7 +18,7 @@ from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.merge.merger import TableMerger
@@ -73,7 +73,7 @@ def topic(number: int) -> str:
 
 
 def test_what_was_built_equals_what_is_built_anew(spark: Any, lake: Lake) -> None:
-    assert verify(spark, lake.settings).is_exact
+    assert verify_silver_tables(spark, lake.settings).is_exact
     assert [
         one.first_difference
         for one in verify_gold(spark, lake.settings, declared_gold_tables(lake.settings))

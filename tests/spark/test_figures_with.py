@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.schemas.names import METRICS_1M
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.declared.tables import declared_gold_tables
@@ -50,7 +50,7 @@ class Asked:
     """What SQL says of messages: of each table and row, by its keys, how many values of which offset are in it."""
 
     def __init__(self, feed: Feed, offsets: int) -> None:
-        names, rows = fetch(feed.spark, feed.settings, EVERY.format(offsets))
+        names, rows = fetch_query_result(feed.spark, feed.settings, EVERY.format(offsets))
         self.found: dict[tuple[str, tuple[Any, ...]], dict[int, int]] = {}
         keys = {one.table: one.row_keys for one in declared_gold_tables(feed.settings)}
         for row in (dict(zip(names, row, strict=True)) for row in rows):

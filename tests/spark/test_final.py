@@ -148,7 +148,7 @@ def test_made_anew_emptied_new_and_otherwise_declared_it_has_all_that_is_final(f
     feed.lose_last_commit()  # of which it was made
     feed.write(changes[70:90]).run()
     assert appended(feed) == by_hand(changes[:90])
-    recover.empty(feed.spark, feed.settings)
+    recover.empty_gold(feed.spark, feed.settings)
     assert (appended(feed), property_of(feed)) == ({}, "false")
     feed.write(changes[90:110])
     with_gold(feed, products=[OWN, OWN | {"name": "patient", "lateness": "3 minutes"}])

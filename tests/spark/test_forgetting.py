@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.forget import _claimed
-from sessionlake.cli.gold import verify as verify_gold
-from sessionlake.cli.maintain import maintain, maintain_once
+from sessionlake.cli.forget import _claim_all
+from sessionlake.cli.gold import verify_gold_tables as verify_gold
+from sessionlake.cli.maintain import maintain_once, maintain_until_stopped
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
@@ -49,12 +49,12 @@ from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, st
 from sessionlake.operations.forgetting import rows
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
-from sessionlake.operations.forgetting.receipt import _columns_with, left_to_others
-from sessionlake.operations.forgetting.search import search
-from sessionlake.operations.rebuild.processors import staging_tables
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.forgetting.receipt import _find_columns_with, list_copies_elsewhere
+from sessionlake.operations.forgetting.search import search_folder
+from sessionlake.operations.rebuild.processors import list_staging_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.processors import job as processors
-from sessionlake.protocol.erased import KEY
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming.journal import Journal
@@ -124,9 +124,9 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     assert final == {GONE, *OTHERS}
 
     with pytest.raises(UsageError, match="has no message of session 'nobody'"):
-        Forgetting(spark, settings).run("nobody")
+        Forgetting(spark, settings).forget_session("nobody")
     said: list[str] = []
-    found = Forgetting(spark, settings, say=said.append).run(GONE)
+    found = Forgetting(spark, settings, say=said.append).forget_session(GONE)
 
     mine = sum(m.key == GONE.encode() for m in (*first, *second))
     assert found.messages == mine
@@ -137,23 +137,23 @@ def test_nothing_is_left_of_the_session_and_all_else_goes_on_as_it_was(spark: An
     assert of_others(spark, lake) == before
     left = rows_of(spark, lake, MESSAGES)
     assert [row["offset"] for row in sorted(left, key=lambda row: row["offset"])] == list(range(len(first + second)))
-    assert sum((row["key"], row["value"]) == (KEY, None) for row in left) == mine
+    assert sum((row["key"], row["value"]) == (ERASED_KEY, None) for row in left) == mine
 
     refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS))
-    run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in third])
+    run(spark, settings, [m._replace(key=ERASED_KEY, value=None) if m.key == GONE.encode() else m for m in third])
     for table in (SESSIONS, "gold.each_final"):
         assert {row["session_id"] for row in rows_of(spark, lake, table)} == set(OTHERS)
     made = Counter(row["session_id"] for row in rows_of(spark, lake, "silver.top"))
     assert made == dict.fromkeys(OTHERS, 24)  # each message once, with what comes of the state that was handed over
-    verified = verify(spark, settings)
+    verified = verify_silver_tables(spark, settings)
     assert verified.is_exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, said.append), said[-3:]
     erased = next(row for row in rows_of(spark, lake, MESSAGES, ("offset", eq, 0)))
     assert decode_row(erased, settings).erased
     if not lake.storage.needs_spark:
-        assert search(settings.home, GONE).found == ()
+        assert search_folder(settings.home, GONE).found == ()
     with pytest.raises(UsageError, match="or is forgotten already"):
-        Forgetting(spark, settings).run(GONE)
+        Forgetting(spark, settings).forget_session(GONE)
 
 
 def begun() -> Erasure:
@@ -172,7 +172,7 @@ def published(settings: Settings, place: dict[str, Any]) -> None:
 def files_with(spark: Any, lake: Lake, table: str, session: str) -> list[str]:
     """The files of a table, beside its log, in which a session is."""
     [detail] = lake.delta(spark, table).detail().select("location").collect()
-    found = search(Path(detail["location"].removeprefix("file:")), session, ("_delta_log",)).found
+    found = search_folder(Path(detail["location"].removeprefix("file:")), session, ("_delta_log",)).found
     return [one.place for one in found]
 
 
@@ -188,7 +188,7 @@ def test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_
     assert files_with(spark, lake, ROWS, GONE)
 
     journal = Journal(settings, FORGET, Forgotten("1", TOPIC, GONE))
-    steps = dict(Forgetting(spark, settings)._steps((TOPIC, GONE), begun(), journal))
+    steps = dict(Forgetting(spark, settings)._list_steps((TOPIC, GONE), begun(), journal))
     done = journal.done[ROWS] = steps[ROWS]()
     assert steps[ROWS]() == done  # the version that publications are to come to
     place = {"reservoirId": "a", "reservoirVersion": done["version"], "index": -1, "isStartingVersion": False}
@@ -240,7 +240,7 @@ def test_gold_that_died_as_its_checkpoint_was_put_aside_is_emptied_all_the_same(
 def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_tables_goes(
     spark: Any, settings: Settings
 ) -> None:
-    made, rows = staging_tables("top"), pa.table({"session_id": [GONE] * 100_000})
+    made, rows = list_staging_tables("top"), pa.table({"session_id": [GONE] * 100_000})
     beside = Lake(settings, dict.fromkeys(made, TABLES[PROCESSOR_ERRORS])).staging()
     beside.ensure(spark, made)
     assert read_payload(PayloadFiles.create_for_query(Lake(settings).storage.scratch, GOLD).write_rows(rows)) == rows
@@ -254,8 +254,8 @@ def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark
     lake.ensure(spark, [AVERAGES, "gold.each", "gold.each_final"])
     spark.sql(f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, 'gold.seen')} AS SELECT 1 AS one")
     without = Lake(settings.model_copy(update={"gold": GoldSettings()}))
-    told = {one.partition(":")[0] for one in left_to_others(spark, without, TOPIC)} - {
-        *left_to_others(spark, lake, TOPIC)
+    told = {one.partition(":")[0] for one in list_copies_elsewhere(spark, without, TOPIC)} - {
+        *list_copies_elsewhere(spark, lake, TOPIC)
     }
     assert {table for table in told if table.startswith("gold.")} == {"gold.each", "gold.each_final"}
 
@@ -269,12 +269,12 @@ def test_the_books_lose_the_session_s_decisions_and_nothing_else(spark: Any, set
         entry = LedgerEntry("silver", Txn("q", batch), MESSAGES, datetime.now(UTC), messages=batch, decisions=taken)
         Ledger(lake).write_entry(spark, entry)
     before = {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)}
-    assert _columns_with(spark, lake, LEDGER, GONE) == ["decisions"]
+    assert _find_columns_with(spark, lake, LEDGER, GONE) == ["decisions"]
 
-    rows.clean_bookkeeping(spark, lake, (TOPIC, GONE))
+    rows.remove_from_operations_tables(spark, lake, (TOPIC, GONE))
 
-    assert _columns_with(spark, lake, LEDGER, GONE) == []
-    assert _columns_with(spark, lake, LEDGER, OTHERS[1]) == ["decisions"]
+    assert _find_columns_with(spark, lake, LEDGER, GONE) == []
+    assert _find_columns_with(spark, lake, LEDGER, OTHERS[1]) == ["decisions"]
     assert {row["batch_id"]: row for row in rows_of(spark, lake, LEDGER)} == before | {
         1: before[1] | {"decisions": [other]}
     }
@@ -300,9 +300,9 @@ def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings:
             stop.set()
 
     with request_pause(settings, "a session is being forgotten"):
-        merging = threading.Thread(target=maintain, args=(spark, settings, None, stop, say))
+        merging = threading.Thread(target=maintain_until_stopped, args=(spark, settings, None, stop, say))
         merging.start()
-        with _claimed(spark, settings, 60), pytest.raises(ClaimedError, match="forgets a session"):
+        with _claim_all(spark, settings, 60), pytest.raises(ClaimedError, match="forgets a session"):
             maintain_once(spark, settings, None, OutputFormat.JSON)
     merging.join(60)
     assert said[1:] == ["pausing: a session is being forgotten", "resuming", "stopped"]
@@ -331,22 +331,22 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
             patch.setattr(f"sessionlake.{name}.fault_point", dying)
         while "after:forget:bronze" not in died:
             with pytest.raises(DiedError):
-                Forgetting(spark, settings).run(GONE)
+                Forgetting(spark, settings).forget_session(GONE)
         for start in (job.start, gold.start):
             with pytest.raises(LakeError, match="Run `sessionlake forget --resume`"):
                 start(spark, settings, once=True)
         with pytest.raises(UsageError, match="the forgetting of another session was interrupted"):
-            Forgetting(spark, settings).run(OTHERS[0])
+            Forgetting(spark, settings).forget_session(OTHERS[0])
         found = None
         while found is None:
             with suppress(DiedError):
-                found = Forgetting(spark, settings).run(GONE)
+                found = Forgetting(spark, settings).forget_session(GONE)
     assert {"before:bronze.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
     assert found.messages == sum(m.key == GONE.encode() for m in first)
     assert found.report["search"]["found"] == []
     assert not FORGET.journal_file(settings).exists()
     assert of_others(spark, lake) == before
-    run(spark, settings, [m._replace(key=KEY, value=None) if m.key == GONE.encode() else m for m in second])
-    verified = verify(spark, settings)
+    run(spark, settings, [m._replace(key=ERASED_KEY, value=None) if m.key == GONE.encode() else m for m in second])
+    verified = verify_silver_tables(spark, settings)
     assert verified.is_exact, (verified.first_difference, verified.states)
     assert verify_gold(spark, settings, lambda _: None)

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.explain import show_explained
-from sessionlake.cli.query import fetch
+from sessionlake.cli.explain import show_explained_rows
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.commit import delete_all_rows, remove_rows
 from sessionlake.delta.home import FolderStorage
@@ -451,7 +451,7 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
     feed.declare(total="sum")
     job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[-1:])
     feed.write(changes[4:5]).run().require_exact("gold.own")
-    recover.empty(feed.spark, feed.settings)
+    recover.empty_gold(feed.spark, feed.settings)
     feed.declare(low="min")
     job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[-1:])
     feed.write(changes[5:]).run().require_exact("gold.own")
@@ -494,7 +494,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     sql = "SELECT session_id, window_start, events FROM figures_with('capture.a', 0, {}) WHERE table = '{}'"
     schema, _, _ = create_figures_with(feed.spark, feed.lake).rpartition(".")
     feed.spark.sql(f"USE {schema or 'default'}")  # Spark's own catalog finds table functions in no other
-    found = fetch(feed.spark, feed.settings, sql.format(3, METRICS_1M))[1]
+    found = fetch_query_result(feed.spark, feed.settings, sql.format(3, METRICS_1M))[1]
     assert found == [("s", datetime.fromtimestamp(60, UTC), 1)]
     feed.spark.sql("USE default")
     of_average = f"session_id = 's' AND ts = {80 * SECOND}"
@@ -519,7 +519,7 @@ def test_which_figures_are_explained_and_what_cannot_be_is_said(feed: Feed):
     with pytest.raises(NotFoundError, match="has no row with session_id = 'x'"):
         explain(feed.spark, feed.settings, METRICS_1M, "session_id = 'x'")
     with pytest.raises(UsageError, match=r"explain: (--where: )?\["):
-        show_explained(feed.spark, feed.settings, METRICS_1M, "sesion_id = 's'", None, OutputFormat.JSON)
+        show_explained_rows(feed.spark, feed.settings, METRICS_1M, "sesion_id = 's'", None, OutputFormat.JSON)
     feed.lose_last_commit()  # as while a batch is being made
     assert explain(feed.spark, feed.settings, METRICS_1M, where, message=(0, 2))[0] == [one]
 
@@ -545,7 +545,7 @@ def test_what_retention_has_removed_of_a_figure_is_told_and_of_its_messages_noth
     assert told(METRICS_1M, first.format("t"), 0) == (1, False, None)
     assert told(AVERAGES, "session_id = 's' AND ts = 2000", 0) == (1, None, cut.before)
     assert told(AVERAGES, "session_id = 't'", 0) == (1, False, None)
-    show_explained(feed.spark, feed.settings, METRICS_1M, first.format("s"), (0, 0), OutputFormat.TABLE)
+    show_explained_rows(feed.spark, feed.settings, METRICS_1M, first.format("s"), (0, 0), OutputFormat.TABLE)
     shown = " ".join(capsys.readouterr().out.split())
     assert "made of 1 values that still exist removed maintain.retention has removed changes" in shown
     assert "changes from before 2026-01-01T00:00:00" in shown
@@ -585,7 +585,7 @@ def test_metrics_of_a_range_are_the_same_in_sql_and_in_python(feed: Feed, monkey
     for begin, end in ((-25 * hour, 49 * hour + hour / 60), (3 * hour + hour / 4, 5 * hour)):
         found = metrics(feed.settings, epoch + begin, epoch + end, spark=feed.spark).rows.to_pylist()
         edges = (f"timestamp_millis({edge // timedelta(milliseconds=1)})" for edge in (begin, end))
-        names, rows = fetch(feed.spark, feed.settings, sql.format(*edges))
+        names, rows = fetch_query_result(feed.spark, feed.settings, sql.format(*edges))
         assert [dict(zip(names, row, strict=True)) for row in rows] == [
             {name: pytest.approx(value, rel=1e-9) if isinstance(value, float) else value for name, value in row.items()}
             | {"whole": True}

@@ -19,8 +19,8 @@ import typer
 from typer.testing import CliRunner
 
 from sessionlake.cli import app as cli
-from sessionlake.cli.explain import show_explained
-from sessionlake.cli.query import answer
+from sessionlake.cli.explain import show_explained_rows
+from sessionlake.cli.query import write_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.state import show_session_state
 from sessionlake.settings.model import load_settings
@@ -144,11 +144,11 @@ def test_what_a_command_shows_is_there_all_the_same(call, command):
 @pytest.mark.parametrize(
     "show",
     [
-        lambda spark, own, form: answer(spark, own, "SELECT * FROM silver.session_rows", form),
-        lambda spark, own, form: answer(spark, own, "SELECT * FROM bronze.messages", form),
-        lambda spark, own, form: answer(spark, own, "SELECT * FROM silver.quarantine", form),
-        lambda spark, own, form: answer(spark, own, f"SELECT 1 AS `{TEXT}`, map('{TEXT}', 1)", form),
-        lambda spark, own, form: show_explained(spark, own, "gold.metrics_1h", "", None, form),
+        lambda spark, own, form: write_query_result(spark, own, "SELECT * FROM silver.session_rows", form),
+        lambda spark, own, form: write_query_result(spark, own, "SELECT * FROM bronze.messages", form),
+        lambda spark, own, form: write_query_result(spark, own, "SELECT * FROM silver.quarantine", form),
+        lambda spark, own, form: write_query_result(spark, own, f"SELECT 1 AS `{TEXT}`, map('{TEXT}', 1)", form),
+        lambda spark, own, form: show_explained_rows(spark, own, "gold.metrics_1h", "", None, form),
         lambda spark, own, form: show_session_state(spark, own, SESSION, None, form),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sessionlake.cli import gold as gold_commands
-from sessionlake.cli.options import Recoverable
+from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
@@ -26,9 +26,9 @@ from sessionlake.operations.forgetting.forget import _Inputs as Forgotten
 from sessionlake.operations.rebuild import processors as processor_rebuild
 from sessionlake.operations.rebuild import silver as silver_rebuild
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.resharding import reshard as resharding
-from sessionlake.operations.resharding.layers import shards_of_states
+from sessionlake.operations.resharding.layers import count_shards_of_states
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
@@ -127,15 +127,15 @@ def commands(spark: Any, settings: Settings) -> Mapping[str, Callable[[], Any]]:
         "run silver": lambda: job.start(spark, settings, once=True).wait(),
         "run gold": lambda: gold.start(spark, settings, once=True).wait(),
         "run processor": lambda: processors.start(spark, settings, "top", once=True).wait(),
-        "rebuild silver": lambda: silver_rebuild.rebuild(spark, settings),
-        "rebuild processor": lambda: processor_rebuild.rebuild(spark, settings, "top"),
-        "reshard": lambda: resharding.reshard(spark, settings, settings.silver.shards),
-        "forget": lambda: Forgetting(spark, settings).run(OTHERS[1]),
-        "verify silver": lambda: verify(spark, settings),
-        "verify gold": lambda: gold_commands.verify(spark, settings, lambda _: None),
-        "recover bronze": lambda: recover(spark, settings, Recoverable.BRONZE, lambda _: None),
-        "recover gold": lambda: recover(spark, settings, Recoverable.GOLD, lambda _: None),
-        "recover ledger": lambda: recover(spark, settings, Recoverable.LEDGER, lambda _: None),
+        "rebuild silver": lambda: silver_rebuild.rebuild_silver_tables(spark, settings),
+        "rebuild processor": lambda: processor_rebuild.rebuild_processor(spark, settings, "top"),
+        "reshard": lambda: resharding.reshard_layers(spark, settings, settings.silver.shards),
+        "forget": lambda: Forgetting(spark, settings).forget_session(OTHERS[1]),
+        "verify silver": lambda: verify_silver_tables(spark, settings),
+        "verify gold": lambda: gold_commands.verify_gold_tables(spark, settings, lambda _: None),
+        "recover bronze": lambda: recover(spark, settings, RecoverableLayer.BRONZE, lambda _: None),
+        "recover gold": lambda: recover(spark, settings, RecoverableLayer.GOLD, lambda _: None),
+        "recover ledger": lambda: recover(spark, settings, RecoverableLayer.LEDGER, lambda _: None),
     }
 
 
@@ -157,35 +157,35 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
 ) -> None:
     lake = Lake(settings)
     before = contents(spark, settings)
-    work = partial(Forgetting(spark, settings).run, GONE)
+    work = partial(Forgetting(spark, settings).forget_session, GONE)
 
     for place in (f"before:{ERASURES}", f"after:{ERASURES}", "before:forget:bronze"):
         died_at(monkeypatch, place, work)
         assert_refused(spark, settings, RESUME)
-        Forgetting(spark, settings).cancel()
+        Forgetting(spark, settings).cancel_forgetting()
         assert not FORGET.journal_file(settings).exists()
         assert read_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting was interrupted"):
-        Forgetting(spark, settings).cancel()
+        Forgetting(spark, settings).cancel_forgetting()
     with pytest.raises(UsageError, match="forget --resume: no forgetting was interrupted"):
-        Forgetting(spark, settings).resume()
+        Forgetting(spark, settings).resume_forgetting()
 
     died_at(monkeypatch, "after:forget:bronze", work)  # erased, and not noted yet
     with pytest.raises(LakeError, match=rf"erased already .* cannot be undone. Run {RESUME}"):
-        Forgetting(spark, settings).cancel()
+        Forgetting(spark, settings).cancel_forgetting()
     with pytest.raises(UsageError, match=rf"another session was interrupted .*{RESUME}"):
-        Forgetting(spark, settings).run(OTHERS[0])
+        Forgetting(spark, settings).forget_session(OTHERS[0])
 
     def refused() -> None:
         with pytest.raises(LakeError, match=RESUME):
             job.start(spark, settings, once=True)
 
-    found, died = finished(monkeypatch, Forgetting(spark, settings).resume, refused)
+    found, died = finished(monkeypatch, Forgetting(spark, settings).resume_forgetting, refused)
     assert {"after:gold.aside", "after:silver.swapped", f"after:{PROCESSOR}.swapped", "after:forget:aside"} <= {*died}
     assert found.report["search"]["found"] == []
     run(spark, settings)
-    assert verify(spark, settings).is_exact
+    assert verify_silver_tables(spark, settings).is_exact
     assert GONE not in {row["session_id"] for row in rows_of(spark, lake, CHANGES)}
 
 
@@ -194,7 +194,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
     for file in (Path(settings.checkpoint("silver")) / "state").rglob("*.*"):
         file.write_bytes(b"damaged")
     with pytest.raises(SessionlakeError):
-        Forgetting(spark, settings).run(GONE)
+        Forgetting(spark, settings).forget_session(GONE)
     assert not FORGET.journal_file(settings).exists()
     assert read_receipts(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
@@ -203,7 +203,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
 def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bronze_that_has_it_no_more(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    died_at(monkeypatch, "after:forget:aside", partial(Forgetting(spark, settings).run, GONE))
+    died_at(monkeypatch, "after:forget:aside", partial(Forgetting(spark, settings).forget_session, GONE))
     journal = Journal.read_journal(settings, FORGET, Forgotten)
     assert journal is not None
     for step in [name for name in journal.done if name.startswith("states of")]:
@@ -211,11 +211,11 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     journal.write_journal()
     shutil.rmtree(settings.checkpoint("silver"))
     shutil.rmtree(handover.active_folder(settings))
-    recover(spark, settings, Recoverable.SILVER, lambda _: None)
-    found = Forgetting(spark, settings).resume()
+    recover(spark, settings, RecoverableLayer.SILVER, lambda _: None)
+    found = Forgetting(spark, settings).resume_forgetting()
     assert found.report["search"]["found"] == []
     run(spark, settings)
-    assert verify(spark, settings).is_exact
+    assert verify_silver_tables(spark, settings).is_exact
 
 
 def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_finished_or_begun_again_after_that(
@@ -223,21 +223,21 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
 ) -> None:
     _, second = stream(2)
     before = contents(spark, settings)
-    work, named = partial(silver_rebuild.rebuild, spark, settings), "`sessionlake rebuild silver`"
+    work, named = partial(silver_rebuild.rebuild_silver_tables, spark, settings), "`sessionlake rebuild silver`"
     refused = partial(assert_refused, spark, settings, named, "rebuild silver", "rebuild processor", "run processor")
 
     died_at(monkeypatch, f"before:publish:{REPLAYED[0]}", work)
     refused("recover bronze", "recover ledger")
-    silver_rebuild.cancel(spark, settings)
+    silver_rebuild.cancel_rebuild(spark, settings)
     assert contents(spark, settings) == before
     run(spark, settings, second)
-    assert verify(spark, settings).is_exact
+    assert verify_silver_tables(spark, settings).is_exact
     with pytest.raises(UsageError, match="rebuild silver --cancel: no rebuild was interrupted"):
-        silver_rebuild.cancel(spark, settings)
+        silver_rebuild.cancel_rebuild(spark, settings)
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[0]}", work)
     with pytest.raises(LakeError, match=rf"{REPLAYED[0]} was replaced already, which cannot be undone. Run {named}"):
-        silver_rebuild.cancel(spark, settings)
+        silver_rebuild.cancel_rebuild(spark, settings)
 
     def kept_out() -> None:
         with pytest.raises(LakeError, match=named):
@@ -247,7 +247,7 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     assert done.finished_interrupted
     assert {"before:publish:swap", f"after:publish:{REPLAYED[-1]}"} <= {*died}
     run(spark, settings)
-    assert verify(spark, settings).is_exact
+    assert verify_silver_tables(spark, settings).is_exact
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[1]}", work)
     shutil.rmtree(handover.prepared_folder(settings))
@@ -256,16 +256,16 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     REBUILD_SILVER.journal_file(settings).write_bytes(b"damaged")
     with pytest.raises(LossError, match=r"rebuild-silver.json cannot be.*`sessionlake rebuild silver --start-over`"):
         work()
-    silver_rebuild.rebuild(spark, settings, start_over=True)
+    silver_rebuild.rebuild_silver_tables(spark, settings, start_over=True)
     run(spark, settings)
-    assert verify(spark, settings).is_exact
+    assert verify_silver_tables(spark, settings).is_exact
 
 
 def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_and_finished_or_begun_again_after_that(
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, into = contents(spark, settings), settings.processors[0].output_table
-    work = partial(processor_rebuild.rebuild, spark, settings, "top")
+    work = partial(processor_rebuild.rebuild_processor, spark, settings, "top")
     named = "`sessionlake rebuild processor:top`"
 
     for place, undo in ((f"before:publish:{into}", True), (f"after:publish:{into}", False)):
@@ -274,16 +274,16 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
             with pytest.raises(LakeError, match=named):
                 commands(spark, settings)[name]()
         if undo:
-            processor_rebuild.cancel(spark, settings, "top")
+            processor_rebuild.cancel_rebuild(spark, settings, "top")
             assert contents(spark, settings) == before
             assert read_building_version(settings, PROCESSOR) is None
             commands(spark, settings)["run processor"]()
     with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone. Run {named}"):
-        processor_rebuild.cancel(spark, settings, "top")
+        processor_rebuild.cancel_rebuild(spark, settings, "top")
     shutil.rmtree(handover.prepared_folder(settings, PROCESSOR))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):
         work()
-    processor_rebuild.rebuild(spark, settings, "top", start_over=True)
+    processor_rebuild.rebuild_processor(spark, settings, "top", start_over=True)
     commands(spark, settings)["run processor"]()
     assert contents(spark, settings) == before
     assert not processor_rebuild.preview_rebuild(spark, settings, "top")
@@ -304,27 +304,27 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 ) -> None:
     before = contents(spark, settings)
     other = settings.model_copy(update={"silver": SilverSettings(shards=3)})
-    work, named = partial(resharding.reshard, spark, other, 3), "`sessionlake reshard 3`"
+    work, named = partial(resharding.reshard_layers, spark, other, 3), "`sessionlake reshard 3`"
 
     died_at(monkeypatch, "after:silver.swapped", work)
     assert_refused(spark, other, named, "reshard")
     [lost, *_] = sorted(handover.prepared_folder(settings, PROCESSOR).glob("*.state"))
     lost.unlink()
-    assert resharding.reshard(spark, other, 3) == ["silver", PROCESSOR]
-    assert [shards_of_states(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]
+    assert resharding.reshard_layers(spark, other, 3) == ["silver", PROCESSOR]
+    assert [count_shards_of_states(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]
 
-    died_at(monkeypatch, "after:silver.swapped", partial(resharding.reshard, spark, settings, 2))
-    assert resharding.cancel(spark, settings) == ["silver"]
+    died_at(monkeypatch, "after:silver.swapped", partial(resharding.reshard_layers, spark, settings, 2))
+    assert resharding.cancel_resharding(spark, settings) == ["silver"]
     assert not RESHARD.journal_file(settings).exists()
-    assert [shards_of_states(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
+    assert [count_shards_of_states(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
     with pytest.raises(LakeError, match=r"or move .* with `sessionlake reshard 2`"):
         commands(spark, settings)["run processor"]()
-    assert resharding.reshard(spark, settings, 2) == [PROCESSOR]
+    assert resharding.reshard_layers(spark, settings, 2) == [PROCESSOR]
     run(spark, settings)
-    assert verify(spark, settings).is_exact
+    assert verify_silver_tables(spark, settings).is_exact
     assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="reshard --cancel: no resharding was interrupted"):
-        resharding.cancel(spark, settings)
+        resharding.cancel_resharding(spark, settings)
 
 
 @pytest.mark.parametrize("operation", [FORGET, RESHARD], ids=lambda operation: operation.name)

@@ -13,7 +13,7 @@ import pytest
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
 from sessionlake.history.asof import session_as_of
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
@@ -74,7 +74,7 @@ def test_every_kind_of_timestamp_in_streamed_batches_and_in_a_rebuild(spark: Any
     facts = [fact for batch in batches for fact in batch]
     assert_silver_is_the_truth(spark, settings, facts)
     assert "future_kafka_ts" in {row["reason"] for row in rows_of(spark, lake, "silver.quarantine")}
-    assert verify(spark, settings).is_exact
+    assert verify_silver_tables(spark, settings).is_exact
 
 
 def test_as_of_a_time_goes_by_the_times_that_count(spark: Any, tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CUTS, SNAPSHOT_INDEX, SNAPSHOTS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError
 from sessionlake.history.asof import session_as_of
 from sessionlake.ledger.entries import LedgerEntry
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.silver import job
@@ -96,7 +96,7 @@ class Home:
 
     def _assert_sql_tells_the_same(self, topic: str, partition: int, session: str, ts: int) -> None:
         sql = "SELECT * FROM session_as_of('{}', timestamp_millis({})) WHERE topic = '{}' AND partition = {}"
-        names, rows = fetch(self.spark, self.settings, sql.format(session, ts, topic, partition))
+        names, rows = fetch_query_result(self.spark, self.settings, sql.format(session, ts, topic, partition))
         told = plain(session_as_of(self.settings, session, topic, partition=partition, ts=ts))
         assert repr(by_id([dict(zip(names, row, strict=True)) for row in rows])) == repr(by_id(told))
 
@@ -120,7 +120,7 @@ def test_cuts_that_were_too_many_to_be_handed_over_are_read(spark: Any, tmp_path
     home.take_in(1, announce)
     assert [CUTS in tables for tables in told] == [True, True]
     assert merger.catch_up() == 1
-    assert verify(spark, home.settings).is_exact
+    assert verify_silver_tables(spark, home.settings).is_exact
 
 
 @pytest.mark.soak
@@ -151,6 +151,6 @@ def test_what_was_kept_before_is_read_on_and_tables_are_kept_by_weight_from_then
     assert 0 < len(since & {row[:-1] for row in index}) < len(since)
     home.assert_as_of_is_the_truth(2)
 
-    assert rebuild(spark, home.settings).comparison.tables == {CUTS, SNAPSHOTS, SNAPSHOT_INDEX}
+    assert rebuild_silver_tables(spark, home.settings).comparison.tables == {CUTS, SNAPSHOTS, SNAPSHOT_INDEX}
     assert_silver_is_the_truth(spark, home.settings, home.come, ledger=False)
     home.assert_as_of_is_the_truth(0)

@@ -61,17 +61,17 @@ def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_firs
 @pytest.mark.soak
 def test_tables_that_were_not_emptied_with_gold_are_made_anew(feed: Feed) -> None:
     named(feed).write(points(0, 5)).run()
-    recover.empty(feed.spark, left_out(feed).settings)
+    recover.empty_gold(feed.spark, left_out(feed).settings)
     named(feed).run().require_exact(*TABLES)
 
 
 @pytest.mark.soak
 def test_what_is_only_declared_so_far_is_not_lost(feed: Feed) -> None:
     left_out(feed).write(points(0, 5)).run()
-    assert recover.recover(feed.spark, named(feed).settings) == ()
+    assert recover.recover_gold(feed.spark, named(feed).settings) == ()
     feed.run().require_exact(*TABLES)
     shutil.rmtree(folder_of(feed.lake, "gold.own"))
-    assert recover.recover(feed.spark, feed.settings) == ("gold.own is gone",)
+    assert recover.recover_gold(feed.spark, feed.settings) == ("gold.own is gone",)
 
 
 @pytest.mark.soak
@@ -89,17 +89,17 @@ def test_nothing_is_made_anew_that_would_begin_later_unless_that_is_asked_for(fe
         match=rf"{shorter}.* left gold\.by_metric out .* Leave it out, or .*rebuild gold.by_metric --shorten-gold`",
     ):
         named(feed).run()
-    commands.rebuild(feed.spark, feed.settings, "gold.by_metric", said.append, shorten=True)
-    commands.rebuild(feed.spark, feed.settings, "gold.own", said.append, shorten=True)
+    commands.rebuild_gold_tables(feed.spark, feed.settings, "gold.by_metric", said.append, shorten=True)
+    commands.rebuild_gold_tables(feed.spark, feed.settings, "gold.own", said.append, shorten=True)
     feed.run()
     with pytest.raises(LakeError, match=rf"{shorter}.*--shorten-gold"):
-        commands.rebuild(feed.spark, feed.settings, METRICS_1H, said.append)
+        commands.rebuild_gold_tables(feed.spark, feed.settings, METRICS_1H, said.append)
     with pytest.raises(LakeError, match=rf"{shorter}.*--shorten-gold"):
-        recover.empty(feed.spark, feed.settings)
+        recover.empty_gold(feed.spark, feed.settings)
     feed.run()  # nothing was changed
-    commands.rebuild(feed.spark, feed.settings, METRICS_1H, said.append, shorten=True)
+    commands.rebuild_gold_tables(feed.spark, feed.settings, METRICS_1H, said.append, shorten=True)
     assert any(line.startswith(f"{METRICS_1H} is rebuilt: ") for line in said)
-    recover.empty(feed.spark, feed.settings, shorten=True)
+    recover.empty_gold(feed.spark, feed.settings, shorten=True)
     feed.run()
 
 
@@ -115,7 +115,7 @@ def test_gold_that_died_as_it_was_emptied_twice_is_emptied_before_it_begins(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, place: str, values: dict[str, Any]
 ) -> None:
     feed.write([change("s", "r", i, i * SECOND, **values) for i in range(5)])
-    recover.empty(feed.spark, feed.settings)
+    recover.empty_gold(feed.spark, feed.settings)
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.delta.commit.fault_point", Dying(f"before:{LEDGER}", 1))
         with pytest.raises(MachineError, match="power cut"):
@@ -123,8 +123,8 @@ def test_gold_that_died_as_it_was_emptied_twice_is_emptied_before_it_begins(
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.operations.rebuild.endings.fault_point", Dying(place, 1))
         with pytest.raises(MachineError, match="power cut"):
-            recover.empty(feed.spark, feed.settings)
+            recover.empty_gold(feed.spark, feed.settings)
     with pytest.raises(LossError, match="is new, but the gold tables already hold data"):
         feed.run()
-    assert recover.recover(feed.spark, feed.settings)
+    assert recover.recover_gold(feed.spark, feed.settings)
     feed.run().require_exact(METRICS_1H, DISTINCT_VALUES)

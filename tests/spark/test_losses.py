@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Level
-from sessionlake.cli.options import Recoverable
+from sessionlake.cli.doctor import Severity
+from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
@@ -49,8 +49,8 @@ from sessionlake.ledger.entries import RECOVERED, Ledger, LedgerEntry, TableOutp
 from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
 from sessionlake.streaming.losses import refuse_lost_rows, refuse_unreadable_rows
@@ -87,10 +87,10 @@ def run(spark: Any, location: dict[str, Any], whole: Path) -> Pipeline:
 
 def faults(settings: Settings) -> set[str]:
     """What doctor finds wrong with the tables and checkpoints."""
-    return {finding.what for finding in doctor._check_tables(settings) if finding.level is Level.FAIL}
+    return {finding.check for finding in doctor._check_tables(settings) if finding.level is Severity.FAIL}
 
 
-def recovered(run: Pipeline, lost: Recoverable) -> str:
+def recovered(run: Pipeline, lost: RecoverableLayer) -> str:
     """Recovers, and returns what was said."""
     said: list[str] = []
     recover(run.spark, run.settings, lost, said.append)
@@ -125,7 +125,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     shutil.move(away, ledger)
     next(ledger.glob("*.parquet")).unlink()
     assert faults(run.settings) == {"files", "ledger"}
-    said = recovered(run, Recoverable.LEDGER)
+    said = recovered(run, RecoverableLayer.LEDGER)
     assert "found: ops.ledger needs files that are gone" in said
     assert f"{len(FIRST)} messages in {MESSAGES} were missing in" in said
     assert "every row is equal to the former one" in said
@@ -133,7 +133,7 @@ def test_a_ledger_that_is_gone_is_not_begun_anew_but_made_anew_from_the_tables(s
     assert read_last_offsets(reader, "bronze") == read_last_offsets(reader, "silver") == before
     [bronze] = rows_of(spark, run.lake, LEDGER, ("layer", eq, "bronze"))
     assert (bronze["source"], bronze["messages"]) == (RECOVERED, len(FIRST))
-    assert recovered(run, Recoverable.LEDGER) == "found: a readable ledger that ends with the last batches"
+    assert recovered(run, RecoverableLayer.LEDGER) == "found: a readable ledger that ends with the last batches"
     assert_goes_on_exactly(run)
 
 
@@ -149,7 +149,7 @@ def test_a_ledger_that_was_set_back_is_noticed_and_made_anew(spark: Any, run: Pi
     told = r"ops\.ledger has batches up to \d of silver, which has committed batch \d"
     with pytest.raises(LakeError, match=f"{told}.*sessionlake recover ledger"):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
-    assert re.search(f"found: {told}", recovered(run, Recoverable.LEDGER))
+    assert re.search(f"found: {told}", recovered(run, RecoverableLayer.LEDGER))
     assert_goes_on_exactly(run, [])
 
 
@@ -178,11 +178,11 @@ def everything_but_bronze(run: Pipeline) -> None:
 def test_silver_without_checkpoint_and_tables_is_made_once_more_from_bronze(run: Pipeline) -> None:
     everything_but_bronze(run)
     assert {"files", "tables", "layers"} <= faults(run.settings)
-    said = recovered(run, Recoverable.SILVER)
+    said = recovered(run, RecoverableLayer.SILVER)
     assert re.search(r"found: the checkpoint \S+ is new, but the silver tables already hold data", said)
     assert re.search(r"found: silver.session_changes needs files that are gone: part-", said)
     assert "nothing was compared" in said
-    assert "no loss; nothing was changed" in recovered(run, Recoverable.SILVER)
+    assert "no loss; nothing was changed" in recovered(run, RecoverableLayer.SILVER)
     assert_goes_on_exactly(run)
 
 
@@ -232,10 +232,10 @@ def test_each_loss_of_silver_is_found_and_made_good(
     run: Pipeline, damage: Callable[[Pipeline], int | None], found: str
 ) -> None:
     came = damage(run) or 0
-    assert re.search(f"found: .*{found}", recovered(run, Recoverable.SILVER))
-    assert "no loss; nothing was changed" in recovered(run, Recoverable.SILVER)
+    assert re.search(f"found: .*{found}", recovered(run, RecoverableLayer.SILVER))
+    assert "no loss; nothing was changed" in recovered(run, RecoverableLayer.SILVER)
     assert_goes_on_exactly(run, SECOND[came:])
-    assert verify(run.spark, run.settings).is_exact
+    assert verify_silver_tables(run.spark, run.settings).is_exact
 
 
 @pytest.mark.soak
@@ -243,17 +243,17 @@ def test_a_table_whose_log_cannot_be_read_is_not_removed_but_named(run: Pipeline
     log = max((folder_of(run.lake, CHANGES) / "_delta_log").glob("*.json"))
     log.write_text("{torn")
     with pytest.raises(LakeError, match=r"the log of silver\.session_changes cannot be read.* remove the table"):
-        recovered(run, Recoverable.SILVER)
+        recovered(run, RecoverableLayer.SILVER)
     shutil.rmtree(folder_of(run.lake, CHANGES))
-    assert "found: silver.session_changes is gone" in recovered(run, Recoverable.SILVER)
+    assert "found: silver.session_changes is gone" in recovered(run, RecoverableLayer.SILVER)
     assert_goes_on_exactly(run)
 
 
 def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
     for gone in (a_state, lambda run: shutil.rmtree(checkpoint(run, "state"))):
         gone(run)
-        [finding] = [found for found in doctor._check_tables(run.settings) if found.level is Level.FAIL]
-        assert (finding.what, "`sessionlake recover silver`" in finding.detail) == ("states", True)
+        [finding] = [found for found in doctor._check_tables(run.settings) if found.level is Severity.FAIL]
+        assert (finding.check, "`sessionlake recover silver`" in finding.detail) == ("states", True)
 
 
 def test_over_a_home_doctor_needs_no_spark(run: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,18 +270,18 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
     gold.start(spark, run.settings, once=True).wait()
     before = [in_order(comparable(spark, run.lake, table)) for table in (AVERAGES, *PRODUCTS)]
     assert all(before)
-    assert "no loss" in recovered(run, Recoverable.GOLD)
+    assert "no loss" in recovered(run, RecoverableLayer.GOLD)
     shutil.rmtree(Path(run.settings.checkpoint("gold"), "state"))
     next(folder_of(run.lake, METRICS_1M).glob("*.parquet")).unlink()
     assert faults(run.settings) == {"states", "files"}
     with monkeypatch.context() as dying:
         dying.setattr("sessionlake.operations.rebuild.endings.delete_all_rows", power_cut)
         with pytest.raises(PowerCutError):
-            recovered(run, Recoverable.GOLD)
+            recovered(run, RecoverableLayer.GOLD)
     with pytest.raises(LakeError, match=r"is new, but the gold tables already.*sessionlake recover gold"):
         gold.start(spark, run.settings, once=True)
     set_clock_back(monkeypatch, hours=1)  # so it is emptied before what it has was committed
-    assert "gold is emptied" in recovered(run, Recoverable.GOLD)
+    assert "gold is emptied" in recovered(run, RecoverableLayer.GOLD)
     set_clock_back(monkeypatch, hours=2)  # and filled before it is emptied
     for _ in range(2):
         gold.start(spark, run.settings, once=True).wait()
@@ -291,16 +291,16 @@ def test_gold_without_its_checkpoint_and_files_is_computed_anew(
 
 @pytest.mark.soak
 def test_a_state_that_was_handed_over_and_is_gone_is_noticed_and_made_anew(spark: Any, run: Pipeline) -> None:
-    rebuild(spark, run.settings)
+    rebuild_silver_tables(spark, run.settings)
     handed = handover.active_folder(run.settings)
     state = min(handed.glob("*.state"))
     state.unlink()
     assert faults(run.settings) == {"states"}
     with pytest.raises(LakeError, match=rf"{re.escape(str(state))} is gone\. Run `sessionlake recover silver`"):
         run_once(spark, run.settings, Layer.SILVER, threading.Event())
-    assert f"found: silver: {state} is gone" in recovered(run, Recoverable.SILVER)
+    assert f"found: silver: {state} is gone" in recovered(run, RecoverableLayer.SILVER)
     (handed / "handover.json").write_text("{torn")
-    assert "handover.json is damaged" in recovered(run, Recoverable.SILVER)
+    assert "handover.json is damaged" in recovered(run, RecoverableLayer.SILVER)
     assert_goes_on_exactly(run)
 
 
@@ -312,9 +312,9 @@ def test_a_recovery_of_the_ledger_that_died_as_silver_was_published_is_finished_
     with monkeypatch.context() as dying:
         dying.setattr(handover, "activate_handover", power_cut)
         with pytest.raises(PowerCutError):
-            recovered(run, Recoverable.LEDGER)
-    assert "the interrupted rebuild from bronze.messages" in recovered(run, Recoverable.LEDGER)
-    assert recovered(run, Recoverable.LEDGER) == "found: a readable ledger that ends with the last batches"
+            recovered(run, RecoverableLayer.LEDGER)
+    assert "the interrupted rebuild from bronze.messages" in recovered(run, RecoverableLayer.LEDGER)
+    assert recovered(run, RecoverableLayer.LEDGER) == "found: a readable ledger that ends with the last batches"
     assert_goes_on_exactly(run)
 
 
@@ -333,8 +333,8 @@ def older(run: Pipeline, home: Path, table: str) -> None:
 
 def noticed(run: Pipeline) -> str:
     """What doctor says of versions."""
-    [found] = [found for found in doctor._check_tables(run.settings) if found.what == "versions"]
-    return found.detail if found.level is Level.FAIL else ""
+    [found] = [found for found in doctor._check_tables(run.settings) if found.check == "versions"]
+    return found.detail if found.level is Severity.FAIL else ""
 
 
 @pytest.mark.parametrize("layer", [SILVER, GOLD])
@@ -478,7 +478,7 @@ def test_each_table_that_was_set_back_is_noticed_and_brought_forward_or_told(
     if table in ELSEWHERE:
         DeltaTable(folder_of(run.lake, table)).restore(newest)
     else:
-        assert f"found: {table} has lost its latest changes" in recovered(run, Recoverable(own))
+        assert f"found: {table} has lost its latest changes" in recovered(run, RecoverableLayer(own))
         gold.start(spark, run.settings, once=True).wait()
     assert faults(run.settings) - {"topics"} == set()
     assert figures(run) == before
@@ -496,7 +496,7 @@ def power_cut(*_: object) -> None:
 def test_a_file_that_is_gone_is_named(run: Pipeline, table: str) -> None:
     gone = next(folder_of(run.lake, table).glob("*.parquet"))
     gone.unlink()
-    [finding] = [found for found in doctor._check_tables(run.settings) if found.what == "files"]
-    assert finding.level is Level.FAIL
+    [finding] = [found for found in doctor._check_tables(run.settings) if found.check == "files"]
+    assert finding.level is Severity.FAIL
     assert gone.name in finding.detail
     assert ("sessionlake recover silver" in finding.detail) == (table == CHANGES)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sessionlake.cli import gold as gold_commands
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.export import FileFormat, export
@@ -29,11 +29,11 @@ from sessionlake.gold.sql.views import create_quality_since, create_views
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.processors.difference import find_difference
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.upserts import Messages
+from sessionlake.protocol.upserts import UpsertMessages
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.settings.gold import AggregateKind, GoldSettings
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings, TopicRule
@@ -228,7 +228,7 @@ def test_a_declared_column_id_holds_the_row_s_id(names: Names) -> None:
 
 def test_gold_is_exact_and_every_table_has_rows(names: Names) -> None:
     said: list[str] = []
-    exact = gold_commands.verify(names.spark, names.settings, said.append)
+    exact = gold_commands.verify_gold_tables(names.spark, names.settings, said.append)
     assert [line for line in said if " exact" not in line] == []
     assert exact
     tables = {"gold.select", "gold.select_final", "gold.values", "gold.order", "gold.group", "gold.by", ENRICHED}
@@ -241,7 +241,7 @@ def test_tables_made_anew_are_what_they_were(names: Names) -> None:
     spark, lake = names.spark, names.lake
     for table, keys in (("gold.select", ["topic", "session_id", "window_start"]), ("gold.by", ["value"])):
         before = lake.read(spark, table).localCheckpoint()
-        gold_commands.rebuild(spark, names.settings, table, print)
+        gold_commands.rebuild_gold_tables(spark, names.settings, table, print)
         assert not find_difference(before, lake.read(spark, table), keys), table
 
 
@@ -276,7 +276,9 @@ def test_views_and_queries_take_the_published_columns_for_what_they_are(names: N
     [row] = names.spark.sql(COUNTED.format(since)).collect()
     used = row[0]
     assert used == len(names.sent)
-    columns, rows = fetch(names.spark, names.settings, READ.format(", ".join(f"t.{quote(name)}" for name in NAMES)))
+    columns, rows = fetch_query_result(
+        names.spark, names.settings, READ.format(", ".join(f"t.{quote(name)}" for name in NAMES))
+    )
     assert columns == NAMES
     assert len(list(rows)) == len(rows_of(names.spark, names.lake, ROWS))
 
@@ -298,11 +300,11 @@ def test_what_is_published_has_all_results(names: Names) -> None:
         count = told.num_rows
         told = told.append_column("_change_type", pa.array(["insert"] * count))
         told = told.append_column("_commit_version", pa.array([1] * count, pa.int64()))
-        [*made] = Messages(outlet.key, 0)(told.combine_chunks().to_batches())
+        [*made] = UpsertMessages(outlet.key, 0)(told.combine_chunks().to_batches())
         assert sum(batch.num_rows for batch in made) == count
 
 
 def test_silver_rebuilt_is_the_truth(names: Names) -> None:
-    rebuild(names.spark, names.settings)
+    rebuild_silver_tables(names.spark, names.settings)
     assert_silver_is_the_truth(names.spark, names.settings, names.sent, ledger=False)
     assert CHANGES

@@ -13,12 +13,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from sessionlake.cli.remote_tables import LAST_HOUR
-from sessionlake.cli.sql_names import rename
+from sessionlake.cli.sql_names import replace_names
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.errors import NotFoundError
-from sessionlake.notebook.jupyter import as_jupyter, main
+from sessionlake.notebook.jupyter import convert_to_jupyter, main
 from sessionlake.settings.model import Settings, load_settings
 from support.lakes import folder_of
 from support.notebooks import CONFIG, NOTEBOOKS, fill, require_true, run_all
@@ -150,7 +150,7 @@ def test_each_is_a_databricks_source_that_jupyter_opens_with_its_prose_as_text(n
     copy.write_text(source, encoding="utf-8")
     main([str(copy)])
     made = json.loads(copy.with_suffix(".ipynb").read_text(encoding="utf-8"))
-    assert made == as_jupyter(source)
+    assert made == convert_to_jupyter(source)
     kinds = ["markdown" if "# MAGIC" in cell else "code" for cell in (first, *cells)]
     assert [cell["cell_type"] for cell in made["cells"]] == kinds
     code = "\n".join(cell["source"] for cell in made["cells"] if cell["cell_type"] == "code")
@@ -161,6 +161,6 @@ def test_each_is_a_databricks_source_that_jupyter_opens_with_its_prose_as_text(n
 
 def test_what_remote_status_asks_a_warehouse_is_answered_by_the_ledger(spark, filled):
     lake = Lake(filled)
-    found = spark.sql(rename(LAST_HOUR, lambda one: lake.identifier(str(one)))).collect()
+    found = spark.sql(replace_names(LAST_HOUR, lambda one: lake.identifier(str(one)))).collect()
     assert {row["layer"]: row["batches"] for row in found} == {"bronze": 2, "silver": 1, "silver_tables": 1, "gold": 1}
     assert all(row["batch_seconds"] >= 0 for row in found)

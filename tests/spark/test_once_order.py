@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sessionlake.cli import rules
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, RULE_EVENTS, SENSOR_AVERAGES
 from sessionlake.gold.changes import declared_columns
 from sessionlake.gold.declared.tables import declared_gold_tables
@@ -108,7 +108,7 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
         feed.run()
         monkeypatch.undo()
         if not begin:
-            rules.apply(feed.spark, feed.settings, written, lambda _: None, only=False)
+            rules.apply_rules(feed.spark, feed.settings, written, lambda _: None, only=False)
     assert {
         one.first_difference for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
     } == {None}
@@ -126,5 +126,5 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
     assert [(one.first, one.last, one.messages) for one in found.offsets] == [(offsets[0], offsets[-1], 3)]
     query = "SELECT `table`, ts FROM figures_with('capture.b', 0, {})"
     assert (AVERAGES, row["ts"]) in [
-        tuple(one) for one in fetch(feed.spark, feed.settings, query.format(offsets[0]))[1]
+        tuple(one) for one in fetch_query_result(feed.spark, feed.settings, query.format(offsets[0]))[1]
     ]

@@ -18,7 +18,7 @@ from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, 
 from sessionlake.history.status import layer_statuses
 from sessionlake.integrity.rules import Decision
 from sessionlake.operations.pipeline import Layer, run_once
-from sessionlake.operations.rebuild.processors import preview_rebuild, rebuild
+from sessionlake.operations.rebuild.processors import preview_rebuild, rebuild_processor
 from sessionlake.processors import keyed
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, ProcessorSettings, Settings, SilverSettings
@@ -223,7 +223,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
 
     monkeypatch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
     with pytest.raises(_DeathError):
-        rebuild(counted.spark, counted.settings, "counted")
+        rebuild_processor(counted.spark, counted.settings, "counted")
     refused = "was interrupted while .* Run `sessionlake rebuild processor:counted`"
     with pytest.raises(LakeError, match=refused):
         counted.run()
@@ -232,7 +232,7 @@ def test_a_new_class_is_shown_against_history_then_published_at_once_and_gone_on
     monkeypatch.undo()
     monkeypatch.chdir(counted.folder)
     set_clock_back(monkeypatch, hours=1)
-    rebuilt = rebuild(counted.spark, counted.settings, "counted")
+    rebuilt = rebuild_processor(counted.spark, counted.settings, "counted")
     assert (rebuilt.messages, rebuilt.different) == (4, None)
     anew = [("s", 0, 0, 1, "snapshot"), ("s", 2, 0, 2, "update"), ("t", 1, 0, 11, "snapshot")]
     assert counted.rows() == [*anew, ("t", 3, 0, 12, "update")]
@@ -276,9 +276,9 @@ def test_a_rebuild_that_was_interrupted_is_finished_whatever_was_done_with_anoth
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.streaming.journal.fault_point", _dies_at("after:publish:silver.counted"))
         with pytest.raises(_DeathError):
-            rebuild(counted.spark, counted.settings, "counted")
+            rebuild_processor(counted.spark, counted.settings, "counted")
     preview_rebuild(counted.spark, counted.settings, "other")
-    assert rebuild(counted.spark, counted.settings, "counted").different is None
+    assert rebuild_processor(counted.spark, counted.settings, "counted").different is None
     assert [row[:3] for row in counted.errors()] == [("counted", "s", 1)]
 
 
@@ -300,7 +300,7 @@ def test_a_rebuild_leaves_no_error_of_a_batch_that_died_before_its_ledger_row(
         return replace(*removed, **how)
 
     monkeypatch.setattr(folder_removal, "replace_files", beside_another)
-    rebuild(counted.spark, counted.settings, "counted")
+    rebuild_processor(counted.spark, counted.settings, "counted")
     assert sorted(row[:3] for row in counted.errors()) == [("counted", "s", 1), ("other", "s", None)]
 
 
@@ -325,7 +325,7 @@ def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_re
     counted.settings = counted.settings.model_copy(update={"processors": (renamed,)})
     with pytest.raises(LossError, match=r"silver\.kept holds rows already"):
         counted.run()
-    assert not rebuild(counted.spark, counted.settings, "renamed").different
+    assert not rebuild_processor(counted.spark, counted.settings, "renamed").different
     counted.arrive(("s", said("update", 1), 600))
     counted.run()
     rows = rows_of(counted.spark, counted.lake, "silver.kept")

@@ -129,13 +129,13 @@ class Fills:
 
     def verify(self) -> bool:
         found: list[str] = []
-        exact = gold.verify(self.spark, self.settings, found.append)
+        exact = gold.verify_gold_tables(self.spark, self.settings, found.append)
         self.said = [said for said in found if ".by_" in said]
         return exact
 
     def rebuild(self, table: str) -> None:
         self.said.clear()
-        gold.rebuild(self.spark, self.settings, table, self.said.append)
+        gold.rebuild_gold_tables(self.spark, self.settings, table, self.said.append)
 
     def spoil(self, table: str, **changed: Any) -> None:
         """Changes the figures of one of the table's rows."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sessionlake.cli.query import answer_as_of, fetch, require_tables
-from sessionlake.cli.remote_tables import require_reading
+from sessionlake.cli.query import fetch_query_result, require_tables, write_query_result_as_of
+from sessionlake.cli.remote_tables import require_reading_statement
 from sessionlake.cli.show import OutputFormat
-from sessionlake.cli.sql_names import without_prefixes
+from sessionlake.cli.sql_names import replace_prefixed_names
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
@@ -183,37 +183,37 @@ def test_what_reads_is_taken_with_the_tables_that_it_names(spark, sql, tables):
 @pytest.mark.parametrize("sql", REFUSED)
 def test_what_does_more_than_read_the_lake_is_refused_and_does_nothing(spark, settings, tmp_path, sql):
     with pytest.raises(UsageError, match="query: "):
-        fetch(spark, settings, sql.format(out=tmp_path / "out"))
+        fetch_query_result(spark, settings, sql.format(out=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("sql", REFUSED)
 def test_what_does_more_than_read_is_refused_as_of_a_batch_too(spark, settings, tmp_path, sql):
     with pytest.raises(UsageError, match="query: "):
-        answer_as_of(spark, settings, sql.format(out=tmp_path / "out"), 0, OutputFormat.JSON)
+        write_query_result_as_of(spark, settings, sql.format(out=tmp_path / "out"), 0, OutputFormat.JSON)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_table_by_its_full_name_is_refused_as_of_a_batch(spark, settings):
     with pytest.raises(UsageError, match=r"main\.silver\.sessions cannot be read as of a batch"):
-        answer_as_of(spark, settings, "SELECT * FROM main.silver.sessions", 0, OutputFormat.JSON)
+        write_query_result_as_of(spark, settings, "SELECT * FROM main.silver.sessions", 0, OutputFormat.JSON)
 
 
 @pytest.mark.parametrize("sql", [sql for sql, _ in READS if "metrics_between" not in sql])
 def test_what_reads_is_sent_to_a_warehouse(settings, sql):
-    require_reading(settings, sql)
+    require_reading_statement(settings, sql)
 
 
 @pytest.mark.parametrize("sql", [sql for sql in REFUSED if "main.other" not in sql])
 def test_what_does_more_than_read_is_not_sent_to_a_warehouse(settings, sql):
     with pytest.raises(UsageError, match="query: "):
-        require_reading(settings, sql)
+        require_reading_statement(settings, sql)
 
 
 def test_a_warehouse_is_asked_for_other_tables_by_their_full_names_alone(settings):
-    require_reading(settings, f"SELECT * FROM {S} JOIN crm.public.devices USING (topic)")
+    require_reading_statement(settings, f"SELECT * FROM {S} JOIN crm.public.devices USING (topic)")
     with pytest.raises(UsageError, match=r"public\.devices is neither"):
-        require_reading(settings, "SELECT * FROM public.devices")
+        require_reading_statement(settings, "SELECT * FROM public.devices")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_the_bundle_s_queries_are_answered_as_they_are(spark, settings, file):
     lake = Lake(settings)
     lake.ensure(spark, [one for one in TABLES if one in file.read_text()])
     require_tables(settings, file.read_text())
-    names, _ = fetch(spark, settings, file.read_text())
+    names, _ = fetch_query_result(spark, settings, file.read_text())
     assert names
 
 
@@ -276,10 +276,12 @@ def test_the_bundle_s_queries_are_answered_as_they_are(spark, settings, file):
     ],
 )
 def test_only_a_table_s_name_takes_the_place_of_a_prefixed_one(sql, expanded):
-    assert without_prefixes(sql) == (expanded or sql)
+    assert replace_prefixed_names(sql) == (expanded or sql)
 
 
 def test_a_statement_with_a_leading_comment_is_answered(spark, settings):
     Lake(settings).ensure(spark, [S])
-    names, rows = fetch(spark, settings, f"-- Sessions, by '{S}'.\nSELECT '--' AS a, count(*) AS n FROM {S}")
+    names, rows = fetch_query_result(
+        spark, settings, f"-- Sessions, by '{S}'.\nSELECT '--' AS a, count(*) AS n FROM {S}"
+    )
     assert (names, list(rows)) == (["a", "n"], [("--", 0)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, LEDGER, RULE_EVENTS
 from sessionlake.delta.schemas.names import RULES as RULES_TABLE
@@ -23,9 +23,9 @@ from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.state import stats_of
 from sessionlake.integrity.state import ShardState
 from sessionlake.operations.rebuild.compare_states import StatesComparison, compare_states
-from sessionlake.operations.rebuild.replay import Selection
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.replay import SessionSelection
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import CaptureSettings, GoldSettings, Settings, SilverSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
@@ -79,9 +79,9 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
 
     with record_commit(settings, "silver", 7, "any", []):  # the batch dies here
         with pytest.raises(LakeError, match=r"interrupted while it committed batch 7.*run silver --once"):
-            verify(spark, settings)
+            verify_silver_tables(spark, settings)
         with pytest.raises(LakeError, match=r"interrupted while it committed batch 7.*run silver --once"):
-            rebuild(spark, settings, selection=Selection("capture.strict"))
+            rebuild_silver_tables(spark, settings, selection=SessionSelection("capture.strict"))
 
     row, same = wrong_row(spark, lake)
 
@@ -90,11 +90,11 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     with monkeypatch.context() as patch:
         patch.setattr(handover, "activate_handover", _power_cut)
         with pytest.raises(PowerCutError):
-            rebuild(spark, settings)
+            rebuild_silver_tables(spark, settings)
     for start in (job.start, gold.start):
         with pytest.raises(LakeError, match=r"was interrupted while .* Run `sessionlake rebuild silver`"):
             start(spark, settings, once=True)
-    assert rebuild(spark, settings).comparison is None
+    assert rebuild_silver_tables(spark, settings).comparison is None
     assert_silver_is_the_truth(spark, settings, [message for batch in batches[:2] for message in batch], ledger=False)
 
     history = lake.delta(spark, "silver.session_rows").history().orderBy("version").collect()
@@ -138,7 +138,7 @@ def test_gold_that_is_behind_is_computed_anew_though_a_rebuild_changes_no_row(
     run(spark, looking_up, batches[0][:40])
     taken_in(spark, looking_up)
     run(spark, looking_up, batches[0][40:80])
-    done = rebuild(spark, looking_up)
+    done = rebuild_silver_tables(spark, looking_up)
     assert (done.comparison and done.comparison.first_difference, done.empties_gold) == (None, True)
     taken_in(spark, looking_up)
     assert rows_of(spark, Lake(looking_up), RULE_EVENTS)
@@ -152,17 +152,17 @@ def test_gold_stays_as_it_was_and_is_told_of_as_before_where_a_rebuild_changes_n
         rows = rows_of(spark, Lake(looking_up), CHANGES)
         place = min((row["topic"], row["partition"], row["_offset"]) for row in rows if row["qty"])
         asked = "SELECT * FROM figures_with({!r}, {}, {})".format(*place)  # noqa: S608 - quoted values of a row made here
-        return sorted(fetch(spark, looking_up, asked)[1], key=repr)
+        return sorted(fetch_query_result(spark, looking_up, asked)[1], key=repr)
 
     run(spark, looking_up, batches[0])
     taken_in(spark, looking_up)
     before = figures()
     assert before
-    assert not rebuild(spark, looking_up).empties_gold
+    assert not rebuild_silver_tables(spark, looking_up).empties_gold
     assert figures() == before
     taken_in(spark, looking_up)
     run(spark, looking_up, batches[1])
-    assert rebuild(spark, looking_up).empties_gold
+    assert rebuild_silver_tables(spark, looking_up).empties_gold
     assert figures() == []
     taken_in(spark, looking_up)
     assert figures()
@@ -174,14 +174,14 @@ def test_one_session_is_rebuilt_with_its_state_and_what_is_wrong_in_states_and_r
 ) -> None:
     lake = Lake(settings)
     run(spark, settings, *batches[:2])
-    rebuild(spark, settings)
+    rebuild_silver_tables(spark, settings)
     # The stream has not gone on yet: the session's state, too, is the rebuild's.
     row, _ = wrong_row(spark, lake)
     with pytest.raises(UsageError, match=f"has no message of session 'nope' of topic {row['topic']}"):
-        rebuild(spark, settings, selection=Selection(row["topic"], ("nope",)))
+        rebuild_silver_tables(spark, settings, selection=SessionSelection(row["topic"], ("nope",)))
     assert dict(read_shard_states(spark, settings))
-    one = Selection(row["topic"], (row["session_id"],))
-    assert rebuild(spark, settings, selection=one).comparison.different == 1
+    one = SessionSelection(row["topic"], (row["session_id"],))
+    assert rebuild_silver_tables(spark, settings, selection=one).comparison.different == 1
 
     # What no table shows is wrong in the state that is handed over, of sessions that nothing comes of any more.
     wrong = assert_wrong_states_are_found(spark, settings, {(message.topic, message.key) for message in batches[2]})
@@ -189,7 +189,7 @@ def test_one_session_is_rebuilt_with_its_state_and_what_is_wrong_in_states_and_r
     assert_silver_is_the_truth(spark, settings, [message for batch in batches for message in batch], ledger=False)
     # So is a value in a row that a table shows: both are found, and named; all else is equal.
     row, _ = wrong_row(spark, lake)
-    found = verify(spark, settings, slice_messages=SLICE)
+    found = verify_silver_tables(spark, settings, slice_messages=SLICE)
     assert (found.different, found.tables) == (1, {"silver.session_rows"})
     assert f"row_id {row['row_id']!r}, qty: found {row['qty'] - 1}, expected {row['qty']}" in (
         found.first_difference or ""

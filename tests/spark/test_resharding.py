@@ -22,10 +22,10 @@ from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.processors import preview_rebuild
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.recover import gold as recover
-from sessionlake.operations.resharding.layers import layers_of, shards_of_states
-from sessionlake.operations.resharding.reshard import reshard
+from sessionlake.operations.resharding.layers import count_shards_of_states, list_layers
+from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import (
     CaptureSettings,
@@ -102,13 +102,13 @@ def run(spark: Any, settings: Settings, *layers: str) -> None:
 
 def numbers(spark: Any, settings: Settings) -> list[int | None]:
     """How many shards the states of each layer are of, and as many there are."""
-    for layer in layers_of(settings):
-        shards = shards_of_states(spark, settings, layer)
+    for layer in list_layers(settings):
+        shards = count_shards_of_states(spark, settings, layer)
         if shards is None:
             continue
         found = [row["shard"] for row in read_state_frame(spark, settings, layer).select("shard").collect()]
         assert sorted(found) == list(range(shards))
-    return [shards_of_states(spark, settings, layer) for layer in layers_of(settings)]
+    return [count_shards_of_states(spark, settings, layer) for layer in list_layers(settings)]
 
 
 def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
@@ -127,7 +127,7 @@ def assert_gold_is_exact(spark: Any, settings: Settings) -> None:
 def assert_as_if_nothing_had_been(spark: Any, settings: Settings, messages: list[list[KafkaMessage]]) -> None:
     """Every table is right, every state, no message was taken in twice, and each layer is one query."""
     assert_silver_is_the_truth(spark, settings, [message for batch in messages for message in batch])
-    found = verify(spark, settings)
+    found = verify_silver_tables(spark, settings)
     assert (found.is_exact, found.states is not None and found.states.skipped) == (True, None)
     assert_gold_is_exact(spark, settings)
     for layer in LAYERS:
@@ -154,10 +154,10 @@ def test_silver_goes_on_from_other_shards_once_its_states_are_moved(spark: Any, 
     other = of_shards(settings, 7, 4)
     with pytest.raises(LakeError, match=r"Set it back to [0-9]+, or move .* with `sessionlake reshard 7`"):
         run(spark, other, SILVER)
-    assert reshard(spark, other, 7) == [SILVER]
+    assert reshard_layers(spark, other, 7) == [SILVER]
     arrive(spark, other, second)
     run(spark, other, SILVER)
-    assert shards_of_states(spark, other, SILVER) == 7
+    assert count_shards_of_states(spark, other, SILVER) == 7
     assert_silver_is_the_truth(spark, other, [message for batch in parts for message in batch])
 
 
@@ -187,7 +187,7 @@ def test_states_that_no_batch_has_come_to_since_they_were_moved_are_moved_once_m
     run(spark, settings, SILVER)
     for shards in (1, 2):
         other = of_shards(settings, shards, 4)
-        assert reshard(spark, other, shards) == [SILVER]
+        assert reshard_layers(spark, other, shards) == [SILVER]
         Lake(settings).delta(spark, MESSAGES).optimize().executeCompaction()  # a version without messages
         run(spark, other, SILVER)
     arrive(spark, other, second)
@@ -208,17 +208,17 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
     with pytest.raises(LakeError, match=r"Set it back to [0-9]+, or move .* with `sessionlake reshard 7`"):
         run(spark, other, SILVER)
     with pytest.raises(UsageError, match=r"silver.shards is 7 and gold.shards is 7: .* set .* to 5 first"):
-        reshard(spark, other, 5)
+        reshard_layers(spark, other, 5)
     with claim_layers(spark, other, Layer.GOLD), pytest.raises(ClaimedError):
         reshard_all(spark, other, 7, 0)
 
     said: list[str] = []
-    assert reshard(spark, other, 7, said.append) == LAYERS
+    assert reshard_layers(spark, other, 7, said.append) == LAYERS
     assert said[0] == "silver: processes what is available, with 4 shards"
     assert [line for line in said if "takes in" in line] == said[:1]
     assert numbers(spark, other) == [7, 7, 7]
     assert forgotten(spark, other) > 0
-    assert reshard(spark, other, 7) == []
+    assert reshard_layers(spark, other, 7) == []
 
     arrive(spark, other, third)
     run(spark, other)
@@ -241,7 +241,7 @@ def test_gold_s_shards_that_nothing_came_to_since_have_the_states_that_they_were
     feed.write(change(name, "r", next(offset), i * SECOND, price=float(i)) for name in names for i in range(9)).run()
     for shards in (5, 3):
         feed.settings = of_shards(settings, 64, shards)
-        assert reshard(spark, feed.settings, shards) == [GOLD]
+        assert reshard_layers(spark, feed.settings, shards) == [GOLD]
         feed.write([change("a", "r", next(offset), 10 * SECOND, price=1.0)]).run()
     feed.write(change(name, "r", next(offset), 20 * SECOND, price=7.0) for name in names).run()
     feed.require_exact(*(one.table for one in declared_averages(feed.settings)))
@@ -273,19 +273,19 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
                 patch.setattr(f"sessionlake.{module}.fault_point", dying)
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):
-                    reshard(spark, other, number)
+                    reshard_layers(spark, other, number)
             assert not RESHARD.journal_file(other).exists()
             assert numbers(spark, former)[0] == former.silver.shards
             with pytest.raises(DiedError):
-                reshard(spark, other, number)
+                reshard_layers(spark, other, number)
             with pytest.raises(LakeError, match=f"a resharding was interrupted, .* Run `sessionlake reshard {number}`"):
                 run(spark, former, GOLD)
             with pytest.raises(UsageError, match=f"a resharding to {number} was interrupted"):
-                reshard(spark, other, number + 1)
+                reshard_layers(spark, other, number + 1)
             done = None
             while done is None:
                 with suppress(DiedError):
-                    done = reshard(spark, other, number)
+                    done = reshard_layers(spark, other, number)
         assert done == LAYERS
         assert {"after:silver.prepared", "after:silver.swapped", "after:gold.held", "after:gold.resharded"} <= {*died}
         assert not RESHARD.journal_file(other).exists()
@@ -307,21 +307,21 @@ def test_one_layer_moves_alone_and_gold_that_is_emptied_begins_with_the_shards_i
     arrive(spark, settings, first)
     run(spark, settings, SILVER)
     mixed = of_shards(settings, 9, 4)
-    assert reshard(spark, mixed, 9) == [SILVER]
-    found = verify(spark, mixed)
+    assert reshard_layers(spark, mixed, 9) == [SILVER]
+    found = verify_silver_tables(spark, mixed)
     assert (found.is_exact, found.states and found.states.skipped) == (True, None)
-    assert reshard(spark, mixed, 4) == []
+    assert reshard_layers(spark, mixed, 4) == []
     run(spark, mixed)
     mixed = of_shards(settings, 9, 3)
     for layer in LAYERS[1:]:
         with pytest.raises(LakeError, match=r"Set it back to [0-9]+, or move .* with `sessionlake reshard [38]`"):
             run(spark, of_shards(settings, 8, 3), layer)
-    assert reshard(spark, mixed, 3) == [GOLD]
-    assert recover.recover(spark, mixed) == ()
+    assert reshard_layers(spark, mixed, 3) == [GOLD]
+    assert recover.recover_gold(spark, mixed) == ()
     assert handover.read_active(mixed, GOLD) is not None
-    recover.empty(spark, mixed)
+    recover.empty_gold(spark, mixed)
     assert handover.read_active(mixed, GOLD) is None
-    assert reshard(spark, of_shards(settings, 9, 5), 5) == [GOLD]  # of which there are no states
+    assert reshard_layers(spark, of_shards(settings, 9, 5), 5) == [GOLD]  # of which there are no states
     mixed = of_shards(settings, 9, 5)
     arrive(spark, mixed, second)
     run(spark, mixed)

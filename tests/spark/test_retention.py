@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Level, _check_offsets, _check_row_counts
-from sessionlake.cli.maintain import describe, maintain_once
-from sessionlake.cli.options import Recoverable
-from sessionlake.cli.query import answer_as_of, fetch
+from sessionlake.cli.doctor import Severity, _check_offsets, _check_row_counts
+from sessionlake.cli.maintain import describe_maintenance, maintain_once
+from sessionlake.cli.options import RecoverableLayer
+from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.cli.recover import recover
 from sessionlake.cli.show import OutputFormat
@@ -63,14 +63,14 @@ from sessionlake.ledger.retained import (
     select_expired_rows,
 )
 from sessionlake.operations.forgetting.forget import Forgetting
-from sessionlake.operations.forgetting.rows import clean_bookkeeping
+from sessionlake.operations.forgetting.rows import remove_from_operations_tables
 from sessionlake.operations.maintenance import TableMaintenance
 from sessionlake.operations.rebuild.preflight import require_silver_current
-from sessionlake.operations.rebuild.replay import Selection, replay
-from sessionlake.operations.rebuild.silver import rebuild
+from sessionlake.operations.rebuild.replay import SessionSelection, replay_messages
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.retention import by_session
 from sessionlake.operations.retention import removal as module
-from sessionlake.operations.retention.removal import RemovalResult, Retention
+from sessionlake.operations.retention.removal import RemovalResult, RetentionRunner
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import CaptureSettings, MaintainSettings, ProcessorSettings, Settings
@@ -108,7 +108,9 @@ def aging(three_batches: Aging, tmp_path: Path) -> Aging:
 @pytest.mark.soak
 def test_of_a_lake_that_is_younger_than_its_span_nothing_goes(spark: Any, aging: Aging) -> None:
     # Of each session silver has written another row of its progress since.
-    found = {table: Retention(spark, aging.settings).remove(table, aging.moments[1]) for table in CUT}
+    found = {
+        table: RetentionRunner(spark, aging.settings).remove_expired_rows(table, aging.moments[1]) for table in CUT
+    }
     assert {table: (done.rows, done.waits) for table, done in found.items()} == dict.fromkeys(CUT, (0, ""))
     assert read_removed_rows(aging.reader) == {}
 
@@ -142,7 +144,7 @@ def test_the_books_balance_and_a_row_that_is_lost_besides_is_missed(cut: Aging) 
     )
     known = read_removed_rows(cut.reader)
     record_removed_rows(cut.spark, cut.lake, replace(known[MESSAGES], removed=5))
-    with pytest.raises(LakeError, match=r"holds 17 rows, but the ledger says 23, less 5 that maintain\.retention or"):
+    with pytest.raises(LakeError, match=r"holds 17 rows, but should hold 23, less 5 that maintain\.retention or"):
         _check_row_counts(cut.spark, cut.lake)
     record_removed_rows(cut.spark, cut.lake, known[MESSAGES])
     assert read_removed_rows(cut.reader) == known
@@ -171,16 +173,16 @@ def test_a_session_is_told_at_each_moment_from_its_last_old_table_on_and_refused
 def test_sql_tells_the_same_and_refuses_the_same(cut: Aging) -> None:
     create_session_as_of(cut.spark, Lake(cut.settings))
     asked = "SELECT count(*) FROM session_as_of('long', timestamp_millis({}))"
-    assert fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
+    assert fetch_query_result(cut.spark, cut.settings, asked.format(START + (4 + 30 * 5) * MINUTE))[1] == [(3,)]
     with pytest.raises(UsageError, match="session_changes does not reach back that far"):
-        fetch(cut.spark, cut.settings, asked.format(START + (4 + 30 * 2) * MINUTE))
+        fetch_query_result(cut.spark, cut.settings, asked.format(START + (4 + 30 * 2) * MINUTE))
 
 
 def test_silver_is_read_as_of_a_batch_from_the_cut_on(cut: Aging) -> None:
     counting = "SELECT count(*) FROM silver.session_changes"
-    assert answer_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
+    assert write_query_result_as_of(cut.spark, cut.settings, counting, 1, OutputFormat.CSV) == 1
     with pytest.raises(LakeError, match=r"session_changes that were .* up to 1, so it cannot be read as of batch 0"):
-        answer_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
+        write_query_result_as_of(cut.spark, cut.settings, counting, 0, OutputFormat.CSV)
 
 
 def test_a_trace_tells_what_is_gone(cut: Aging) -> None:
@@ -203,7 +205,7 @@ def test_silver_is_not_built_from_a_bronze_that_is_cut(cut: Aging) -> None:
     with pytest.raises(
         LakeError, match=r"bronze\.messages begins at offset 6, by maintain.retention\. So silver cannot be"
     ):
-        replay(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
+        replay_messages(cut.spark, cut.settings, version=cut.lake.last_commit(cut.spark, MESSAGES).version)
 
 
 @pytest.mark.soak
@@ -244,8 +246,8 @@ def test_verify_compares_what_is_left_and_a_rebuild_makes_silver_whole_again(
     assert all(line.endswith("only later rows are compared") for line in since)
     assert states.startswith("also exact")
     with pytest.raises(LakeError, match="single sessions cannot be rebuilt"):
-        rebuild(spark, aging.settings, selection=Selection(sessions=("long",)))
-    rebuilt = rebuild(spark, aging.settings)
+        rebuild_silver_tables(spark, aging.settings, selection=SessionSelection(sessions=("long",)))
+    rebuilt = rebuild_silver_tables(spark, aging.settings)
     assert rebuilt.comparison is not None
     assert rebuilt.comparison.is_exact
     assert read_removed_rows(aging.reader) == {}
@@ -308,13 +310,13 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
     said: list[str] = []
     if bronze:
         with pytest.raises(LakeError, match=r"ops\.ledger cannot be made again\. Restore it from a backup"):
-            recover(spark, aging.settings, Recoverable.LEDGER, said.append)
+            recover(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
         return
-    recover(spark, aging.settings, Recoverable.LEDGER, said.append)
+    recover(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
     assert read_last_offsets(aging.reader, "bronze") == read_last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
-    assert [found for found in doctor._check_tables(aging.settings) if found.level is Level.FAIL] == []
+    assert [found for found in doctor._check_tables(aging.settings) if found.level is Severity.FAIL] == []
 
 
 class Events:
@@ -339,7 +341,7 @@ class Events:
         write_rows(spark, self.lake, LEDGER, entries)
 
     def cut(self, batch: int) -> int:
-        return Retention(self.spark, self.settings).remove(EVENTS, self.moments[batch] + SPAN).rows
+        return RetentionRunner(self.spark, self.settings).remove_expired_rows(EVENTS, self.moments[batch] + SPAN).rows
 
     def noted(self) -> tuple[int, int]:
         found = read_removed_rows(self.lake.reader(self.spark))[EVENTS]
@@ -406,7 +408,7 @@ def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str
     events = Events(spark, location)
     assert events.cut(0) == 1
     spark.sql(f"RESTORE TABLE {events.lake.identifier(RETAINED)} TO VERSION AS OF 1")
-    waits = Retention(spark, events.settings).remove(EVENTS, events.moments[2] + SPAN).waits
+    waits = RetentionRunner(spark, events.settings).remove_expired_rows(EVENTS, events.moments[2] + SPAN).waits
     assert re.match(rf"{RETAINED} has lost its latest changes: .* Bring the newer version back", waits)
     assert events.left() == 3
 
@@ -446,13 +448,15 @@ def test_what_a_forgotten_session_had_of_a_cut_that_died_is_counted_once(
         "session_id"
     ].to_pylist()
     with monkeypatch.context() as patch:
-        patch.setattr("sessionlake.operations.forgetting.rows.remove", stop)  # counted, and not yet removed
+        patch.setattr(
+            "sessionlake.operations.forgetting.rows.remove_session_rows", stop
+        )  # counted, and not yet removed
         with pytest.raises(StoppedError):
-            Forgetting(spark, aging.settings, shorten=True).run(first)
+            Forgetting(spark, aging.settings, shorten=True).forget_session(first)
     assert not read_removed_rows_without_limits(aging.reader)[CHANGES].pending
-    waits = Retention(spark, aging.settings).remove(CHANGES, aging.moments[2] + SPAN).waits
+    waits = RetentionRunner(spark, aging.settings).remove_expired_rows(CHANGES, aging.moments[2] + SPAN).waits
     assert waits.startswith("the forgetting of a session was interrupted")
-    Forgetting(spark, aging.settings, shorten=True).run(first)
+    Forgetting(spark, aging.settings, shorten=True).forget_session(first)
     assert _check_row_counts(spark, aging.lake).startswith("hold what the ledger says")
 
 
@@ -502,7 +506,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     write_rows(spark, lake, SNAPSHOT_INDEX, [s | cut for s, own in zip(of, kept, strict=True) for cut in own])
     filled_late = [s | {"_batch": 1, "beneath": is_late or None} for s, is_late in zip(of, late, strict=True)]
     write_rows(spark, lake, PROGRESS, filled_late)
-    rules = {CHANGES: by_session.change_limits, SNAPSHOTS: by_session.snapshot_limits}
+    rules = {CHANGES: by_session.compute_change_limits, SNAPSHOTS: by_session.compute_snapshot_limits}
     noted: dict[tuple[str, str, int, str], int] = {}
     # Of whole tables, more may be old than of changes, or less.
     for steps in (((CHANGES, 4), (SNAPSHOTS, 2)), ((SNAPSHOTS, 7), (CHANGES, 5)), ((SNAPSHOTS, 7), (CHANGES, 9))):
@@ -544,7 +548,7 @@ def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_l
             last = max((r["_batch"] for r in own if r["_batch"] <= batch), default=-1)
             if row["first_offset"] is not None and not row["beneath"] and row["_batch"] < last:
                 expected[*(row[name] for name in SESSION), row["first_offset"]] = last - 1
-        found = by_session.progress_limits(spark, lake, batch).to_pylist()
+        found = by_session.compute_progress_limits(spark, lake, batch).to_pylist()
         names = (*SESSION, "first_offset")
         assert {tuple(row[name] for name in names): row["limit"] for row in found} == expected
 
@@ -562,7 +566,7 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     lake.storage.delta(spark, RETAINED).update("session_id = 'somebody'", {"limit": "5"})  # the former row is marked
     lake.ensure(spark, [LEDGER, POSITIONS])
     for session in ("somebody", ""):  # of messages without an id of a session
-        clean_bookkeeping(spark, lake, (TOPIC, session))
+        remove_from_operations_tables(spark, lake, (TOPIC, session))
     assert [read_last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [
         None,
         4,
@@ -577,17 +581,19 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
     spark: Any, location: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = Events(spark, location)
-    late = Retention.remove
+    late = RetentionRunner.remove_expired_rows
     now = events.moments[1] + SPAN
-    monkeypatch.setattr(Retention, "remove", lambda self, table, _, **how: late(self, table, now, **how))
+    monkeypatch.setattr(
+        RetentionRunner, "remove_expired_rows", lambda self, table, _, **how: late(self, table, now, **how)
+    )
     maintain_once(spark, events.settings, EVENTS, OutputFormat.CSV)
     assert capsys.readouterr().out.splitlines()[1].split(",")[-2:] == ["2", ""]
-    beside = Retention(spark, events.settings)
+    beside = RetentionRunner(spark, events.settings)
     assert late(beside, EVENTS, now, only_if_due=True) == RemovalResult(0)
     soon = max(events.moments[3] + SPAN, now)
     assert late(beside, EVENTS, soon, only_if_due=True) == RemovalResult(0)  # looked at just now
     assert late(beside, EVENTS, soon + SPAN / 24, only_if_due=True) == RemovalResult(2)
-    assert describe(TableMaintenance(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
+    assert describe_maintenance(TableMaintenance(EVENTS, rows=2)) == f"{EVENTS}: 2 old rows removed"
 
 
 def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location: dict[str, Any]) -> None:
@@ -596,7 +602,10 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
     own = ProcessorSettings(name="logins", target="a:B")
     spans = MaintainSettings(retention={"bronze": SPAN, "changes": SPAN})
     settings = events.settings.model_copy(update={"maintain": spans, "processors": (own,)})
-    found = {table: Retention(spark, settings).remove(table, events.moments[3] + SPAN) for table in (MESSAGES, CHANGES)}
+    found = {
+        table: RetentionRunner(spark, settings).remove_expired_rows(table, events.moments[3] + SPAN)
+        for table in (MESSAGES, CHANGES)
+    }
     assert {table: done.waits.partition(":")[0] for table, done in found.items()} == {
         MESSAGES: "processor-logins has not read anything yet",
         CHANGES: "gold has not read anything yet, and is computed from all changes",
@@ -613,7 +622,7 @@ def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location:
     ):
         place = {"reservoirId": "a", "reservoirVersion": 1, "index": 2, "isStartingVersion": first}
         (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(place)}")
-        done = Retention(spark, settings).remove(CHANGES, events.moments[3] + SPAN)
+        done = RetentionRunner(spark, settings).remove_expired_rows(CHANGES, events.moments[3] + SPAN)
         assert done.waits.partition(",")[0] == waits
 
 
@@ -653,13 +662,13 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     for session, last in lasts.items():
         if come[session[:2]] <= last + timedelta(milliseconds=2 * timeout):
             least[session[:2]] = min(least.get(session[:2], 1000), firsts[session])
-    told = Retention(spark, lake.settings)._first_offsets_in_state().to_pylist()
+    told = RetentionRunner(spark, lake.settings)._read_first_offsets_in_state().to_pylist()
     assert {(row["topic"], row["partition"]): row["first_offset"] for row in told} == least
 
 
 def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:
     events = Events(spark, location)
     with events.lake.storage.claim(spark, CLAIM, "verifies silver"):
-        found = Retention(spark, events.settings).remove(EVENTS, events.moments[3] + SPAN)
+        found = RetentionRunner(spark, events.settings).remove_expired_rows(EVENTS, events.moments[3] + SPAN)
     assert found.rows == 0
     assert "verifies silver" in found.waits or "another process" in found.waits

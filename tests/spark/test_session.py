@@ -15,7 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from sessionlake.cli.query import fetch
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta import lake as tables
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, RULES
@@ -307,7 +307,7 @@ def test_a_name_in_a_session_is_the_table_of_the_home_that_is_asked_about(spark:
         if not lake.last_commit(spark, RULES).version:
             rows = [{"name": place, "text": "", "enabled": True, "updated_at": None}]
             write_rows(spark, lake, RULES, rows)
-        assert fetch(spark, settings, "SELECT name FROM gold.rules")[1] == [(place,)]
+        assert fetch_query_result(spark, settings, "SELECT name FROM gold.rules")[1] == [(place,)]
 
 
 def test_what_spark_keeps_on_disk_while_it_runs_is_in_a_folder_of_its_owner_alone(spark):

@@ -17,9 +17,9 @@ from sessionlake.ledger.progress import read_last_merged_batch
 from sessionlake.ledger.silences import read_silences
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.operations.rebuild.preflight import require_silver_current
-from sessionlake.operations.rebuild.replay import Selection
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.replay import SessionSelection
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings
 from sessionlake.silver import job
@@ -70,7 +70,7 @@ def test_a_silence_in_a_batch_that_was_not_committed_is_left_out_of_a_replay(beg
     write_bronze(begun.spark, begun.lake, [said(1, 1, "other", 2)])
     with pytest.raises(IntegrityViolationError, match=r"gap: session 'other'"):
         begun.run()
-    found = verify(begun.spark, begun.settings)
+    found = verify_silver_tables(begun.spark, begun.settings)
     assert found.is_exact, (found.first_difference, found.states)
 
 
@@ -79,7 +79,7 @@ def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: 
     before = begun.version
     write_bronze(begun.spark, begun.lake, [SILENT])
     with pytest.raises(LakeError, match=r"has not read exactly what .* Run `sessionlake run silver --once` first"):
-        rebuild(begun.spark, begun.settings, selection=Selection(TOPIC, ("one",)), compares=False)
+        rebuild_silver_tables(begun.spark, begun.settings, selection=SessionSelection(TOPIC, ("one",)), compares=False)
     require_silver_current(begun.spark, begun.lake, before)
     begun.run()
     begun.lake.delta(begun.spark, MESSAGES).optimize().executeCompaction()
@@ -110,7 +110,7 @@ def test_what_silver_has_committed_before_a_violation_is_merged_and_the_violatio
 @pytest.mark.soak
 def test_a_rebuild_has_taken_in_a_silence_that_the_stream_has_never_read(begun: Begun) -> None:
     write_bronze(begun.spark, begun.lake, [SILENT])
-    rebuild(begun.spark, begun.settings)
+    rebuild_silver_tables(begun.spark, begun.settings)
     assert_silver_is_the_truth(begun.spark, begun.settings, [*begun.facts, SILENT], ledger=False)
-    found = verify(begun.spark, begun.settings)
+    found = verify_silver_tables(begun.spark, begun.settings)
     assert found.is_exact, (found.first_difference, found.states)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.cli.doctor import Level, _session_ids
+from sessionlake.cli.doctor import Severity, _check_session_ids
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     EVENTS,
@@ -27,7 +27,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, GoldSettings, Settings, SilverSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
@@ -145,9 +145,9 @@ def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, t
     ids = {row["session_id"] for row in rows_of(spark, Lake(often), SESSIONS)}
     split = [row for row in rows_of(spark, Lake(often), EVENTS) if row["event"] == "split_session"]
     assert len(split) == reader.count(SESSIONS)
-    finding = _session_ids(reader)
-    assert (finding.level, finding.detail.startswith(f"{len(ids)} of capture.a occur")) == (Level.WARN, True)
-    assert verify(spark, often).is_exact
+    finding = _check_session_ids(reader)
+    assert (finding.level, finding.detail.startswith(f"{len(ids)} of capture.a occur")) == (Severity.WARN, True)
+    assert verify_silver_tables(spark, often).is_exact
     assert [
         one.first_difference
         for one in verify_gold(spark, often, declared_gold_tables(often))

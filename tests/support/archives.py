@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 
-from sessionlake.bronze.archive.lines import Message, footer_line, header_line, message_line
+from sessionlake.bronze.archive.lines import Message, encode_footer_line, encode_header_line, encode_message_line
 
 PLACES = (("capture.a", 0), ("capture.a", 1))
 
@@ -25,5 +25,5 @@ def capture(messages: int = 40) -> list[tuple[tuple[str, int], Message]]:
 
 def content(place: tuple[str, int], messages: list[Message]) -> bytes:
     """Returns the content of an archive member."""
-    body = b"".join(message_line(message) for message in messages)
-    return header_line(*place) + body + footer_line(len(messages), zlib.crc32(body))
+    body = b"".join(encode_message_line(message) for message in messages)
+    return encode_header_line(*place) + body + encode_footer_line(len(messages), zlib.crc32(body))

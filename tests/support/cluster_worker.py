@@ -17,7 +17,7 @@ import pytest
 from sessionlake.delta.home import FolderStorage
 from sessionlake.gold import job as gold
 from sessionlake.local.jars import fetch_spark_jars, pyspark_jars_folder
-from sessionlake.operations.resharding.reshard import reshard
+from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.settings.model import load_settings
 from sessionlake.silver import job as silver
 from sessionlake.silver.merge.merger import TableMerger
@@ -68,7 +68,7 @@ def main(file: Path, home: Path) -> None:
         spark.conf.set(key, value)
     limit(pytest.MonkeyPatch(), **dict.fromkeys(vars(FolderStorage.limits), 0))
     if handover.read_shard_count(settings) not in {None, settings.silver.shards}:
-        reshard(spark, settings, settings.silver.shards)
+        reshard_layers(spark, settings, settings.silver.shards)
     silver.start(spark, settings, once=True, on_batch=lambda entry, _: _say(entry.txn.version)).wait()
     TableMerger(spark, settings).catch_up()
     gold.start(spark, settings, once=True).wait()

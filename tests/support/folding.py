@@ -11,14 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup, build_decode_rules
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, is_of_sessions
+from sessionlake.protocol.arrow import SESSION, SESSION_COLUMN_TYPES, has_session_in
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
-from sessionlake.protocol.silence import Silence, encode
+from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.fold.pack import Packer
@@ -29,6 +30,7 @@ from sessionlake.silver.stream_times import list_times_after_batch, require_cont
 from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by_seq
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import build_split_events, find_split_sessions
+from sessionlake.streaming.payloads import build_feed_decoder
 from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
 from support.streams import YEAR_10000, Fact
 
@@ -74,7 +76,7 @@ class Silver:
 def raw_table(facts: Iterable[Fact], shards: int) -> pa.Table:
     """Returns messages and silences in the form that `Packer` reads."""
     rows = [
-        (0, None, None, None, None, None, encode([m]), None)
+        (0, None, None, None, None, None, encode_silences([m]), None)
         if isinstance(m, Silence)
         else (_shard(m, shards), m.topic, m.partition, m.offset, m.timestamp * 1000, m.key, m.value, read_at(m))
         for m in facts
@@ -134,7 +136,7 @@ class Folder:
         self.parts: list[dict[str, pa.Table]] = []
         """Output rows of each batch, by kind."""
         self.silver = Silver()
-        self._split = pa.schema([*zip(SESSION, SESSION_TYPES, strict=True)]).empty_table()
+        self._split = pa.schema([*zip(SESSION, SESSION_COLUMN_TYPES, strict=True)]).empty_table()
 
     def batch(self, messages: Sequence[Fact]) -> None:
         """Runs one micro-batch, split over tasks at random.
@@ -185,7 +187,8 @@ class Folder:
         for message in messages:
             self._rnd.choice(tasks).append(message)
         chunks: dict[int, list[bytes]] = {}
-        packer = Packer(self._decode, self._shards, earlier_times=self._times)
+        feeds = build_feed_decoder(self._capture, self._shards)
+        packer = Packer(self._decode, self._shards, feeds, earlier_times=self._times)
         for task in filter(None, tasks):
             packed = packer.pack_block(raw_table(task, self._shards)).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
@@ -221,7 +224,7 @@ class Folder:
     def _record_splits(self) -> None:
         """Adds the split-session events that the table merger writes."""
         if self.silver.sessions:
-            columns = zip(zip(*self.silver.sessions, strict=True), SESSION_TYPES, strict=True)
+            columns = zip(zip(*self.silver.sessions, strict=True), SESSION_COLUMN_TYPES, strict=True)
             sessions = pa.table([pa.array(values, kind) for values, kind in columns], names=SESSION)
             events = build_split_events(find_split_sessions(sessions), self._split, RuleLookup(self._capture))
             self._split = pa.concat_tables([self._split, events.select(SESSION)])
@@ -229,16 +232,16 @@ class Folder:
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         filled_late = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(is_of_sessions(changes, filled_late)))
+        usual = changes.filter(pc.invert(has_session_in(changes, filled_late)))
         apply_net(self.silver.rows, compute_net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        affected = history.filter(is_of_sessions(history, filled_late))
+        affected = history.filter(has_session_in(history, filled_late))
         apply_net(self.silver.rows, refold_by_seq(affected, self._columns), self._columns)
 
 
 _YEAR_ONE = -62_135_596_800_000
 """Earliest time that a SQL timestamp can have."""
-_COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
+_COUNTS = ("messages", *COUNTS)
 
 
 def _by_kind(payloads: list[tuple[str, bytes]]) -> dict[str, list[pa.Table]]:
@@ -337,9 +340,9 @@ def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int =
     truth = Truth(truth_rules(capture, interval))
     for message in messages:
         if isinstance(message, Silence):
-            truth.silence(message.topic, message.partition, message.until)
+            truth.apply_silence(message.topic, message.partition, message.until)
         else:
-            truth.feed(message)
+            truth.judge_message(message)
     return truth.finish()
 
 
@@ -385,7 +388,10 @@ def of_truth(tables: Tables) -> Holdings:
         _lines(cut_of(row) for row in tables.session_cuts),
         _lines(quarantine),
         _lines({**row, "expected_seq": capped(row["expected_seq"])} for row in tables.integrity_events),
-        _lines({"place": place, **counts} for place, counts in tables.counts.items()),
+        _lines(
+            {"place": place, "parts": counts["messages"], "ignored": 0, **counts}
+            for place, counts in tables.counts.items()
+        ),
     )
 
 

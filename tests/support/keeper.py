@@ -18,12 +18,12 @@ from typing import Any
 import yaml
 
 from sessionlake.cli import doctor, gold, processors
-from sessionlake.cli.doctor import Level
+from sessionlake.cli.doctor import Severity
 from sessionlake.cli.forget import forget_session
-from sessionlake.cli.options import Recoverable
+from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.recover import recover
 from sessionlake.cli.reshard import reshard_all
-from sessionlake.cli.rules import apply, load_rules
+from sessionlake.cli.rules import apply_rules, load_rules
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
@@ -32,8 +32,8 @@ from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import Maintenance
 from sessionlake.operations.rebuild.processors import preview_rebuild
-from sessionlake.operations.rebuild.silver import rebuild
-from sessionlake.protocol.erased import KEY
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import KafkaMessage
@@ -168,7 +168,7 @@ class Keeper:
         """Rebuilds silver from bronze."""
         for layer in (SILVER, SILVER_TABLES):
             run_layer(self.spark, self.settings, layer)
-        rebuild(self.spark, self.settings)
+        rebuild_silver_tables(self.spark, self.settings)
 
     def reshard(self) -> None:
         """Changes the number of shards."""
@@ -209,7 +209,7 @@ class Keeper:
         assert_silver_is_the_truth(self.spark, self.settings, sent, ledger=False)
         verified = verify_gold(self.spark, self.settings, declared_gold_tables(self.settings))
         assert [(one.table, one.first_difference) for one in verified if one.first_difference] == []
-        assert [found for found in doctor._check_tables(self.settings) if found.level is Level.FAIL] == []
+        assert [found for found in doctor._check_tables(self.settings) if found.level is Severity.FAIL] == []
 
 
 COUNTED = """
@@ -306,7 +306,7 @@ class KeeperOfAll(Keeper):
             run_layer(self.spark, self.settings, before)
         rmtree(self.settings.checkpoint(layer))
         if layer in {BRONZE, SILVER, GOLD}:
-            recover(self.spark, self.settings, Recoverable(layer), self.actions_taken.append)
+            recover(self.spark, self.settings, RecoverableLayer(layer), self.actions_taken.append)
         else:
             self.rebuild_processor()
 
@@ -321,7 +321,7 @@ class KeeperOfAll(Keeper):
         self.actions_taken[-1] += f" {chosen}"
         file = self.file.with_name("rules.yml")
         file.write_text(yaml.safe_dump({"rules": [{"name": name, **RULES[name]} for name in chosen]}))
-        apply(self.spark, self.settings, load_rules(self.settings, file), self.actions_taken.append, only=True)
+        apply_rules(self.spark, self.settings, load_rules(self.settings, file), self.actions_taken.append, only=True)
 
     def other_points(self) -> None:
         """Changes the number of points of the rolling averages."""
@@ -329,14 +329,14 @@ class KeeperOfAll(Keeper):
             run_layer(self.spark, self.settings, layer)
         self.configure(gold={"rolling_points": self.rnd.randint(2, 5)})
         self.actions_taken[-1] += f" {self.settings.gold.rolling_points}"
-        gold.rebuild(self.spark, self.settings, None, self.actions_taken.append)
+        gold.rebuild_gold_tables(self.spark, self.settings, None, self.actions_taken.append)
 
     # -- further checks
 
     def in_lake(self) -> list[KafkaMessage]:
         """Returns all messages that the lake must have, with those of forgotten sessions erased."""
         return [
-            message._replace(key=KEY, value=None) if (message.topic, message.key) in self.forgotten else message
+            message._replace(key=ERASED_KEY, value=None) if (message.topic, message.key) in self.forgotten else message
             for message in super().in_lake()
         ]
 

@@ -22,7 +22,7 @@ from sessionlake.delta.storage.reading import Condition
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.silence import Silence, encode
+from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.spark.frames import to_spark_frame
@@ -52,7 +52,7 @@ def limit(patch: pytest.MonkeyPatch, **limits: int) -> None:
 def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None:
     """Appends messages and silences to `bronze.messages`, as one commit with one file."""
     rows: list[Row] = [
-        {"value": encode([m])}
+        {"value": encode_silences([m])}
         if isinstance(m, Silence)
         else {"topic": m.topic, "partition": m.partition, "offset": m.offset, "key": m.key, "value": m.value}
         | {"timestamp": m.timestamp * 1000, "timestamp_type": 0, "ingested_at": read_at(m)}

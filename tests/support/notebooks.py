@@ -13,7 +13,7 @@ from sessionlake.delta.schemas.names import BRONZE, EVENTS, LEDGER, MESSAGES, ME
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.settings.model import Settings
-from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Faults, Scenario
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import rows_of, write_bronze
@@ -57,7 +57,7 @@ def fill_with(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> N
 def _messages(settings: Settings) -> list[KafkaMessage]:
     offsets: Counter[tuple[str, int]] = Counter()
     found = []
-    for sent in generate(SCENARIO, settings.capture.declared):
+    for sent in generate_messages(SCENARIO, settings.capture.declared):
         place = (sent.topic, sent.partition)
         found.append(KafkaMessage(*place, offsets[place], sent.timestamp, sent.key, sent.value))
         offsets[place] += 1

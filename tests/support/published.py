@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from sessionlake.cli.publish import publish
+from sessionlake.cli.publish import publish_changes
 from sessionlake.delta.storage.faults import VARIABLE
 from sessionlake.kafka.clients import client_config
 from sessionlake.publish.job import Publication
@@ -50,7 +50,7 @@ class Outgoing:
     def publish(self, table: str, topic: str) -> str:
         """Publishes a table once and returns the last line of output."""
         publication = Publication(table, topic)
-        publish(self.spark, self.settings, publication, threading.Event(), once=True, say=self.said.append)
+        publish_changes(self.spark, self.settings, publication, threading.Event(), once=True, say=self.said.append)
         return self.said[-1]
 
     def publish_killed(self, table: str, topic: str, place: str) -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
-from sessionlake.operations.retention.removal import RemovalResult, Retention
+from sessionlake.operations.retention.removal import RemovalResult, RetentionRunner
 from sessionlake.settings.model import CaptureSettings, MaintainSettings, Settings, SilverSettings
 from sessionlake.settings.section import OnViolation
 from sessionlake.silver import job
@@ -153,5 +153,5 @@ class Aging:
 
     def cut(self, batch: int, *tables: str) -> dict[str, RemovalResult]:
         """Removes rows that were committed up to a batch."""
-        retention = Retention(self.spark, self.settings)
-        return {table: retention.remove(table, self.moments[batch] + SPAN) for table in tables or CUT}
+        retention = RetentionRunner(self.spark, self.settings)
+        return {table: retention.remove_expired_rows(table, self.moments[batch] + SPAN) for table in tables or CUT}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sessionlake.cli.query import fetch
-from sessionlake.cli.show import Rows, cells_of
+from sessionlake.cli.query import fetch_query_result
+from sessionlake.cli.show import Rows, convert_to_cells
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
 from sessionlake.gold.sql.views import create_views
@@ -49,7 +49,7 @@ def assert_views_are_the_truth(
     if settings.catalog is None:  # Spark's own catalog does not support table functions in a schema
         since = sorted({row["hour"] for row in quality.values()})[1]
         sql = "SELECT * FROM data_quality_since(timestamp_micros({:.0f}))"
-        late = _named(*fetch(spark, settings, sql.format(since.timestamp() * 1e6 + 1)))
+        late = _named(*fetch_query_result(spark, settings, sql.format(since.timestamp() * 1e6 + 1)))
         assert sorted(map(repr, late)) == sorted(repr(row) for row in quality.values() if row["hour"] >= since)
     fresh = _freshness(spark, settings)
     expected = _quality(truth, messages_of(judged), messages_of(waiting))
@@ -64,7 +64,7 @@ def assert_views_are_the_truth(
 def _asked(spark: SparkSession, settings: Settings, view: str) -> list[Row]:
     lake = Lake(settings)
     create_views(spark, lake, [view])
-    return _named(*cells_of(spark.table(lake.storage.prepare_view(spark, view)).toArrow()))
+    return _named(*convert_to_cells(spark.table(lake.storage.prepare_view(spark, view)).toArrow()))
 
 
 def _named(names: list[str], rows: Rows) -> list[Row]:

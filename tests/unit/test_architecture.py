@@ -77,6 +77,7 @@ PURE_ROOMS = ("protocol", "integrity", *PURE_PARTS)
 PURE = sorted(file for room in PURE_ROOMS for file in ROOT.glob(f"{room.replace('.', '/')}/*.py"))
 PURE_BESIDE = {
     "sessionlake.errors",
+    "sessionlake.feeds.chunks",
     "sessionlake.settings.capture",
     "sessionlake.settings.section",
     "sessionlake.settings.bounded_yaml",

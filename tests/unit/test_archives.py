@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.bronze.archive.files import Files
-from sessionlake.bronze.archive.lines import Damage, Message, footer_line, header_line, read_message
-from sessionlake.bronze.archive.members import check_members, gzip_member, list_members, read_messages
-from sessionlake.bronze.archive.source import STREAM_START, next_position, plan_tasks, read_rows
+from sessionlake.bronze.archive.files import OpenArchives
+from sessionlake.bronze.archive.lines import Damage, Message, encode_footer_line, encode_header_line, read_message
+from sessionlake.bronze.archive.members import check_members, encode_gzip_member, list_members, read_messages
+from sessionlake.bronze.archive.source import STREAM_START, find_next_position, plan_tasks, read_rows
 from sessionlake.bronze.archive.writer import write_archive, write_archives
 from sessionlake.errors import LakeError, LossError
 from support.archives import PLACES, capture, content
@@ -30,7 +30,7 @@ KINDS = pytest.mark.parametrize("kind", ["zip", "gz"])
 def read(path, file=0):
     """All messages of a file, and why members of it cannot be used."""
     found, damages = [], []
-    with Files() as files:
+    with OpenArchives() as files:
         for member in list_members(path, file):
             for known in check_members(member, files):
                 if known.damage is not None:
@@ -75,7 +75,7 @@ def test_a_member_begins_where_another_topic_partition_does(kind, tmp_path):
 def test_gzip_s_own_tool_reads_ours_and_we_read_its_chains(tmp_path):
     contents = [content(place, [m for at, m in capture() if at == place]) for place in PLACES]
     ours, theirs = tmp_path / "ours.gz", tmp_path / "theirs.gz"
-    ours.write_bytes(b"".join(map(gzip_member, contents)))
+    ours.write_bytes(b"".join(map(encode_gzip_member, contents)))
     theirs.write_bytes(b"".join(map(gzip.compress, contents)))
     assert gzip.decompress(ours.read_bytes()) == b"".join(contents)
     assert len(list_members(theirs, 0)) == 1
@@ -86,7 +86,7 @@ LINE = b'{"timestamp":1,"value":"v","offset":%d}\n'
 BODY = LINE % 1 + LINE % 2
 ALL = 1 << 30
 DEEP = b"[" * 100_000 + b"]" * 100_000
-WHOLE = header_line("t", 0) + BODY + footer_line(2, zlib.crc32(BODY))
+WHOLE = encode_header_line("t", 0) + BODY + encode_footer_line(2, zlib.crc32(BODY))
 
 
 @pytest.mark.parametrize(("stamp", "kind"), [(-1, -1), (-1, 0), (253_402_300_800_000, 0), (-9_223_372_036_854_775, 1)])
@@ -113,10 +113,10 @@ def test_a_timestamp_that_says_no_time_or_a_far_one_is_read_as_kafka_had_it(stam
         (WHOLE.replace(b'"timestamp":1,', b'"timestamp":9999999999999999,', 1), Damage.MESSAGE),
         (WHOLE.replace(b'"value":"v"', b'"value":{"base64":"?"}', 1), Damage.MESSAGE),
         (WHOLE.replace(b'"offset":2', b'"offset":1'), Damage.MESSAGE),
-        (header_line("t", 0) + BODY, Damage.FOOTER),
-        (header_line("t", 0), Damage.FOOTER),
+        (encode_header_line("t", 0) + BODY, Damage.FOOTER),
+        (encode_header_line("t", 0), Damage.FOOTER),
         (WHOLE + b"more\n", Damage.MESSAGE),
-        (header_line("t", 0) + BODY + footer_line(3, zlib.crc32(BODY)), Damage.COUNT),
+        (encode_header_line("t", 0) + BODY + encode_footer_line(3, zlib.crc32(BODY)), Damage.COUNT),
         (WHOLE.replace(b'"v"', b'"w"', 1), Damage.CHECKSUM),
     ],
     ids=lambda value: value if isinstance(value, Damage) else "member",
@@ -139,7 +139,9 @@ def test_what_is_wrong_with_a_member_is_told_and_the_next_one_is_read(kind, text
 
 def test_behind_a_line_that_is_too_long_the_next_member_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr("sessionlake.bronze.archive.members.MAX_LINE_BYTES", 1 << 20)
-    endless = header_line("t", 0) + b'{"timestamp":1,"value":"' + random.Random(0).randbytes(1 << 20).hex().encode()
+    endless = (
+        encode_header_line("t", 0) + b'{"timestamp":1,"value":"' + random.Random(0).randbytes(1 << 20).hex().encode()
+    )
     (tmp_path / "a.gz").write_bytes(gzip.compress(endless) + gzip.compress(WHOLE))
     found, damages = read(tmp_path / "a.gz")
     assert damages == [Damage.MESSAGE]
@@ -193,7 +195,7 @@ def test_a_file_that_is_cut_short_keeps_the_members_before(kind, tmp_path):
 
 def test_messages_without_offsets_are_numbered_by_file_member_and_line_or_from_the_header_on(tmp_path):
     body = b'{"timestamp":1}\n' * 2
-    plain = header_line("t", 0) + body + footer_line(2, zlib.crc32(body))
+    plain = encode_header_line("t", 0) + body + encode_footer_line(2, zlib.crc32(body))
     named = plain.replace(b'"partition":0', b'"partition":0,"first_offset":50')
     (tmp_path / "a.gz").write_bytes(gzip.compress(plain) + gzip.compress(plain) + gzip.compress(named))
     offsets = [message.offset for _, message in read(tmp_path / "a.gz", file=3)[0]]
@@ -203,9 +205,11 @@ def test_messages_without_offsets_are_numbered_by_file_member_and_line_or_from_t
 
 def test_a_member_is_read_in_bounded_memory(tmp_path):
     body = (b'{"timestamp":1,"value":"' + b"x" * 1000 + b'"}\n') * 25_000
-    (tmp_path / "a.gz").write_bytes(gzip_member(header_line("t", 0) + body + footer_line(25_000, zlib.crc32(body))))
+    (tmp_path / "a.gz").write_bytes(
+        encode_gzip_member(encode_header_line("t", 0) + body + encode_footer_line(25_000, zlib.crc32(body)))
+    )
     del body
-    (tmp_path / "b.gz").write_bytes(gzip_member(WHOLE))
+    (tmp_path / "b.gz").write_bytes(encode_gzip_member(WHOLE))
     assert sum(batch.num_rows for batch in read_rows(list_members(tmp_path / "b.gz", 0))) == 2  # what is imported is
     tracemalloc.start()
     count = sum(batch.num_rows for batch in read_rows(list_members(tmp_path / "a.gz", 0)))
@@ -244,14 +248,14 @@ def test_what_a_member_decompresses_to_is_bounded(kind, lines, tmp_path, monkeyp
     monkeypatch.setattr("sessionlake.bronze.archive.members.MAX_MEMBER_BYTES", 1 << 20)
     size = (1 << 20) // len(LINE % 1) + 1 if lines else 0
     body = b"".join(LINE % n for n in range(size)) if lines else b'{"timestamp":1,"value":"' + b"0" * (1 << 20)
-    text = header_line("t", 0) + body + footer_line(size, zlib.crc32(body))
+    text = encode_header_line("t", 0) + body + encode_footer_line(size, zlib.crc32(body))
     file = tmp_path / f"a.{kind}"
     if kind == "zip":
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("a", text)
             archive.writestr("b", WHOLE)
     else:
-        file.write_bytes(gzip_member(text) + gzip_member(WHOLE))
+        file.write_bytes(encode_gzip_member(text) + encode_gzip_member(WHOLE))
     first, *others = rows(file)
     assert (first["damage"], first["detail"]) == (
         "unreadable",
@@ -274,7 +278,7 @@ def without_name(data):
 
 def test_a_file_whose_name_is_no_text_is_read_and_its_damage_is_reported(tmp_path):
     file = tmp_path / os.fsdecode(b"caf\xe9.gz")
-    file.write_bytes(gzip_member(WHOLE) + gzip_member(WHOLE[:-5]))
+    file.write_bytes(encode_gzip_member(WHOLE) + encode_gzip_member(WHOLE[:-5]))
     rows = [row for batch in read_rows(list_members(file, 0)) for row in batch.to_pylist()]
     assert {row["file"] for row in rows} == {f"{tmp_path}/caf\\udce9.gz"}
     assert sum(row["damage"] is not None for row in rows) == 1
@@ -295,9 +299,9 @@ def test_what_is_no_regular_file_is_unreadable_and_a_link_to_one_is_read(tmp_pat
     (tmp_path / "c.zip").symlink_to(tmp_path / "gone")
     (tmp_path / "d.gz").symlink_to("/dev/zero")
     (tmp_path / "e.gz").symlink_to(tmp_path / "e.gz")
-    (tmp_path / "whole").write_bytes(gzip_member(WHOLE))
+    (tmp_path / "whole").write_bytes(encode_gzip_member(WHOLE))
     (tmp_path / "f.gz").symlink_to(tmp_path / "whole")
-    end = next_position(tmp_path, STREAM_START, ALL)
+    end = find_next_position(tmp_path, STREAM_START, ALL)
     found = [
         row
         for task in plan_tasks(tmp_path, STREAM_START, end)
@@ -319,7 +323,7 @@ def test_a_zip_of_many_members_is_opened_once_for_each_task(tmp_path, monkeypatc
     opened = []
     real = zipfile.ZipFile.__init__
     monkeypatch.setattr(zipfile.ZipFile, "__init__", lambda *args, **more: opened.append(1) or real(*args, **more))
-    end = next_position(tmp_path, STREAM_START, ALL)
+    end = find_next_position(tmp_path, STREAM_START, ALL)
     tasks = plan_tasks(tmp_path, STREAM_START, end)
     assert sum(batch.num_rows for task in tasks for batch in read_rows(task)) == 1000
     assert len(opened) == 1 + len(tasks)
@@ -334,7 +338,7 @@ def test_members_beyond_the_limit_are_one_row_whatever_their_number(kind, tmp_pa
             for number in range(9):
                 archive.writestr(str(number), WHOLE)
     else:
-        file.write_bytes(gzip_member(WHOLE) * 9)
+        file.write_bytes(encode_gzip_member(WHOLE) * 9)
         (tmp_path / "foreign.gz").write_bytes(gzip.compress(WHOLE) * 9)
         assert [row["damage"] for row in rows(tmp_path / "foreign.gz")] == [None] * 6 + ["bad_header"]
     assert [row["damage"] for row in rows(file)] == [None] * 6 + ["bad_header"]
@@ -352,7 +356,9 @@ def test_a_zip_s_directory_is_not_read_into_memory_whatever_its_size(tmp_path, m
 def test_a_long_line_costs_time_as_its_length(tmp_path):
     value = b"x" * (32 * 2**20)
     body = b'{"timestamp":1,"value":"' + value + b'","offset":1}\n'
-    (tmp_path / "a.gz").write_bytes(gzip_member(header_line("t", 0) + body + footer_line(1, zlib.crc32(body))))
+    (tmp_path / "a.gz").write_bytes(
+        encode_gzip_member(encode_header_line("t", 0) + body + encode_footer_line(1, zlib.crc32(body)))
+    )
     tracemalloc.start()
     [row] = rows(tmp_path / "a.gz")
     peak = tracemalloc.get_traced_memory()[1]
@@ -363,42 +369,42 @@ def test_a_long_line_costs_time_as_its_length(tmp_path):
 
 def test_files_are_taken_once_in_the_order_of_their_names_and_unfinished_ones_not(tmp_path):
     for name in ("b.zip", "a.gz", ".c.zip.partial", "_d.zip", "e.txt"):
-        (tmp_path / name).write_bytes(gzip_member(WHOLE))
-    first = next_position(tmp_path, STREAM_START, ALL)
+        (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
+    first = find_next_position(tmp_path, STREAM_START, ALL)
     assert first == {"files": 2, "last": "b.zip", "there": 2}
     numbers = [(m.path[-4:], m.file) for task in plan_tasks(tmp_path, STREAM_START, first) for m in task]
     assert numbers == [("a.gz", 0), (".zip", 1)]
-    (tmp_path / "c.gz").write_bytes(gzip_member(WHOLE))
+    (tmp_path / "c.gz").write_bytes(encode_gzip_member(WHOLE))
     (tmp_path / "a.gz").unlink()  # it was taken
-    [[member]] = plan_tasks(tmp_path, first, next_position(tmp_path, first, ALL))
+    [[member]] = plan_tasks(tmp_path, first, find_next_position(tmp_path, first, ALL))
     assert (member.path[-4:], member.file) == ("c.gz", 2)
     assert json.loads(json.dumps(first)) == first
 
 
 def test_a_file_that_comes_under_an_earlier_name_is_told_and_not_passed_over(tmp_path):
-    (tmp_path / "b.gz").write_bytes(gzip_member(WHOLE))
-    first = next_position(tmp_path, STREAM_START, ALL)
-    (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
+    (tmp_path / "b.gz").write_bytes(encode_gzip_member(WHOLE))
+    first = find_next_position(tmp_path, STREAM_START, ALL)
+    (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
     with pytest.raises(LakeError, match="with a name that sorts before"):
-        next_position(tmp_path, first, ALL)
+        find_next_position(tmp_path, first, ALL)
 
 
 def test_a_late_file_is_told_where_others_that_were_taken_are_gone_too(tmp_path):
     for name in ("b.gz", "c.gz"):
-        (tmp_path / name).write_bytes(gzip_member(WHOLE))
-    first = next_position(tmp_path, STREAM_START, ALL)
+        (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
+    first = find_next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "b.gz").unlink()
-    (tmp_path / "d.gz").write_bytes(gzip_member(WHOLE))
-    second = next_position(tmp_path, first, ALL)
+    (tmp_path / "d.gz").write_bytes(encode_gzip_member(WHOLE))
+    second = find_next_position(tmp_path, first, ALL)
     assert second == {"files": 3, "last": "d.gz", "there": 2}
-    (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
+    (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
     with pytest.raises(LakeError, match="Up to that name there were 2 files, and now there are 3"):
-        next_position(tmp_path, second, ALL)
+        find_next_position(tmp_path, second, ALL)
 
 
 def test_a_file_that_is_gone_before_it_was_captured_is_told(tmp_path):
-    (tmp_path / "a.gz").write_bytes(gzip_member(WHOLE))
-    end = next_position(tmp_path, STREAM_START, ALL)
+    (tmp_path / "a.gz").write_bytes(encode_gzip_member(WHOLE))
+    end = find_next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "a.gz").unlink()
     with pytest.raises(LossError, match=r"with 1 files .* there are 0\. .* an empty file with its name and \.skip"):
         plan_tasks(tmp_path, STREAM_START, end)
@@ -406,12 +412,12 @@ def test_a_file_that_is_gone_before_it_was_captured_is_told(tmp_path):
 
 def test_a_file_that_was_named_so_since_its_batch_was_planned_is_passed_over_and_no_other(tmp_path):
     for name in ("a.gz", "b.gz", "c.gz"):
-        (tmp_path / name).write_bytes(gzip_member(WHOLE))
-    end = next_position(tmp_path, STREAM_START, ALL)
+        (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
+    end = find_next_position(tmp_path, STREAM_START, ALL)
     (tmp_path / "b.gz").rename(tmp_path / "b.gz.skip")
     [[first, last]] = plan_tasks(tmp_path, STREAM_START, end)
     assert (first.path[-4:], last.path[-4:]) == ("a.gz", "c.gz")
-    assert next_position(tmp_path, end, ALL) == end
+    assert find_next_position(tmp_path, end, ALL) == end
     (tmp_path / "d.gz.skip").touch()  # of a later batch
     (tmp_path / "c.gz").unlink()
     with pytest.raises(LossError, match=r"with 3 files .* there are 1\."):
@@ -419,14 +425,14 @@ def test_a_file_that_was_named_so_since_its_batch_was_planned_is_passed_over_and
 
 
 def test_a_batch_has_files_of_about_so_many_bytes_and_one_at_least(tmp_path):
-    size = len(gzip_member(WHOLE))
+    size = len(encode_gzip_member(WHOLE))
     for name in ("a.gz", "b.gz", "c.gz"):
-        (tmp_path / name).write_bytes(gzip_member(WHOLE))
-    assert next_position(tmp_path, STREAM_START, 1) == {"files": 1, "last": "a.gz", "there": 1}
-    assert next_position(tmp_path, STREAM_START, size) == {"files": 1, "last": "a.gz", "there": 1}
-    assert next_position(tmp_path, STREAM_START, size + 1) == {"files": 2, "last": "b.gz", "there": 2}
-    assert next_position(tmp_path, {"files": 2, "last": "b.gz"}, 1) == {"files": 3, "last": "c.gz", "there": 3}
-    assert next_position(tmp_path, {"files": 3, "last": "c.gz"}, 1) == {"files": 3, "last": "c.gz"}
+        (tmp_path / name).write_bytes(encode_gzip_member(WHOLE))
+    assert find_next_position(tmp_path, STREAM_START, 1) == {"files": 1, "last": "a.gz", "there": 1}
+    assert find_next_position(tmp_path, STREAM_START, size) == {"files": 1, "last": "a.gz", "there": 1}
+    assert find_next_position(tmp_path, STREAM_START, size + 1) == {"files": 2, "last": "b.gz", "there": 2}
+    assert find_next_position(tmp_path, {"files": 2, "last": "b.gz"}, 1) == {"files": 3, "last": "c.gz", "there": 3}
+    assert find_next_position(tmp_path, {"files": 3, "last": "c.gz"}, 1) == {"files": 3, "last": "c.gz"}
 
 
 @KINDS

@@ -21,7 +21,7 @@ from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.ledger.retained import _SCHEMA
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.chunk import encode_ipc
-from sessionlake.protocol.silence import Silence, encode
+from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.settings.section import Integrity, OnViolation
@@ -73,7 +73,7 @@ def lake(
     messages = messages_of(facts)
     columns = list(zip(*messages, strict=True))
     times = pa.array([ms * 1000 for ms in columns[3]]).cast(pa.timestamp("us", tz="UTC"))
-    told = pa.table({"value": [encode([fact for fact in facts if isinstance(fact, Silence)])]})
+    told = pa.table({"value": [encode_silences([fact for fact in facts if isinstance(fact, Silence)])]})
     raw = pa.table([*columns[:3], times, columns[5], times], names=[*_COLUMNS, "value", "ingested_at"])
     raw = pa.concat_tables([raw, told.cast(pa.schema([raw.schema.field("value")]))], promote_options="default")
     return Tables(

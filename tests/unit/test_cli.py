@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
-from sessionlake.cli.show import OutputFormat, json_value, show
-from sessionlake.cli.sql_names import names_in
+from sessionlake.cli.show import OutputFormat, json_value, show_rows
+from sessionlake.cli.sql_names import find_names
 from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError, ProcessorError
 from sessionlake.local.home import claim_lock
 from sessionlake.local.signals import StopFlag
@@ -26,7 +26,7 @@ from sessionlake.operations import pipeline
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.spark.failures import summarize_spark_message
 from sessionlake_lab.cli.demo import run_demo
-from sessionlake_lab.cli.simulate import every_fault
+from sessionlake_lab.cli.simulate import set_rate_of_all_faults
 from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
 
 
@@ -200,7 +200,7 @@ def test_simulate_has_an_option_for_every_field_of_a_scenario(call):
 
 
 def test_faults_sets_every_fault_that_is_not_given():
-    told = every_fault(0.1, {"gaps": 0.5, "late": None, "rows": None})
+    told = set_rate_of_all_faults(0.1, {"gaps": 0.5, "late": None, "rows": None})
     assert (told["gaps"], told["late"], told["reorder"], told["rows"]) == (0.5, 0.1, 0.1, None)
 
 
@@ -251,7 +251,7 @@ NAMES = tuple("abcdefghij")
 
 def test_json_is_one_object_a_line_in_types_that_json_has():
     out = io.StringIO()
-    show(NAMES, [ROW, ROW], OutputFormat.JSON, out)
+    show_rows(NAMES, [ROW, ROW], OutputFormat.JSON, out)
     first, second = out.getvalue().splitlines()
     assert first == second
     assert list(json.loads(first).values()) == [
@@ -261,32 +261,32 @@ def test_json_is_one_object_a_line_in_types_that_json_has():
 
 def test_csv_has_a_header_and_empty_cells_for_null():
     out = io.StringIO()
-    show(("a", "b"), [(None, 'say "x", y')], OutputFormat.CSV, out)
+    show_rows(("a", "b"), [(None, 'say "x", y')], OutputFormat.CSV, out)
     assert out.getvalue() == 'a,b\n,"say ""x"", y"\n'
 
 
 @pytest.mark.parametrize(("form", "text"), [(OutputFormat.JSON, ""), (OutputFormat.CSV, "a\n")])
 def test_an_empty_answer_is_fine(form, text):
     out = io.StringIO()
-    show(("a",), [], form, out)
+    show_rows(("a",), [], form, out)
     assert out.getvalue() == text
 
 
 def test_a_table_in_a_pipe_is_neither_cut_nor_folded():
     out = io.StringIO()
-    show(("a",), [("x" * 300,)], OutputFormat.TABLE, out)
+    show_rows(("a",), [("x" * 300,)], OutputFormat.TABLE, out)
     assert "x" * 300 in out.getvalue()
 
 
 def test_a_table_in_a_pipe_has_no_line_longer_than_what_it_says():
     out = io.StringIO()
-    show(("name", "n"), [("a", 1), ("b", None)], OutputFormat.TABLE, out)
+    show_rows(("name", "n"), [("a", 1), ("b", None)], OutputFormat.TABLE, out)
     assert out.getvalue() == "\n name      n\n ───────────\n a         1\n b      null\n\n"
     out = io.StringIO()
-    show(("name", "n"), [("x" * 20_000, "long"), ("y", "s")], OutputFormat.TABLE, out)
+    show_rows(("name", "n"), [("x" * 20_000, "long"), ("y", "s")], OutputFormat.TABLE, out)
     assert [len(line) for line in out.getvalue().split("\n")] == [0, 20_005, 20_008, 20_008, 20_005, 0, 0]
     out = io.StringIO()
-    show(("name",), [], OutputFormat.TABLE, out)
+    show_rows(("name",), [], OutputFormat.TABLE, out)
     assert out.getvalue() == "\n name\n ────\n\nno rows\n"
 
 
@@ -309,7 +309,7 @@ def test_nested_values_become_plain():
     ],
 )
 def test_the_names_of_tables_are_found_by_a_parser(sql, tables):
-    assert [str(one) for one in names_in(sql)] == tables
+    assert [str(one) for one in find_names(sql)] == tables
 
 
 def test_what_spark_says_of_a_statement_becomes_one_line():

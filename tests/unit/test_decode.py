@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessionlake.protocol.chunk import name_set_flag, name_value_field
-from sessionlake.protocol.decode import DecodeRules, decode
+from sessionlake.protocol.decode import DecodeRules, decode_messages
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.reasons import CODES
 from sessionlake.settings.model import CaptureSettings
@@ -64,7 +64,7 @@ def _change(change: dict[str, Any]) -> tuple[object, ...]:
 def told(message: KafkaMessage) -> str:
     """The same from the truth."""
     try:
-        found = PARSER.parse(message, message.timestamp)
+        found = PARSER.parse_message(message, message.timestamp)
     except MalformedError as error:
         return repr(error.reason)
     parts: list[tuple[Any, ...]] = [("clear", None, {}, None)] if found.kind == "snapshot" else []
@@ -79,7 +79,7 @@ def told(message: KafkaMessage) -> str:
 
 
 def assert_decoded_alike(messages: list[KafkaMessage]) -> None:
-    fast, slow = decode(raw(messages), RULES), decode(raw(messages), RULES, fast=False)
+    fast, slow = decode_messages(raw(messages), RULES), decode_messages(raw(messages), RULES, in_bulk=False)
     assert said(fast) == said(slow)
     assert said(fast) == [told(message) for message in messages]
 
@@ -188,7 +188,7 @@ def test_a_number_is_rounded_alike_however_it_is_spelled(number: str, column: st
 def test_text_is_too_deep_beyond_64_levels_whether_or_not_it_is_json(levels: int, tail: str) -> None:
     wide = DecodeRules(RULES.columns, 10**7, SKEW)
     value = f'{{"type":"heartbeat","seq":0,"ts":0,"x":{"[" * levels}{"]" * levels}{tail}}}'.encode()
-    [found] = said(decode(raw(numbered([value])), wide))
+    [found] = said(decode_messages(raw(numbered([value])), wide))
     shallow = repr("not_json") if tail else repr((2, 0, 0, []))
     assert found == (shallow if levels == 63 else repr("too_deep"))
 
@@ -200,7 +200,7 @@ pieces = st.lists(st.sampled_from(["[" * 30, "{" * 5, "[", "]" * 20, "}", '"', "
 @given(pieces.map("".join))
 def test_what_nests_too_deeply_is_what_the_independent_truth_says(text: str) -> None:
     found = {}
-    for name, read in (("ours", parse_json), ("truth", truth_text.parse)):
+    for name, read in (("ours", parse_json), ("truth", truth_text.parse_json)):
         try:
             read(text)
             found[name] = "fine"
@@ -219,11 +219,11 @@ def test_ten_megabytes_of_brackets_or_quotes_are_refused_at_once(piece: str) -> 
 
 
 def test_a_block_of_nothing_decodes_to_an_empty_chunk() -> None:
-    assert decode(raw([]), RULES).num_rows == 0
+    assert decode_messages(raw([]), RULES).num_rows == 0
 
 
 def test_a_repeated_id_is_found_in_its_own_message_alone() -> None:
     twice = b'{"type":"update","seq":0,"ts":0,"rows":[{"id":"a"},{"id":"b"},{"id":"a"}]}'
     once = b'{"type":"update","seq":0,"ts":0,"rows":[{"id":"a"},{"id":"b"}]}'
-    assert decode(raw(numbered([once, twice, once])), RULES)["reason"].to_pylist()[::2] == [0, 0]
+    assert decode_messages(raw(numbered([once, twice, once])), RULES)["reason"].to_pylist()[::2] == [0, 0]
     assert_decoded_alike(numbered([once, twice, once]))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CUTS
 from sessionlake.delta.storage.far_times import FarTime, format_time, ms_to_time, time_to_micros, time_to_ms
@@ -113,7 +113,7 @@ def test_values_of_days_and_single_values() -> None:
 
 def shown(form: OutputFormat, *values: Any) -> str:
     out = io.StringIO()
-    show([f"c{n}" for n in range(len(values))], [values], form, out)
+    show_rows([f"c{n}" for n in range(len(values))], [values], form, out)
     return out.getvalue()
 
 

@@ -14,7 +14,7 @@ from sessionlake.integrity.cursor import new_cursors
 from sessionlake.integrity.outcome import MessageHeader, Verdict
 from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
-from sessionlake.protocol.message import ANY, Link, MessageType
+from sessionlake.protocol.message import ANY_SEQ, Link, MessageType
 from sessionlake.settings.section import Integrity, OnViolation
 from support.seeds import seeds
 
@@ -32,7 +32,7 @@ def messages(rnd: random.Random, count: int) -> list[MessageHeader]:
             [MessageType.SNAPSHOT, MessageType.UPDATE, MessageType.HEARTBEAT, MessageType.END], [2, 8, 2, 0.2]
         )[0]
         seq = last + (1 if form == "step" else rnd.randint(1, 4)) + rnd.choice([0] * 9 + [1, 3])
-        after = {"step": seq - 1, "range": last + rnd.choice([0] * 8 + [-2, -1, 1]), "link": last, "any": ANY}[form]
+        after = {"step": seq - 1, "range": last + rnd.choice([0] * 8 + [-2, -1, 1]), "link": last, "any": ANY_SEQ}[form]
         link = Link.LINK if form == "link" else Link.INTERVAL
         if form == "link" and rnd.random() < 0.08:
             after += rnd.choice([-1, 1])
@@ -41,8 +41,8 @@ def messages(rnd: random.Random, count: int) -> list[MessageHeader]:
         elif form == "link" and kind == MessageType.HEARTBEAT and rnd.random() < 0.5:
             seq = last
         if kind == MessageType.SNAPSHOT and rnd.random() < 0.3:
-            seq, after, link = rnd.randint(0, 30), ANY, Link.RESTART
-        after = after if after == ANY else max(after, -1)
+            seq, after, link = rnd.randint(0, 30), ANY_SEQ, Link.RESTART
+        after = after if after == ANY_SEQ else max(after, -1)
         found.append(MessageHeader(kind, seq, offset, offset, offset, 0, 0, offset, 1, 1, after, link, offset))
         last = seq if link == Link.RESTART else max(last, seq)
     return found
@@ -122,4 +122,4 @@ def test_these_messages_have_gaps_duplicates_overlaps_restarts_and_keep_alives()
     every = [one for seed in range(40) for one in messages(random.Random(seed), 60)]
     assert {one.link for one in every} == set(Link)
     assert any(one.after == one.seq for one in every)
-    assert any(one.after < one.seq - 1 and one.link == Link.INTERVAL and one.after != ANY for one in every)
+    assert any(one.after < one.seq - 1 and one.link == Link.INTERVAL and one.after != ANY_SEQ for one in every)

@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.erased import KEY
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.reasons import Reason
 from sessionlake.settings.model import CaptureSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
@@ -147,7 +147,7 @@ def test_these_streams_split_ids_over_partitions_alive_at_once_and_one_after_the
 def test_erased_messages_are_moments_of_stream_time_and_nothing_else(seed: int) -> None:
     rnd, messages = stream(seed)
     gone = {key for key in {m.key for m in messages} if rnd.random() < 0.5}
-    messages = [m._replace(key=KEY, value=None) if m.key in gone else m for m in messages]
+    messages = [m._replace(key=ERASED_KEY, value=None) if m.key in gone else m for m in messages]
     rules, every = capture(*rnd.choice(CASES), seed), interval(seed)
     found = fold(cut(rnd, messages, rnd.randint(1, 7)), rules, shards=rnd.randint(1, 4), rnd=rnd, interval=every)
     assert_same(of_silver(found), of_truth(truth_of(messages, rules, every)))
@@ -337,7 +337,7 @@ def first_violation(messages: list[KafkaMessage], rules: CaptureSettings) -> Vio
             for message in messages:
                 if (message.topic, message.partition) == session[:2]:
                     # The others' messages only let time pass.
-                    truth.feed(message if message.key == session[2] else message._replace(key=None))
+                    truth.judge_message(message if message.key == session[2] else message._replace(key=None))
             truth.finish()
         except Violation as violation:
             found.append(violation)

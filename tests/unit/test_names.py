@@ -29,7 +29,7 @@ from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
-from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Scenario
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import fold, of_silver, of_truth, truth_of
@@ -122,7 +122,7 @@ def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
     columns = CaptureSettings(columns=dict.fromkeys(names, "double") | {"id": "string"}).declared
     found = [
         json.loads(record.value)
-        for record in generate(
+        for record in generate_messages(
             Scenario(seed=1, sensors=1, sessions_per_sensor=1, rows=3, rate=20.0, duration_s=3.0), columns
         )
     ]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sessionlake.protocol.columns import Column, JsonType
-from sessionlake.protocol.decode import DecodeRules, decode
+from sessionlake.protocol.decode import DecodeRules, decode_messages
 from sessionlake.protocol.payload import ConfiguredSchemas, Payload, PayloadFormat
 from sessionlake.protocol.reasons import CODES
 from sessionlake.settings.model import CaptureSettings
@@ -79,8 +79,8 @@ def rules(payload: Payload | None, max_bytes: int = 10**7) -> DecodeRules:
 
 def decoded(values: list[bytes | None], payload: Payload, max_bytes: int = 10**7) -> pa.Table:
     """The chunk, which is the same in bulk and one by one."""
-    fast = decode(raw(values), rules(payload, max_bytes))
-    assert said(fast) == said(decode(raw(values), rules(payload, max_bytes), fast=False))
+    fast = decode_messages(raw(values), rules(payload, max_bytes))
+    assert said(fast) == said(decode_messages(raw(values), rules(payload, max_bytes), in_bulk=False))
     return fast
 
 
@@ -113,7 +113,7 @@ PATHS = {MESSAGE: bytes([2, 6]), "lab.Outer.Capture": bytes([4, 8, 2])}
 @settings(examples(usual=60, in_all=600), derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(bodies, max_size=6), st.randoms(use_true_random=False))
 def test_the_same_messages_say_the_same_in_every_format(found: list[dict[str, Any]], rnd: random.Random) -> None:
-    expected = said(decode(raw([json.dumps(body).encode() for body in found]), rules(None)))
+    expected = said(decode_messages(raw([json.dumps(body).encode() for body in found]), rules(None)))
     data = [avro(body) for body in found]
     assert said(decoded(data, PLAIN_AVRO)) == expected
     assert (
@@ -362,7 +362,7 @@ def test_an_unknown_field_is_not_taken_for_a_declared_column_with_its_number_as_
     value = raw([b"\x08\x02\x22" + varint(len(row)) + row])
     rules_of = DecodeRules(columns, 10**7, SKEW, lambda _: True, PLAIN_PROTOBUF)
     for fast in (True, False):
-        [message] = decode(value, rules_of, fast=fast).to_pylist()
+        [message] = decode_messages(value, rules_of, in_bulk=fast).to_pylist()
         [change] = message["changes"]
         assert (change["set:0"], change["_rescued"]) == (False, '{"#99":5}')
 
@@ -585,7 +585,7 @@ def test_a_schema_of_declared_columns_is_read_in_bulk_and_only_what_fails_a_chec
     )
     for payload, encoded in ((PLAIN_AVRO, avro), (PLAIN_PROTOBUF, lambda body: protobuf(body, random.Random(2)))):
         values: list[bytes | None] = [encoded(GOOD | {"seq": seq, "ts": NOW}) for seq in range(5)]
-        decode(raw(values), rules(payload))
+        decode_messages(raw(values), rules(payload))
         assert looked_at == []
 
 

@@ -13,7 +13,7 @@ from sessionlake.errors import IntegrityViolationError, LakeError, ProcessorErro
 from sessionlake.processors import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import FORMAT, ProcessorMemory, SessionState, StateCodec
 from sessionlake.processors.testing import TOPIC, Sent, fold, run
-from sessionlake.protocol.arrow import session_key
+from sessionlake.protocol.arrow import build_session_key
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import OnViolation
 
@@ -405,7 +405,7 @@ def test_a_state_that_cannot_be_read_is_told_with_session_version_and_remedy(sta
         StateCodec("p", Migrating()).decode_stored(msgspec.msgpack.encode(state), version, "s")
 
 
-KEY = session_key("t", 0, "s")
+KEY = build_session_key("t", 0, "s")
 
 
 def test_a_memory_of_another_format_is_refused_by_name():

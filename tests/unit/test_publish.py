@@ -24,7 +24,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.declared.tables import declared_gold_tables
 from sessionlake.gold.tables.notes import set_change_feeds
-from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, Messages
+from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessages
 from sessionlake.publish.job import Publication, require_change_feed
 from sessionlake.publish.publishable import publishable_tables
 from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
@@ -77,7 +77,7 @@ def row(key: str = "r", number: int = 0, version: int = 1, change: str = "insert
 
 def encoded(*batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     given = [pa.RecordBatch.from_pylist(batch, schema=ROWS) for batch in batches]
-    made = list(Messages(("k", "n"), batch=7)(given))
+    made = list(UpsertMessages(("k", "n"), batch=7)(given))
     assert all(batch.schema == SCHEMA for batch in made)
     return [message for batch in made for message in batch.to_pylist()]
 
@@ -152,7 +152,7 @@ def test_a_version_gives_a_key_one_message_what_it_left_however_arrow_cuts_the_r
 
 def test_large_rows_leave_in_chunks():
     batch = pa.RecordBatch.from_pylist([row(number=i, text="x" * (5 << 20)) for i in range(9)], schema=ROWS)
-    sizes = [made.num_rows for made in Messages(("k", "n"), 0)([batch])]
+    sizes = [made.num_rows for made in UpsertMessages(("k", "n"), 0)([batch])]
     assert sum(sizes) == 9
     assert max(sizes) == 4
 
@@ -160,7 +160,7 @@ def test_large_rows_leave_in_chunks():
 def test_a_type_without_a_spelling_is_refused_by_name():
     batch = pa.RecordBatch.from_pydict({"k": ["a"], "many": [["x"]], CHANGE: ["insert"], VERSION: [1]})
     with pytest.raises(LakeError, match="column many has type list<item: string>"):
-        list(Messages(("k",), 0)([batch]))
+        list(UpsertMessages(("k",), 0)([batch]))
 
 
 def test_bytes_are_base64_with_padding():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.cli.query import without_schemas
+from sessionlake.cli.query import remove_silver_schema
 from sessionlake.cli.session import parse_moment
 from sessionlake.errors import UsageError
 from sessionlake.silver.tables.as_of import SessionMoment
@@ -34,7 +34,7 @@ from sessionlake.silver.tables.as_of import SessionMoment
 def test_silver_s_tables_lose_their_schema_outside_of_strings_and_comments(
     sql: str, bare: str, named: list[str]
 ) -> None:
-    assert without_schemas(sql) == (bare, named)
+    assert remove_silver_schema(sql) == (bare, named)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_silver_s_tables_lose_their_schema_outside_of_strings_and_comments(
 )
 def test_any_other_table_is_refused(sql: str, named: str) -> None:
     with pytest.raises(UsageError, match=f"{named} cannot be read as of a batch"):
-        without_schemas(sql)
+        remove_silver_schema(sql)
 
 
 @pytest.mark.parametrize(

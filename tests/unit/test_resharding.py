@@ -22,7 +22,7 @@ from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import find_first_difference
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.operations.resharding.reshard import _Plan
+from sessionlake.operations.resharding.reshard import _ReshardPlan
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
 from sessionlake.processors.session import ProcessorLimits, create_loaded_processor
@@ -233,10 +233,10 @@ def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_
 
 def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    assert Journal.read_journal(settings, RESHARD, _Plan) is None
+    assert Journal.read_journal(settings, RESHARD, _ReshardPlan) is None
     require_uninterrupted(settings)
-    journal = Journal.start_journal(settings, RESHARD, _Plan("a", 7, ["silver"]))
-    assert Journal.read_journal(settings, RESHARD, _Plan) == journal
+    journal = Journal.start_journal(settings, RESHARD, _ReshardPlan("a", 7, ["silver"]))
+    assert Journal.read_journal(settings, RESHARD, _ReshardPlan) == journal
     for layer in (None, "bronze", "silver", "gold", "processor-p"):
         with pytest.raises(LakeError, match=r"a resharding was interrupted, .* Run `sessionlake reshard 7`"):
             require_uninterrupted(settings, layer)

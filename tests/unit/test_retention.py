@@ -18,7 +18,7 @@ from sessionlake.delta.storage.expired import ExpiredRows
 from sessionlake.ledger.progress import read_last_commits_since
 from sessionlake.ledger.retained import LIMITS
 from sessionlake.operations.retention import removal, rules
-from sessionlake.operations.retention.removal import Retention
+from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import RetentionSettings, Settings
 from support import ledgers
 from support.lakes import folder_of
@@ -53,7 +53,7 @@ def table_of(found: list[Any]) -> pa.Table:
 
 @given(ends, st.lists(ends, max_size=3), sessions)
 def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_of_that(aged, read, held):
-    limits = rules.message_limits(aged, read, table_of(held))
+    limits = rules.compute_message_limits(aged, read, table_of(held))
     for place, old in aged.items():
         needed = [old + 1, *(reader.get(place, -1) + 1 for reader in read)]
         needed += [first or 0 for of, _, first, _ in held if of == place]
@@ -63,7 +63,9 @@ def test_of_bronze_goes_what_is_old_all_have_read_and_no_session_needs_and_all_o
 
 @given(ends, ends)
 def test_limits_are_never_moved_back(before, now):
-    both = rules.advance_limits(rules.as_place_limits(before), rules.as_place_limits(now), ("topic", "partition"))
+    both = rules.advance_limits(
+        rules.build_partition_limits(before), rules.build_partition_limits(now), ("topic", "partition")
+    )
     told = {(row["topic"], row["partition"]): row["limit"] for row in both.to_pylist()}
     assert told == {place: max(known[place] for known in (before, now) if place in known) for place in before | now}
 
@@ -117,7 +119,7 @@ def test_a_partition_that_comes_in_while_the_ledger_is_read_is_not_old(
         "read_last_offsets",
         lambda reader, layer: {p: at for p, at in reading(reader, layer).items() if p[1] < ledgers.PLACES - 1},
     )
-    aged = Retention(None, settings)._aged("bronze", ledgers.NOON + 20 * ledgers.SPACING)
+    aged = RetentionRunner(None, settings)._find_aged_offsets("bronze", ledgers.NOON + 20 * ledgers.SPACING)
     assert aged == {("capture.a", number): 49 for number in range(ledgers.PLACES - 1)}
 
 

@@ -187,7 +187,7 @@ def test_what_is_published_when_follows_from_the_batches_alone(
 ):
     """Revisions, panes and restatements are the same whether rows follow from the tails or from the table."""
     batches, window, keep = history
-    tables = Tables(3, window, keep, watermark_ms=watermark, early=early, least=least)
+    tables = Tables(3, window, keep, watermark_ms=watermark, publishes_early=early, minimum_points=least)
     told = Told(window, watermark, early=early, least=least)
     for batch in batches:
         tables.fold(batch)
@@ -210,7 +210,7 @@ def test_no_key_keeps_more_points_than_a_tail(history: tuple[list[list[Point]], 
 @given(histories(), st.integers(0, 400_000), st.sampled_from([0, 3, 50_000]))
 def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int, int], slack: int, watermark: int):
     batches, window, keep = history
-    tables = Tables(3, window, keep, watermark_ms=watermark, early=not watermark)
+    tables = Tables(3, window, keep, watermark_ms=watermark, publishes_early=not watermark)
     told = Told(window, watermark, early=not watermark, least=1)
     for batch in batches:
         tables.fold(batch)
@@ -272,7 +272,7 @@ def test_a_point_at_either_end_of_time_has_an_average(ts: int):
 
 @pytest.mark.parametrize("watermark", [0, 10])
 def test_the_first_point_is_on_time_at_the_lowest_time_too_where_the_watermark_ends(watermark: int):
-    tables = Tables(1, window=2, keep=2, watermark_ms=watermark, early=False)
+    tables = Tables(1, window=2, keep=2, watermark_ms=watermark, publishes_early=False)
     for position in range(2):
         tables.fold([(0, -(2**63), position, 0, 1.0)])
         assert tables.averages[0, -(2**63), position, 0] == (1.0, 1.0, position + 1)
@@ -307,7 +307,7 @@ def test_a_row_that_was_restated_through_the_table_is_revised_once_more():
 
 
 def test_points_that_the_watermark_has_not_passed_are_kept_until_it_does():
-    tables = Tables(1, window=2, keep=2, watermark_ms=10_000, early=False)
+    tables = Tables(1, window=2, keep=2, watermark_ms=10_000, publishes_early=False)
     tables.fold(seconds(*range(10)))
     assert {row[1] for row in tables.averages.values()} == {None}
     tables.fold(seconds(15, position=100))

@@ -20,11 +20,11 @@ from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_
 from sessionlake.gold.rules import batch as batches
 from sessionlake.gold.rules.alerts import KEY, Alert, Cause, logged_alerts
 from sessionlake.gold.rules.batch import LogRow, RuleBatch
+from sessionlake.gold.rules.buckets import MetricBuckets, buckets_from_rows
 from sessionlake.gold.rules.document import Problem, parse_rule_text, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, events_to_find, pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.gold.rules.slices import Slices, slices_from_rows
-from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import (
     AllOf,
     AnyOf,
@@ -145,14 +145,14 @@ class Memory(StoredData):
         days = (ends(self.tiers[METRICS_1M.name], 1) - 1) // 1440 * 1440
         return dict.fromkeys(days.tolist(), 9)
 
-    def read_slices(self, query: SliceQuery) -> Slices:
+    def read_buckets(self, query: BucketQuery) -> MetricBuckets:
         def parts() -> Iterator[tuple[int, pa.Table]]:
             for length, product in TIERS.items():
                 end = ends(self.tiers[product.name], length)
                 for low, high in query.ends.get(length, ()):
                     yield length, self.tiers[product.name].filter(pa.array((end > low) & (end <= high)))
 
-        return slices_from_rows(parts(), query.columns, query.keys)
+        return buckets_from_rows(parts(), query.columns, query.keys)
 
     def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         self.reached_back = since_ms
@@ -580,7 +580,7 @@ def test_events_keep_the_names_under_which_they_are_stored() -> None:
 
 @pytest.mark.soak
 def test_a_year_of_many_series_is_worked_on_in_pieces_that_fit_into_memory() -> None:
-    """Of ten thousand dense series, a thousand slices each are read at once, days in the middle."""
+    """Of ten thousand dense series, a thousand buckets each are read at once, days in the middle."""
     long, read = rule("long", "avg(price) over 366 d > 1"), []
 
     class Dense(Memory):
@@ -588,9 +588,9 @@ def test_a_year_of_many_series_is_worked_on_in_pieces_that_fit_into_memory() -> 
             del topics, keys
             return {day * 1440: 10_000 for day in range(370)}
 
-        def read_slices(self, query: SliceQuery) -> Slices:
+        def read_buckets(self, query: BucketQuery) -> MetricBuckets:
             read.append(sum((high - low) // n for n, spans in query.ends.items() for low, high in spans))
-            return super().read_slices(query)
+            return super().read_buckets(query)
 
     memory, until = Dense(), 370 * 1440 * MINUTE
     memory.take_in([point(until, 1.0)], [long])

@@ -8,7 +8,7 @@ import pytest
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state_difference import find_first_difference
-from sessionlake.protocol.silence import Silence, decode, encode
+from sessionlake.protocol.silence import Silence, decode_silences, encode_silences
 from sessionlake.settings.model import CaptureSettings
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder, fold, of_silver, of_truth, truth_of
@@ -76,10 +76,10 @@ def test_a_silence_is_known_to_messages_behind_it_though_no_shard_has_kept_it() 
 
 def test_silences_are_read_as_they_were_written() -> None:
     silences = [Silence("capture.ö", 3, 41, START, 5), Silence("capture.a", 0, 0, -1, 2**40)]
-    assert [*decode([encode(silences), encode([])])] == silences
+    assert [*decode_silences([encode_silences(silences), encode_silences([])])] == silences
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b'{"silences":[{"topic":"t"}]}', b"\xff", b'{"silences":[1]}'])
 def test_a_row_without_a_topic_that_is_nothing_of_the_kind_is_refused(value: bytes) -> None:
     with pytest.raises(LakeError, match="value is not a silence"):
-        [*decode([value])]
+        [*decode_silences([value])]

@@ -13,8 +13,8 @@ import pytest
 from sessionlake.errors import UsageError
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
-from sessionlake_lab.simulate.generate import generate
-from sessionlake_lab.simulate.malformed import Victim, odd_forms, variants
+from sessionlake_lab.simulate.generate import generate_messages
+from sessionlake_lab.simulate.malformed import ValidMessage, malformed_variants, unusual_valid_forms
 from sessionlake_lab.simulate.run import build_scenario, simulate
 from sessionlake_lab.simulate.scenario import PLAIN, Faults, Mix, Scenario
 from sessionlake_lab.truth import KafkaMessage, Rules, Truth
@@ -47,7 +47,7 @@ def judged(messages, columns=DEFAULT, *, integrity="strict", on_violation="isola
     offsets = Counter()
     for message in messages:
         where = message.topic, message.partition
-        truth.feed(KafkaMessage(*where, offsets[where], message.timestamp, message.key, message.value))
+        truth.judge_message(KafkaMessage(*where, offsets[where], message.timestamp, message.key, message.value))
         offsets[where] += 1
     return truth.finish()
 
@@ -69,29 +69,31 @@ def share(tables, column):
 
 def test_same_scenario_gives_the_same_messages_in_the_same_order():
     scenario = replace(SMALL, faults=Faults.every(0.02))
-    assert list(generate(scenario, DEFAULT)) == list(generate(scenario, DEFAULT))
+    assert list(generate_messages(scenario, DEFAULT)) == list(generate_messages(scenario, DEFAULT))
 
 
 def test_another_seed_gives_other_session_ids_and_other_values():
-    one, other = (list(generate(replace(SMALL, seed=seed), DEFAULT)) for seed in (1, 2))
+    one, other = (list(generate_messages(replace(SMALL, seed=seed), DEFAULT)) for seed in (1, 2))
     assert not {m.key for m in one} & {m.key for m in other}
 
 
 def test_another_start_gives_other_session_ids_so_that_a_second_run_restarts_no_session():
-    one, other = (list(generate(replace(SMALL, start_ms=start), DEFAULT)) for start in (10**12, 10**12 + 60_000))
+    one, other = (
+        list(generate_messages(replace(SMALL, start_ms=start), DEFAULT)) for start in (10**12, 10**12 + 60_000)
+    )
     assert not {m.key for m in one} & {m.key for m in other}
 
 
 def test_timestamps_never_fall_and_begin_at_the_start():
-    times = [m.timestamp for m in generate(replace(SMALL, faults=Faults.every(0.02)), DEFAULT)]
+    times = [m.timestamp for m in generate_messages(replace(SMALL, faults=Faults.every(0.02)), DEFAULT)]
     assert times == sorted(times)
-    assert next(generate(SMALL, DEFAULT)).timestamp == SMALL.start_ms
+    assert next(generate_messages(SMALL, DEFAULT)).timestamp == SMALL.start_ms
     assert times[-1] <= SMALL.start_ms + SMALL.duration_s * 1000
 
 
 def test_a_session_stays_in_one_partition_and_sessions_spread_over_all():
     where = defaultdict(set)
-    for message in generate(replace(CALM, sessions_per_sensor=30, partitions=3), DEFAULT):
+    for message in generate_messages(replace(CALM, sessions_per_sensor=30, partitions=3), DEFAULT):
         where[message.topic, message.key].add(message.partition)
     assert {len(partitions) for partitions in where.values()} == {1}
     for topic in {topic for topic, _ in where}:
@@ -103,7 +105,7 @@ def test_a_session_stays_in_one_partition_and_sessions_spread_over_all():
 
 
 def test_without_faults_the_strictest_judge_finds_nothing_wrong():
-    messages = list(generate(SMALL, DEFAULT))
+    messages = list(generate_messages(SMALL, DEFAULT))
     tables = judged(messages, on_violation="fail")
     assert not tables.quarantine
     assert not tables.integrity_events
@@ -112,7 +114,9 @@ def test_without_faults_the_strictest_judge_finds_nothing_wrong():
 
 
 def test_every_declared_type_is_accepted():
-    messages = generate(replace(SMALL, mix=Mix(partial=0.5, nulls=0.2, undeclared=0.2, unusual=0.2)), EVERY_TYPE)
+    messages = generate_messages(
+        replace(SMALL, mix=Mix(partial=0.5, nulls=0.2, undeclared=0.2, unusual=0.2)), EVERY_TYPE
+    )
     tables = judged(messages, EVERY_TYPE, on_violation="fail")
     assert not tables.quarantine
     rows = [row for table in tables.session_rows.values() for row in table.values()]
@@ -121,13 +125,13 @@ def test_every_declared_type_is_accepted():
 
 
 def test_a_single_column_and_a_single_row_work():
-    tables = judged(generate(replace(SMALL, rows=1), DEFAULT[:1]), DEFAULT[:1], on_violation="fail")
+    tables = judged(generate_messages(replace(SMALL, rows=1), DEFAULT[:1]), DEFAULT[:1], on_violation="fail")
     assert not tables.quarantine
 
 
 def test_sessions_start_with_a_whole_snapshot_end_or_fall_silent():
     scenario = replace(SMALL, sessions_per_sensor=50, ended=0.3, silent=0.3, duration_s=20)
-    sessions = by_session(generate(scenario, DEFAULT))
+    sessions = by_session(generate_messages(scenario, DEFAULT))
     assert len(sessions) == scenario.sessions
     for said in sessions.values():
         assert said[0]["type"] == "snapshot"
@@ -139,7 +143,7 @@ def test_sessions_start_with_a_whole_snapshot_end_or_fall_silent():
 
 def test_some_topics_appear_only_while_it_runs():
     first = {}
-    for message in generate(SMALL, DEFAULT):
+    for message in generate_messages(SMALL, DEFAULT):
         first.setdefault(message.topic, message.timestamp - SMALL.start_ms)
     assert len(first) == SMALL.sensors
     assert sum(at > 0.1 * 1000 * SMALL.duration_s for at in first.values()) == 1
@@ -148,7 +152,9 @@ def test_some_topics_appear_only_while_it_runs():
 def test_every_kind_of_healthy_message_is_there():
     mix = Mix(heartbeats=0.1, deletes=0.1, snapshots=0.02, partial=0.3, nulls=0.1, undeclared=0.1, rows_per_update=2)
     said = [
-        message for session in by_session(generate(replace(CALM, mix=mix), DEFAULT)).values() for message in session
+        message
+        for session in by_session(generate_messages(replace(CALM, mix=mix), DEFAULT)).values()
+        for message in session
     ]
     rows = [row for message in said for row in message.get("rows", [])]
     assert {message["type"] for message in said} == {"snapshot", "update", "heartbeat"}
@@ -162,7 +168,7 @@ def test_every_kind_of_healthy_message_is_there():
 
 
 def test_deleted_rows_come_back():
-    changes = judged(generate(replace(CALM, mix=replace(PLAIN, deletes=0.1, hot=3)), DEFAULT)).session_changes
+    changes = judged(generate_messages(replace(CALM, mix=replace(PLAIN, deletes=0.1, hot=3)), DEFAULT)).session_changes
     gone, back = set(), 0
     for change in changes:
         row = change["topic"], change["session_id"], change["row_id"]
@@ -174,10 +180,10 @@ def test_deleted_rows_come_back():
     assert back > 10
 
 
-@pytest.mark.parametrize("number", range(len(odd_forms())))
+@pytest.mark.parametrize("number", range(len(unusual_valid_forms())))
 def test_odd_forms_mean_the_same(number):
     plain = b'{"type":"update","seq":3,"ts":5,"rows":[{"id":"r0","price":1.50,"status":"OK"}],"deleted":["r1"]}'
-    odd = odd_forms()[number](plain)
+    odd = unusual_valid_forms()[number](plain)
     assert odd != plain
     fields = ("type", "seq", "ts", "rows", "deleted")
     assert {name: json.loads(odd)[name] for name in fields} == {name: json.loads(plain)[name] for name in fields}
@@ -187,7 +193,7 @@ def test_odd_forms_mean_the_same(number):
 
 
 def test_bench_gives_exactly_the_messages_asked_for_one_snapshot_each_and_strict_turns():
-    messages = list(generate(Scenario.bench(sessions=40, rows=5, messages=1000), DEFAULT))
+    messages = list(generate_messages(Scenario.bench(sessions=40, rows=5, messages=1000), DEFAULT))
     sessions = by_session(messages)
     assert len(messages) == 1000
     assert {len(said) for said in sessions.values()} == {25}
@@ -201,7 +207,9 @@ def test_bench_gives_exactly_the_messages_asked_for_one_snapshot_each_and_strict
 
 def test_bench_by_plain_options_is_the_same_scenario(settings):
     built = build_scenario(settings, mode="bench", sensors=4, sessions=10, rows=5, messages=1000)
-    assert list(generate(built, DEFAULT)) == list(generate(Scenario.bench(sessions=40, rows=5, messages=1000), DEFAULT))
+    assert list(generate_messages(built, DEFAULT)) == list(
+        generate_messages(Scenario.bench(sessions=40, rows=5, messages=1000), DEFAULT)
+    )
 
 
 # --- plausible values ----------------------------------------------------------------------------------------
@@ -210,7 +218,7 @@ def test_bench_by_plain_options_is_the_same_scenario(settings):
 def series(scenario, column):
     """Per (session, row): its readings over time."""
     found = defaultdict(list)
-    for message in generate(scenario, DEFAULT):
+    for message in generate_messages(scenario, DEFAULT):
         for row in json.loads(message.value).get("rows", []):
             found[message.key, row["id"]].append((message.timestamp, row[column]))
     return found
@@ -248,7 +256,7 @@ def test_anomalies_make_stuck_spiking_and_drifting_rows():
 def test_states_are_few_and_mostly_the_normal_one():
     states = Counter(
         row["status"]
-        for said in by_session(generate(replace(CALM, sensors=1, mix=PLAIN), DEFAULT)).values()
+        for said in by_session(generate_messages(replace(CALM, sensors=1, mix=PLAIN), DEFAULT)).values()
         for message in said
         for row in message["rows"]
     )
@@ -260,7 +268,7 @@ def test_states_are_few_and_mostly_the_normal_one():
 
 
 def test_duplicates_are_the_same_bytes_again_and_nothing_else():
-    messages = list(generate(replace(CALM, faults=Faults(duplicates=0.05)), DEFAULT))
+    messages = list(generate_messages(replace(CALM, faults=Faults(duplicates=0.05)), DEFAULT))
     tables = judged(messages)
     assert {event["event"] for event in tables.integrity_events} == {"duplicate"}
     assert 0.03 < share(tables, "duplicates") < 0.07
@@ -268,15 +276,15 @@ def test_duplicates_are_the_same_bytes_again_and_nothing_else():
 
 
 def test_gaps_lose_messages():
-    messages = list(generate(replace(CALM, faults=Faults(gaps=0.05)), DEFAULT))
+    messages = list(generate_messages(replace(CALM, faults=Faults(gaps=0.05)), DEFAULT))
     events = Counter(event["event"] for event in judged(messages, on_violation="record").integrity_events)
     assert set(events) <= {"gap", "orphan"}
     assert 0.93 * CALM.slots < len(messages) < 0.97 * CALM.slots
 
 
 def test_swaps_lose_nothing_and_only_change_the_order_within_a_session():
-    calm = list(generate(CALM, DEFAULT))
-    swapped = list(generate(replace(CALM, faults=Faults(swaps=0.05)), DEFAULT))
+    calm = list(generate_messages(CALM, DEFAULT))
+    swapped = list(generate_messages(replace(CALM, faults=Faults(swaps=0.05)), DEFAULT))
     assert len(calm) == len(swapped)
     out_of_turn = 0
     for said in by_session(swapped).values():
@@ -288,7 +296,7 @@ def test_swaps_lose_nothing_and_only_change_the_order_within_a_session():
 
 def test_reordered_event_times_fall_but_stay_within_two_seconds():
     back = 0
-    for said in by_session(generate(replace(CALM, faults=Faults(reordered=0.05)), DEFAULT)).values():
+    for said in by_session(generate_messages(replace(CALM, faults=Faults(reordered=0.05)), DEFAULT)).values():
         times = np.array([message["ts"] for message in said])
         behind = np.maximum.accumulate(times) - times
         assert behind.max() < 2000
@@ -297,56 +305,58 @@ def test_reordered_event_times_fall_but_stay_within_two_seconds():
 
 
 def test_late_messages_are_behind_the_lateness_and_judged_late():
-    messages = generate(replace(CALM, lateness_s=30, faults=Faults(late=0.05)), DEFAULT)
+    messages = generate_messages(replace(CALM, lateness_s=30, faults=Faults(late=0.05)), DEFAULT)
     tables = judged(messages, integrity="window", limits={"lateness_ms": 30_000})
     assert {row["reason"] for row in tables.quarantine} == {"late"}
     assert 0.03 < share(tables, "quarantined") < 0.07
 
 
 def test_malformed_messages_take_no_seq_so_that_their_session_has_no_gap():
-    tables = judged(generate(replace(CALM, faults=Faults(malformed=0.05)), DEFAULT))
+    tables = judged(generate_messages(replace(CALM, faults=Faults(malformed=0.05)), DEFAULT))
     assert not tables.integrity_events
     assert 0.03 < share(tables, "quarantined") < 0.07
 
 
 def test_malformed_messages_have_every_reason():
-    messages = generate(replace(CALM, max_message_bytes=50_000, faults=Faults(malformed=0.1)), DEFAULT)
+    messages = generate_messages(replace(CALM, max_message_bytes=50_000, faults=Faults(malformed=0.1)), DEFAULT)
     reasons = {row["reason"] for row in judged(messages, limits={"max_message_bytes": 50_000}).quarantine}
-    assert reasons == {reason for reason, _ in variants(DEFAULT, too_large=True)}
+    assert reasons == {reason for reason, _ in malformed_variants(DEFAULT, too_large=True)}
     assert len(reasons) == 14
 
 
 def test_a_too_large_message_of_megabytes_comes_once():
-    messages = generate(replace(CALM, max_message_bytes=2_000_000, faults=Faults(malformed=0.2)), DEFAULT)
+    messages = generate_messages(replace(CALM, max_message_bytes=2_000_000, faults=Faults(malformed=0.2)), DEFAULT)
     assert sum(len(message.value) > 2_000_000 for message in messages) == 1
 
 
 @pytest.mark.parametrize("columns", [DEFAULT, EVERY_TYPE], ids=["default", "every type"])
 def test_each_malformed_variant_is_refused_for_the_reason_it_is_named_after(columns):
-    victim = Victim(b"s-1", 4, 10**12, b'{"id":"r0","%b":null}' % columns[0].name.encode(), 10**12, 20_000, 86_400_000)
+    victim = ValidMessage(
+        b"s-1", 4, 10**12, b'{"id":"r0","%b":null}' % columns[0].name.encode(), 10**12, 20_000, 86_400_000
+    )
     rules = Rules(columns={c.name: c.sql for c in columns}, on_violation="isolate", max_message_bytes=20_000)
-    for reason, make in variants(columns, too_large=True):
+    for reason, make in malformed_variants(columns, too_large=True):
         truth = Truth(rules)
         key, value = make(victim)
-        truth.feed(KafkaMessage("capture.x", 0, 0, victim.timestamp, key, value))
+        truth.judge_message(KafkaMessage("capture.x", 0, 0, victim.timestamp, key, value))
         assert [row["reason"] for row in truth.finish().quarantine] == [reason], value[:100]
 
 
 def test_orphans_lose_the_first_snapshot_of_their_session():
-    sessions = by_session(generate(replace(CALM, faults=Faults(orphans=1)), DEFAULT))
+    sessions = by_session(generate_messages(replace(CALM, faults=Faults(orphans=1)), DEFAULT))
     assert sessions
     assert all(said[0]["type"] != "snapshot" for said in sessions.values())
 
 
 def test_after_end_speaks_once_more():
     scenario = replace(CALM, ended=1, faults=Faults(after_end=1))
-    tables = judged(generate(scenario, DEFAULT))
+    tables = judged(generate_messages(scenario, DEFAULT))
     assert {row["reason"] for row in tables.quarantine} == {"after_end"}
     assert {row["status"] for row in tables.sessions.values()} == {"ended"}
 
 
 def test_all_faults_at_once_leave_most_messages_usable():
-    tables = judged(generate(replace(SMALL, faults=Faults.every(0.01)), DEFAULT), integrity="order")
+    tables = judged(generate_messages(replace(SMALL, faults=Faults.every(0.01)), DEFAULT), integrity="order")
     assert share(tables, "applied") > 0.8
     assert len({event["event"] for event in tables.integrity_events}) > 2
 

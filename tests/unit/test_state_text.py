@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli import state as command
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.history.state import convert_times_to_iso, find_session_state
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR, Cursor, OpenGap, encode_memory
 from sessionlake.integrity.seq_set import SeqSet
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import session_key
+from sessionlake.protocol.arrow import build_session_key
 from sessionlake.settings.model import Settings
 
 NOON = 1_767_355_200_000  # 2026-01-02
@@ -39,7 +39,10 @@ def stored() -> bytes:
     cursors = np.array([cursor.to_record_values()], CURSOR)
     memories = np.array([encode_memory(cursor.to_memory()), None], object)[:-1]
     return ShardState(
-        pa.array([session_key("t", 0, "s")]), cursors, memories, ShardClock([PartitionTime("t", 0, NOON + 60_000, 9)])
+        pa.array([build_session_key("t", 0, "s")]),
+        cursors,
+        memories,
+        ShardClock([PartitionTime("t", 0, NOON + 60_000, 9)]),
     ).encode(())
 
 
@@ -64,8 +67,8 @@ def test_only_tables_have_times_to_read(stored, tmp_path, monkeypatch, form, at)
     out = io.StringIO()
     monkeypatch.setattr(command, "compute_shard", lambda *_: 3)
     monkeypatch.setattr(command, "read_shard_states", lambda *_: iter([(3, stored)]))
-    monkeypatch.setattr(command, "show", lambda names, rows, form: show(names, rows, form, out))
-    monkeypatch.setattr(command, "_place", lambda *_: ("t", 0))
+    monkeypatch.setattr(command, "show_rows", lambda names, rows, form: show_rows(names, rows, form, out))
+    monkeypatch.setattr(command, "_find_topic_partition", lambda *_: ("t", 0))
     command.show_session_state(None, Settings(home=tmp_path), "s", "t", form)
     told = out.getvalue()
     rows = dict(line.split(maxsplit=1) for line in told.splitlines() if line.strip(" ─"))

@@ -18,7 +18,7 @@ from support.tables import Tables
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ROW = pa.schema(
     SCHEMA.field(name)
-    for name in ("layer", "app_id", "batch_id", "source_to", "committed_at", "outputs", "offsets", *COUNTS)
+    for name in ("layer", "app_id", "batch_id", "source_to", "committed_at", "outputs", "offsets", "messages", *COUNTS)
 )
 
 
@@ -32,7 +32,7 @@ class Lake:
     def add(self, layer: str, batch: int, app_id: str = "", source_to: int | None = None, messages: int = 0) -> None:
         at = NOON + timedelta(seconds=len(self.rows))
         own = {"layer": layer, "app_id": app_id or layer, "batch_id": batch, "source_to": source_to}
-        counts = dict.fromkeys(COUNTS, 0) | {"messages": messages, "applied": messages}
+        counts = dict.fromkeys(COUNTS, 0) | {"messages": messages, "parts": messages, "applied": messages}
         self.rows.append(own | counts | {"committed_at": at, "outputs": [], "offsets": []})
 
     def silver(self, batch: int, changes: int) -> None:

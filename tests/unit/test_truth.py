@@ -17,10 +17,10 @@ from sessionlake_lab.truth import (
     Tables,
     Truth,
     Violation,
-    read,
-    rows_digest,
-    table_digest,
-    write,
+    hash_session_tables,
+    hash_table,
+    read_tables,
+    write_tables,
 )
 
 TOPIC = "capture.a"
@@ -57,7 +57,7 @@ def timeline(tokens: str) -> list[KafkaMessage]:
 def judge(messages: list[KafkaMessage], by: Rules) -> Tables:
     truth = Truth(by)
     for one in messages:
-        truth.feed(one)
+        truth.judge_message(one)
     return truth.finish()
 
 
@@ -189,9 +189,9 @@ def test_fail_stops_at_the_violation_and_names_it(integrity, tokens, violation):
     messages = timeline(tokens)
     truth = Truth(rules(integrity, "fail"))
     for one in messages[:-1]:
-        truth.feed(one)
+        truth.judge_message(one)
     with pytest.raises(Violation, match=f"{violation[0]} of class {integrity}: session 's' in capture.a") as caught:
-        truth.feed(messages[-1])
+        truth.judge_message(messages[-1])
     error = caught.value
     assert isinstance(error, IntegrityViolationError)
     assert (error.event, error.offset, error.expected, error.actual) == violation
@@ -485,7 +485,7 @@ def test_a_finished_truth_takes_no_more():
     truth = Truth(rules())
     truth.finish()
     with pytest.raises(UsageError):
-        truth.feed(timeline("S0")[0])
+        truth.judge_message(timeline("S0")[0])
     with pytest.raises(UsageError):
         truth.finish()
 
@@ -494,7 +494,7 @@ def test_keeping_no_changes_changes_nothing_else():
     messages = timeline("S0 U1 U3 S4")
     truth = Truth(rules(), keep_changes=False)
     for one in messages:
-        truth.feed(one)
+        truth.judge_message(one)
     lean, full = truth.finish(), judge(messages, rules())
     assert lean.session_changes == []
     assert (lean.session_rows, lean.sessions, lean.counts) == (full.session_rows, full.sessions, full.counts)
@@ -503,19 +503,19 @@ def test_keeping_no_changes_changes_nothing_else():
 def test_digest_tells_tables_apart_and_ignores_the_order_of_rows():
     table = rows(judge(timeline("S0 U1"), rules()))
     backwards = {row_id: dict(reversed(table[row_id].items())) for row_id in reversed(table)}
-    assert table_digest(table) == table_digest(backwards)
+    assert hash_table(table) == hash_table(backwards)
     changed = table | {"r1": table["r1"] | {"qty": 2}}
-    assert table_digest(table) != table_digest(changed)
-    assert rows_digest(judge(timeline("S0 U1"), rules())) == {(TOPIC, 0, "s"): table_digest(table)}
+    assert hash_table(table) != hash_table(changed)
+    assert hash_session_tables(judge(timeline("S0 U1"), rules())) == {(TOPIC, 0, "s"): hash_table(table)}
 
 
 def test_written_truth_is_read_back_equal(tmp_path):
     messages = [*timeline("S0 U1 U1 U3 S4"), KafkaMessage(TOPIC, 0, 9, START, None, b"\xff")]
     tables = judge(messages, rules())
-    write(tables, tmp_path / "truth")
-    assert read(tmp_path / "truth") == tables
+    write_tables(tables, tmp_path / "truth")
+    assert read_tables(tmp_path / "truth") == tables
 
 
 def test_unreadable_truth_is_named(tmp_path):
     with pytest.raises(LakeError, match="Simulate again"):
-        read(tmp_path)
+        read_tables(tmp_path)

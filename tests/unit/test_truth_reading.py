@@ -23,7 +23,7 @@ FINE = b'{"type":"heartbeat","seq":0,"ts":0}'
 
 def feed(value: bytes | None, key: bytes | None = b"s", rules: Rules = RULES) -> Tables:
     truth = Truth(rules)
-    truth.feed(KafkaMessage("capture.a", 0, 0, START, key, value))
+    truth.judge_message(KafkaMessage("capture.a", 0, 0, START, key, value))
     return truth.finish()
 
 
@@ -269,7 +269,7 @@ ALMOST = st.fixed_dictionaries(
 def test_any_bytes_are_judged_and_accounted_for(stream, integrity, policy):
     truth = Truth(Rules(columns=COLUMNS, integrity=integrity, on_violation=policy))
     for offset, (key, value, timestamp) in enumerate(stream):
-        truth.feed(KafkaMessage("capture.a", 0, offset, timestamp, key, value))
+        truth.judge_message(KafkaMessage("capture.a", 0, offset, timestamp, key, value))
     tables = truth.finish()
     for counts in tables.counts.values():
         assert 2 * counts["messages"] == sum(counts.values()) == 2 * len(stream)

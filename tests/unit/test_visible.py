@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 import sessionlake
 import sessionlake_lab
 from sessionlake.cli.context import say
-from sessionlake.cli.show import OutputFormat, console_on, show, table_of, text_of, write_line, write_text
+from sessionlake.cli.show import (
+    OutputFormat,
+    make_console,
+    make_terminal_table,
+    make_visible_text,
+    show_rows,
+    write_line,
+    write_text,
+)
 from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line, visible_stream
 
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -73,7 +81,7 @@ def test_json_has_nothing_hidden_is_one_line_and_says_the_same(value):
 @pytest.mark.parametrize("out", [io.StringIO, Terminal])
 def test_a_table_has_nothing_hidden_but_the_consoles_own_codes(out, name, cell):
     shown = out()
-    show([name], [[cell], [{"k": [cell]}], [cell.encode("utf-8", "replace")]], OutputFormat.TABLE, shown)
+    show_rows([name], [[cell], [{"k": [cell]}], [cell.encode("utf-8", "replace")]], OutputFormat.TABLE, shown)
     text = shown.getvalue()
     codes = ("\x1b[1m", "\x1b[0m", "\x1b[2m") if out is Terminal else ()
     for code in codes:
@@ -83,7 +91,7 @@ def test_a_table_has_nothing_hidden_but_the_consoles_own_codes(out, name, cell):
 
 def test_a_line_break_of_the_data_begins_no_line_of_a_table():
     out = io.StringIO()
-    show(["a\nb", "c"], [["x\nforged", 1]], OutputFormat.TABLE, out)
+    show_rows(["a\nb", "c"], [["x\nforged", 1]], OutputFormat.TABLE, out)
     lines = [line.split() for line in out.getvalue().splitlines() if line.strip()]
     assert lines[0::2] == [["a\\nb", "c"], ["x\\nforged", "1"]]
 
@@ -91,24 +99,26 @@ def test_a_line_break_of_the_data_begins_no_line_of_a_table():
 @given(texts)
 def test_a_console_shows_what_was_not_made_visible_before(text):
     out = io.StringIO()
-    console_on(out).print(text)
+    make_console(out).print(text)
     assert harmless(out.getvalue())
 
 
 def test_brackets_and_colons_of_the_data_are_no_markup():
     out = io.StringIO()
-    show(["[bold]n[/]"], [["[red]x[/red] :smile: [link=http://x]y[/link]"]], OutputFormat.TABLE, out)
+    show_rows(["[bold]n[/]"], [["[red]x[/red] :smile: [link=http://x]y[/link]"]], OutputFormat.TABLE, out)
     assert "[bold]n[/]" in out.getvalue()
     assert "[red]x[/red] :smile: [link=http://x]y[/link]" in out.getvalue()
-    console_on(out).print("[red]y[/red]", table_of(["a"], [["b"]], title="[t]"), text_of("[z]", "bold"))
+    make_console(out).print(
+        "[red]y[/red]", make_terminal_table(["a"], [["b"]], title="[t]"), make_visible_text("[z]", "bold")
+    )
     assert all(kept in out.getvalue() for kept in ("[red]y[/red]", "[t]", "[z]"))
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_csv_is_the_data_as_it_is_unless_a_terminal_reads_it(text):
     out, terminal = io.StringIO(newline=""), Terminal(newline="")
-    show([text], [[text]], OutputFormat.CSV, out)
-    show([text], [[text]], OutputFormat.CSV, terminal)
+    show_rows([text], [[text]], OutputFormat.CSV, out)
+    show_rows([text], [[text]], OutputFormat.CSV, terminal)
     assert escape_surrogates(text) in out.getvalue().replace('"', "")
     assert harmless(terminal.getvalue())
     out.getvalue().encode()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import milliseconds_of
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, counted_times, in_future
+from sessionlake.protocol.arrow import to_milliseconds
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, is_in_future, select_counted_times
 from sessionlake.protocol.message import INT64_MAX
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.model import Settings
@@ -46,7 +46,7 @@ def compute_counted_times(rows: pa.Table | pa.RecordBatch, settings: Settings) -
         rows: Rows with the columns `TIME_COLUMNS`.
         settings: `capture.max_future_skew` decides how far ahead a timestamp may be.
     """
-    kafka_ts, ingested = (milliseconds_of(rows[name]) for name in TIME_COLUMNS)
+    kafka_ts, ingested = (to_milliseconds(rows[name]) for name in TIME_COLUMNS)
     stamps = kafka_ts.to_numpy(zero_copy_only=False)
     read = pc.fill_null(ingested, INT64_MAX).to_numpy(zero_copy_only=False)
-    return counted_times(stamps, in_future(stamps, read, milliseconds(settings.capture.max_future_skew)))
+    return select_counted_times(stamps, is_in_future(stamps, read, milliseconds(settings.capture.max_future_skew)))

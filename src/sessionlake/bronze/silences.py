@@ -33,7 +33,7 @@ from sessionlake.errors import LakeError
 from sessionlake.ledger.entries import OffsetRange
 from sessionlake.ledger.progress import read_last_commits_since
 from sessionlake.ledger.silences import drop_silences, read_silences
-from sessionlake.protocol.silence import Silence, decode, encode
+from sessionlake.protocol.silence import Silence, decode_silences, encode_silences
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.checkpoint import write_atomically
@@ -131,7 +131,7 @@ class SilenceWriter:
         silent = [silence for silence, end in silences if ends.get(silence.place) == end]
         if not silent:
             return
-        values = [encode(group) for group in _split_into_groups(silent)]
+        values = [encode_silences(group) for group in _split_into_groups(silent)]
         written = _read_current_moment()
         rows = pa.Table.from_pylist(
             [{"value": value, "ingested_at": written.wall_time} for value in values], arrow_schema(MESSAGES)
@@ -180,7 +180,7 @@ class SilenceWriter:
     def _load_noted_silences(self, reader: TableReader) -> Iterable[Silence]:
         """Returns the last silence of each topic-partition from the file; if it is missing, all silences in bronze."""
         with suppress(OSError, LakeError):
-            return [*decode([self._notes.read_bytes()])]
+            return [*decode_silences([self._notes.read_bytes()])]
         return read_silences(reader)
 
     def _save_noted_silences(self) -> None:
@@ -188,7 +188,7 @@ class SilenceWriter:
 
         If a crash prevents this, bronze may write a silence twice, which does no harm.
         """
-        write_atomically(self._notes, encode(self._noted.values()))
+        write_atomically(self._notes, encode_silences(self._noted.values()))
 
     def _is_silence_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
         """Returns True if a silence must be written now: the first one of a topic-partition, or the second one.

@@ -101,7 +101,7 @@ class ArchiveSource:
 
     def read_stream(self, spark: SparkSession, checkpoint: Path) -> DataFrame:
         """Returns a stream of the messages in files after the checkpoint's last one, in the columns `archives.DDL`."""
-        archives.register(spark)
+        archives.register_source(spark)
         options = {
             "path": self._path,
             "position": json.dumps(_read_checkpoint_position(checkpoint)),
@@ -112,7 +112,7 @@ class ArchiveSource:
     def has_more_messages(self, checkpoint: Path) -> bool:
         """Returns True if the folder has files after the last one in the checkpoint."""
         before = _read_checkpoint_position(checkpoint)
-        return archives.next_position(Path(self._path), before, self._max_bytes) != before
+        return archives.find_next_position(Path(self._path), before, self._max_bytes) != before
 
     def select_messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the rows unchanged: they already have the columns of `bronze.messages`."""

@@ -50,6 +50,7 @@ _IDLE_CHECK_SECONDS = 60.0
 # Time between two checks while a topic is missing that may come back.
 _RECHECK_SECONDS = 1.0
 # A topic may vanish this many times in a row while Kafka is asked about it.
+_RUN_AGAIN = "Run bronze again, if it has not restarted by itself"
 _MAX_LOOKS = 5
 
 
@@ -233,13 +234,14 @@ class TopicRegister:
             ids, known, asked = self._read_topic_ids(), self.topics, set(topics)
             for name in asked:
                 if name not in ids:
-                    raise BrokerError(
-                        f"bronze: Kafka does not list topic {name}: it was deleted during the read, or is not known yet"
+                    what = (
+                        f"bronze: Kafka does not list topic {name}: it was just deleted, or is not known to Kafka yet"
                     )
+                    raise BrokerError(what, fix=_RUN_AGAIN)
                 if name not in known:
                     self._apply_update(self._decide_for_topics([name], ids))
                 elif _has_other_id(known[name], ids[name]):
-                    raise TopicChangedError(f"bronze: topic {name} was deleted and created again during the read")
+                    raise TopicChangedError(f"bronze: topic {name} was created again during the read", fix=_RUN_AGAIN)
             if asked - {name for name, _ in self._written}:
                 self._write_topics()
 

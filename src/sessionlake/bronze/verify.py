@@ -31,7 +31,7 @@ from sessionlake.ledger.absent import NO_END, AbsenceReason, count_offsets_in_ru
 from sessionlake.ledger.progress import ReadOffsets, read_layer_offsets
 from sessionlake.ledger.retained import PartitionStart, read_partition_starts, read_removed_rows_without_limits
 from sessionlake.ledger.topics import read_topics, select_latest_generations
-from sessionlake.protocol.erased import KEY as ERASED_KEY
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import parse_failure

@@ -25,10 +25,10 @@ from sessionlake.cli.context import (
     INT64_MAX,
     Config,
     Form,
-    config_before_command,
-    running_spark,
+    read_config_before_command,
     say,
     settings_of,
+    start_spark_for_block,
     with_reader,
     with_spark,
     with_spark_if_needed,
@@ -38,7 +38,7 @@ from sessionlake.cli.forget import forget
 from sessionlake.cli.groups import GROUPS
 from sessionlake.cli.metrics import metrics
 from sessionlake.cli.reshard import reshard
-from sessionlake.cli.show import OutputFormat, write_line, write_text
+from sessionlake.cli.show import OutputFormat, show_rows, write_line, write_text
 from sessionlake.cli.sql import query
 from sessionlake.cli.types import types
 from sessionlake.errors import MachineError, SessionlakeError, UsageError
@@ -53,7 +53,7 @@ INTERRUPTED = 130
 _COMMANDS = "sessionlake.commands"
 
 
-class _Group(TyperGroup):
+class _CommandGroup(TyperGroup):
     """Prints the text of any error that a command raises, and exits with its code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -69,13 +69,13 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with redirect_stderr(visible_stream(sys.stderr)):
-            return self._invoke(ctx)
+            return self._invoke_with_readable_errors(ctx)
 
-    def _invoke(self, ctx: Any) -> Any:
+    def _invoke_with_readable_errors(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except SessionlakeError as error:
-            _explain(error, str(error))
+            _print_error(error, str(error))
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt:
             say("interrupted")
@@ -86,19 +86,19 @@ class _Group(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            if _is_usage(error):
+            if _is_usage_error(error):
                 raise
             from sessionlake.streaming.errors import find_explanation
 
             if (readable_error := find_explanation(error)) is not None:
-                _explain(error, str(readable_error))
+                _print_error(error, str(readable_error))
                 raise typer.Exit(readable_error.exit_code) from error
-            _explain(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
+            _print_error(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
             raise typer.Exit(1) from error
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=_CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -123,15 +123,15 @@ def main() -> None:
 
 def job_main() -> None:
     """Runs the command line inside a Databricks job. Exits with code 2 if the job may not run the command."""
-    from sessionlake.cli.job import refusal
+    from sessionlake.cli.job import explain_refusal
 
-    if why := refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
+    if why := explain_refusal(typer.main.get_command(app), sys.argv[1:], os.environ):
         say(f"error: {why}")
         sys.exit(UsageError.exit_code)
     main()
 
 
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from sessionlake import __version__
 
@@ -143,7 +143,7 @@ def _say_version(wanted: bool) -> None:
 def options_before_command(
     config: Config = None,
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Reads the options that are given before the command."""
@@ -156,7 +156,7 @@ def options_before_command(
 @app.command()
 def run(
     layers: Annotated[
-        options.Layers, typer.Argument(help="What to run; `all`: every layer and processor in one process.")
+        options.RunnableLayer, typer.Argument(help="What to run; `all`: every layer and processor in one process.")
     ],
     name: options.ProcessorName = None,
     once: Annotated[bool, typer.Option("--once", help="Process what is available now, then exit.")] = False,
@@ -174,7 +174,7 @@ def run(
     layer = pipeline.Layer(layers)
     settings = choose_processor(settings, layer, name)
     pipeline.require_settings(settings, layer)
-    with StopFlag() as stop, running_spark(settings, stop=stop, lasting=True) as spark:
+    with StopFlag() as stop, start_spark_for_block(settings, stop=stop, lasting=True) as spark:
         if once:
             say("done" if pipeline.run_once(spark, settings, layer, stop, report_failure) else "stopped")
             return
@@ -188,11 +188,10 @@ def run(
 def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """Show each layer's progress, and how far behind it is."""
     settings = settings_of(config)
-    from sessionlake.cli.show import show
     from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 
     layers = with_reader(settings, lambda reader: layer_statuses(reader, settings))
-    show(STATUS_COLUMNS, [layer.to_row() for layer in layers], form)
+    show_rows(STATUS_COLUMNS, [layer.to_row() for layer in layers], form)
 
 
 @app.command()
@@ -254,16 +253,18 @@ def doctor(
 
     Each check that fails says what to do. For the tables it checks that every message is accounted for.
     """
-    from sessionlake.cli.doctor import Level, examine, examine_bundle
-    from sessionlake.cli.show import show
+    from sessionlake.cli.doctor import Severity, run_bundle_checks, run_checks
     from sessionlake.spark.session import stop_spark
 
     try:
-        findings = examine_bundle(typer.main.get_command(app)) if bundle else examine(config or config_before_command())
+        if bundle:
+            findings = run_bundle_checks(typer.main.get_command(app))
+        else:
+            findings = run_checks(config or read_config_before_command())
     finally:
         stop_spark()
-    show(("level", "check", "found"), [(item.level, item.what, item.detail) for item in findings], form)
-    if any(item.level is Level.FAIL for item in findings):
+    show_rows(("level", "check", "found"), [(item.level, item.check, item.detail) for item in findings], form)
+    if any(item.level is Severity.FAIL for item in findings):
         raise typer.Exit(1)
 
 
@@ -299,10 +300,10 @@ def explain(
     Lists the Kafka offsets, the batches and the formula behind rows of a gold table.
     """
     settings = settings_of(config)
-    from sessionlake.cli.explain import show_explained
+    from sessionlake.cli.explain import show_explained_rows
 
     message = None if offset is None else (partition, offset)
-    with_spark(settings, lambda spark: show_explained(spark, settings, table, where, message, form))
+    with_spark(settings, lambda spark: show_explained_rows(spark, settings, table, where, message, form))
 
 
 @app.command()
@@ -322,9 +323,9 @@ def publish(
     from sessionlake.publish.job import Publication
 
     publication = Publication(table, topic)
-    command.preflight(settings, publication)
-    with StopFlag() as stop, running_spark(settings, app="publish", stop=stop, lasting=not once) as spark:
-        command.publish(spark, settings, publication, stop, once=once, say=say)
+    command.check_before_spark(settings, publication)
+    with StopFlag() as stop, start_spark_for_block(settings, app="publish", stop=stop, lasting=not once) as spark:
+        command.publish_changes(spark, settings, publication, stop, once=once, say=say)
 
 
 @app.command()
@@ -352,12 +353,12 @@ def maintain(
     if once:
         with_spark(settings, lambda spark: command.maintain_once(spark, settings, table, form))
         return
-    with StopFlag() as stop, running_spark(settings, app="maintain", stop=stop) as spark:
-        command.maintain(spark, settings, table, stop, say)
+    with StopFlag() as stop, start_spark_for_block(settings, app="maintain", stop=stop) as spark:
+        command.maintain_until_stopped(spark, settings, table, stop, say)
 
 
 @app.command()
-@options.with_decision_options
+@options.add_decision_options
 def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
     """Decide about a message at which silver has stopped.
 
@@ -379,7 +380,7 @@ def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
     say(with_spark_if_needed(settings, work))
 
 
-def _explain(error: BaseException, text: str) -> None:
+def _print_error(error: BaseException, text: str) -> None:
     if os.environ.get(DEBUG):
         import traceback
 
@@ -387,7 +388,7 @@ def _explain(error: BaseException, text: str) -> None:
     say(f"error: {text}")
 
 
-def _is_usage(error: Exception) -> bool:
+def _is_usage_error(error: Exception) -> bool:
     return hasattr(error, "format_message")  # Typer prints its own errors, and exits with 2
 
 

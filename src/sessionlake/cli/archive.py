@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sessionlake.bronze.archive.lines import Message
-    from sessionlake.bronze.archive.writer import Archived
+    from sessionlake.bronze.archive.writer import WrittenArchive
     from sessionlake.protocol.types import TopicPartition
     from sessionlake.settings.model import Settings
 
 
-class Forms(StrEnum):
+class ArchiveFormat(StrEnum):
     """The file formats of an archive."""
 
     ZIP = "zip"
@@ -33,7 +33,7 @@ class Forms(StrEnum):
 
 def archive(
     folder: Annotated[Path, typer.Argument(help="The folder to create.")],
-    form: Annotated[Forms, typer.Option("--format", help="The format of the files.")] = Forms.ZIP,
+    form: Annotated[ArchiveFormat, typer.Option("--format", help="The format of the files.")] = ArchiveFormat.ZIP,
     max_file_size: Annotated[
         str, typer.Option("--max-file-size", help="The approximate largest size of a file.")
     ] = "64MB",
@@ -57,15 +57,15 @@ def archive(
             f"archive: {MESSAGES} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run bronze`"
         )
 
-    def work(spark: SparkSession) -> Archived:
-        return write_archives(folder, archived_messages(spark, settings, where), f".{form}", limit)
+    def work(spark: SparkSession) -> WrittenArchive:
+        return write_archives(folder, iterate_bronze_messages(spark, settings, where), f".{form}", limit)
 
     made = with_spark(settings, work)
     say(f"{made.messages:,} messages in {made.members:,} members")
     write_line(str(folder))
 
 
-def archived_messages(
+def iterate_bronze_messages(
     spark: SparkSession, settings: Settings, where: str | None = None
 ) -> Iterator[tuple[TopicPartition, Message]]:
     """Yields bronze's messages in the order of topic, partition and offset. All come from one version of the table.
@@ -93,9 +93,9 @@ def archived_messages(
     except PySparkException as error:
         raise explain_sql_error("archive", error) from error
     for topic, partition, offset, at, kind, key, value, headers in messages:
-        decoded = None if headers is None else tuple((name, _bytes(held)) for name, held in headers)
-        yield (topic, partition), Message(offset, at, _bytes(key), _bytes(value), kind or 0, decoded)
+        decoded = None if headers is None else tuple((name, _to_bytes(held)) for name, held in headers)
+        yield (topic, partition), Message(offset, at, _to_bytes(key), _to_bytes(value), kind or 0, decoded)
 
 
-def _bytes(value: bytearray | None) -> bytes | None:
+def _to_bytes(value: bytearray | None) -> bytes | None:
     return None if value is None else bytes(value)

@@ -21,7 +21,9 @@ _AGAIN_SECONDS = 1.0
 
 
 @contextmanager
-def claim_all(spark: SparkSession, settings: Settings, seconds: float, doing: str, *others: str) -> Iterator[None]:
+def claim_all_layers(
+    spark: SparkSession, settings: Settings, seconds: float, doing: str, *others: str
+) -> Iterator[None]:
     """Holds the claims of all layers, of retention and of maintenance for a block, so that no other process works.
 
     A claim is an exclusive lock or lease. Running layers must have been asked to pause before.

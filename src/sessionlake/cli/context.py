@@ -49,10 +49,10 @@ def settings_of(config: Path | None) -> Settings:
     """
     from sessionlake.settings.model import load_settings
 
-    return load_settings(config or config_before_command())
+    return load_settings(config or read_config_before_command())
 
 
-def config_before_command() -> Path | None:
+def read_config_before_command() -> Path | None:
     """Returns the file given before the command, as in `sessionlake --config FILE status`; None if none is given."""
     return BEFORE_COMMAND.get("config")
 
@@ -62,7 +62,7 @@ BEFORE_COMMAND: dict[str, Path] = {}
 
 
 @contextmanager
-def running_spark(
+def start_spark_for_block(
     settings: Settings, *, app: str = "sessionlake", stop: StopFlag | None = None, lasting: bool = False
 ) -> Iterator[SparkSession]:
     """Starts a Spark session for a block, and stops it at the end.
@@ -93,7 +93,7 @@ def running_spark(
 
 def with_spark(settings: Settings, work: Callable[[SparkSession], T]) -> T:
     """Returns the result of a function that is called with a new Spark session. Stops the session afterwards."""
-    with running_spark(settings) as spark:
+    with start_spark_for_block(settings) as spark:
         return work(spark)
 
 

@@ -58,7 +58,7 @@ _APPENDED = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
 _SHOWN_NAMES = 10
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
@@ -67,7 +67,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -75,12 +75,12 @@ class Finding:
         detail: What was found, with the remedy if there is something to do.
     """
 
-    level: Level
-    what: str
+    level: Severity
+    check: str
     detail: str
 
 
-def examine(file: Path | None = None) -> list[Finding]:
+def run_checks(file: Path | None = None) -> list[CheckResult]:
     """Runs every check whose requirements the earlier checks have confirmed.
 
     Args:
@@ -89,21 +89,29 @@ def examine(file: Path | None = None) -> list[Finding]:
     try:
         settings = load_settings(file)
     except ConfigError as error:
-        return [Finding(Level.FAIL, "config", str(error))]
+        return [CheckResult(Severity.FAIL, "config", str(error))]
     capture = settings.capture
     summary = (
         f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
     )
-    machine = [] if on_databricks() else [_finding("java", _java), _finding("jars", _jars), _home_of(settings)]
-    findings = [Finding(Level.OK, "config", summary), *machine, _finding("broker", lambda: _broker(settings))]
-    findings.append(_finding("operations", lambda: _check_operations(settings)))
-    findings.append(_finding("checkpoints", lambda: _check_checkpoints(settings)))
-    if any(item.level is Level.FAIL for item in machine):
+    machine = (
+        []
+        if on_databricks()
+        else [_run_check("java", _check_java), _run_check("jars", _check_jars), _check_home(settings)]
+    )
+    findings = [
+        CheckResult(Severity.OK, "config", summary),
+        *machine,
+        _run_check("broker", lambda: _check_broker(settings)),
+    ]
+    findings.append(_run_check("operations", lambda: _check_operations(settings)))
+    findings.append(_run_check("checkpoints", lambda: _check_checkpoints(settings)))
+    if any(item.level is Severity.FAIL for item in machine):
         return findings
     return [*findings, *_check_tables(settings)]
 
 
-def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
+def run_bundle_checks(commands: Any, folder: Path = Path()) -> list[CheckResult]:
     """Checks the Databricks bundle in a folder, and its settings file, for every target.
 
     The name of each finding is the file and line of the fault.
@@ -111,57 +119,57 @@ def examine_bundle(commands: Any, folder: Path = Path()) -> list[Finding]:
     Args:
         commands: The command line, by which the words in the jobs' definitions are checked.
     """
-    from sessionlake.cli.job import refusal
+    from sessionlake.cli.job import explain_refusal
     from sessionlake.databricks.bundle.rules import find_bundle_faults, models_are_installed
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
-    faults = find_bundle_faults(folder, given, partial(refusal, commands))
-    findings = [Finding(Level.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
+    faults = find_bundle_faults(folder, given, partial(explain_refusal, commands))
+    findings = [CheckResult(Severity.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_installed():
         text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
-        findings.append(Finding(Level.WARN, "models", text))
-    return findings or [Finding(Level.OK, "bundle", "no fault found. A workspace may find more")]
+        findings.append(CheckResult(Severity.WARN, "models", text))
+    return findings or [CheckResult(Severity.OK, "bundle", "no fault found. A workspace may find more")]
 
 
-def _finding(what: str, check: Callable[[], str]) -> Finding:
+def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
     try:
-        return Finding(Level.OK, what, check())
+        return CheckResult(Severity.OK, name, check())
     except BrokerError as error:  # a warning only, because only bronze needs the broker
-        return Finding(Level.WARN, what, str(error))
+        return CheckResult(Severity.WARN, name, str(error))
     except SessionlakeError as error:
-        return Finding(Level.FAIL, what, str(error))
+        return CheckResult(Severity.FAIL, name, str(error))
     except Exception as error:
         if (readable_error := find_explanation(error)) is None:
             raise
-        return Finding(Level.FAIL, what, str(readable_error))
+        return CheckResult(Severity.FAIL, name, str(readable_error))
 
 
-def _java() -> str:
+def _check_java() -> str:
     from sessionlake.local.java import require_java
 
     return str(require_java())
 
 
-def _jars() -> str:
+def _check_jars() -> str:
     from sessionlake.local.jars import fetch_broker_jars, fetch_spark_jars
 
     return f"{len(fetch_spark_jars())} for Spark and {len(fetch_broker_jars())} for the broker, cached"
 
 
-def _home_of(settings: Settings) -> Finding:
+def _check_home(settings: Settings) -> CheckResult:
     from sessionlake.local.home import create_home, read_rights_for_others
 
-    finding = _finding("home", lambda: str(create_home(settings)))
-    rights = None if finding.level is Level.FAIL else read_rights_for_others(settings)
+    finding = _run_check("home", lambda: str(create_home(settings)))
+    rights = None if finding.level is Severity.FAIL else read_rights_for_others(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
     text = f"{settings.home} has mode {rights}, so other users of this machine can read it. Run {remedy}"
-    return Finding(Level.WARN, "home", text)
+    return CheckResult(Severity.WARN, "home", text)
 
 
-def _broker(settings: Settings) -> str:
+def _check_broker(settings: Settings) -> str:
     from sessionlake.bronze.sources import require_source
 
     require_source(settings)
@@ -183,33 +191,33 @@ def _check_checkpoints(settings: Settings) -> str:
     )
 
 
-def _check_tables(settings: Settings) -> list[Finding]:
+def _check_tables(settings: Settings) -> list[CheckResult]:
     from sessionlake.history.status import may_have_ledger
     from sessionlake.spark.session import spark_session
 
     lake = Lake(settings)
     ran = [layer for layer in list_layers(settings) if has_committed(settings, layer)]
     if not ran and not may_have_ledger(settings):
-        return [Finding(Level.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
+        return [CheckResult(Severity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
     stored = [
-        _finding("states", lambda: _check_states(settings)),
-        _finding("files", lambda: _check_files(spark, lake)),
+        _run_check("states", lambda: _check_states(settings)),
+        _run_check("files", lambda: _check_files(spark, lake)),
     ]
-    ledger = _finding("ledger", lambda: _check_ledger_exists(spark, settings, ran))
-    if ledger.level is Level.FAIL:
+    ledger = _run_check("ledger", lambda: _check_ledger_exists(spark, settings, ran))
+    if ledger.level is Severity.FAIL:
         return [*stored, ledger]
     return [
         *stored,
-        _finding("ledger", lambda: _check_balance(lake.reader(spark), settings)),
-        _finding("sums", lambda: _check_sums(lake.reader(spark))),
-        _finding("offsets", lambda: _check_offsets(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
-        _finding("tables", lambda: _check_row_counts(spark, lake)),
-        _finding("versions", lambda: _check_versions(spark, lake)),
-        _finding("layers", lambda: _check_layers(lake.reader(spark), settings)),
-        _finding("messages", lambda: _check_messages(settings)),
-        _topics(spark, lake),
-        _session_ids(lake.reader(spark)),
+        _run_check("ledger", lambda: _check_balance(lake.reader(spark), settings)),
+        _run_check("sums", lambda: _check_sums(lake.reader(spark))),
+        _run_check("offsets", lambda: _check_offsets(lake.reader(spark), allow_gaps=settings.allows_offset_gaps)),
+        _run_check("tables", lambda: _check_row_counts(spark, lake)),
+        _run_check("versions", lambda: _check_versions(spark, lake)),
+        _run_check("layers", lambda: _check_layers(lake.reader(spark), settings)),
+        _run_check("messages", lambda: _check_messages(settings)),
+        _check_topics(spark, lake),
+        _check_session_ids(lake.reader(spark)),
     ]
 
 
@@ -265,7 +273,7 @@ def _check_offsets(reader: TableReader, *, allow_gaps: bool) -> str:
             raise LakeError(
                 f"{span.layer}: topic {span.topic}, partition {span.partition}, offsets {span.first} to "
                 f"{span.last}: {what}",
-                fix=_remedy(span.layer),
+                fix=_describe_remedy(span.layer),
             )
     return f"contiguous in {len({(span.topic, span.partition) for span in missing_by_span})} topic-partitions"
 
@@ -280,7 +288,7 @@ def _check_versions(spark: SparkSession | None, lake: Lake) -> str:
     return "are the newest: no table was restored to an older version"
 
 
-def _remedy(layer: str) -> str:
+def _describe_remedy(layer: str) -> str:
     """Returns what the operator should do about a layer with missing or repeated offsets."""
     if layer == SILVER:
         return (
@@ -290,7 +298,7 @@ def _remedy(layer: str) -> str:
     return f"Restore its tables and its checkpoint from the same backup. {LAST_RESORT}"
 
 
-def _query_id(settings: Settings, layer: str) -> str | None:
+def _read_query_id(settings: Settings, layer: str) -> str | None:
     return CheckpointGenerations(settings.checkpoint(layer), layer).current_generation.app_id
 
 
@@ -300,7 +308,7 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
         for row in to_dicts(LedgerReader(reader).read_entries_since_rebuild())
         if not row["app_id"].startswith(REBUILD)
     }
-    lost = [layer for layer in list_layers(settings) if layer in ran and _query_id(settings, layer) is None]
+    lost = [layer for layer in list_layers(settings) if layer in ran and _read_query_id(settings, layer) is None]
     if lost:
         remedies = " ".join(f"{layer}: {build_recovery_hint(layer)}." for layer in lost)
         places = ", ".join(map(settings.checkpoint, lost))
@@ -308,43 +316,43 @@ def _check_layers(reader: TableReader, settings: Settings) -> str:
     return "every layer that has run has its checkpoint"
 
 
-def _topics(spark: SparkSession | None, lake: Lake) -> Finding:
+def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     settings = lake.settings
     if settings.bronze.source is SourceKind.KAFKA and has_committed(settings, BRONZE):
         try:
             refuse_lost_topics(spark, lake)
         except LossError as loss:
-            return Finding(Level.FAIL, "topics", str(loss))
+            return CheckResult(Severity.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
     now = select_latest_generations(rows).values()
     known = ", ".join(
-        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_first_names(names)})")
+        f"{len(names)} {state}" + ("" if state is TopicState.ACTIVE else f" ({_join_first_names(names)})")
         for state in TopicState
         if (names := sorted(row.topic for row in now if row.state is state))
     )
     lost = sorted({row.topic for row in rows if row.lost})
     if not lost and all(row.state in READ_STATES for row in now):
-        return Finding(Level.OK, "topics", known or "none yet")
-    gone = f"; messages of {_first_names(lost)} were lost before bronze read them" if lost else ""
-    return Finding(Level.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
+        return CheckResult(Severity.OK, "topics", known or "none yet")
+    gone = f"; messages of {_join_first_names(lost)} were lost before bronze read them" if lost else ""
+    return CheckResult(Severity.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
 
 
-def _session_ids(reader: TableReader) -> Finding:
+def _check_session_ids(reader: TableReader) -> CheckResult:
     """Warns of session ids that occur in several partitions of a topic."""
     recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
     split = {(row["topic"], row["session_id"]) for row in reader.rows(EVENTS, recorded, columns=[*ID, "event"])}
     if not split:
-        return Finding(Level.OK, "session ids", "each in one partition of its topic")
+        return CheckResult(Severity.OK, "session ids", "each in one partition of its topic")
     topics = sorted({topic for topic, _ in split})
-    return Finding(
-        Level.WARN,
+    return CheckResult(
+        Severity.WARN,
         "session ids",
-        f"{len(split)} of {_first_names(topics)} occur in several partitions. Each partition's messages are judged as "
-        "a separate session. Were partitions added, or do producers choose them differently? "
+        f"{len(split)} of {_join_first_names(topics)} occur in several partitions. Each partition's messages are "
+        "judged as a separate session. Were partitions added, or do producers choose them differently? "
         f"{EVENTS} lists the ids as event {EventKind.SPLIT_SESSION}",
     )
 
 
-def _first_names(names: list[str]) -> str:
+def _join_first_names(names: list[str]) -> str:
     """Returns the first few of the names as one line of text."""
     return ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")

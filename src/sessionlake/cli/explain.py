@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli.context import say
-from sessionlake.cli.show import OutputFormat, console_on, json_value, show, text_of
+from sessionlake.cli.show import OutputFormat, json_value, make_console, make_visible_text, show_rows
 from sessionlake.history.explain import ExplainedRow, explain
 from sessionlake.settings.model import Settings
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _SHOWN_BATCHES = 5
 
 
-def show_explained(
+def show_explained_rows(
     spark: SparkSession, settings: Settings, table: str, where: str, message: tuple[int, int] | None, form: OutputFormat
 ) -> None:
     """Writes the messages, batches and formula of all rows of a gold table that meet a condition."""
@@ -27,21 +27,23 @@ def show_explained(
         say(f"these are the first; more rows of {table} meet the condition: select them by their keys in --where")
     if form is not OutputFormat.TABLE:
         rows = [asdict(figure) for figure in figures]
-        show(list(rows[0]), [list(row.values()) for row in rows], form)
+        show_rows(list(rows[0]), [list(row.values()) for row in rows], form)
         return
     from rich.table import Table
 
-    console = console_on(sys.stdout)
+    console = make_console(sys.stdout)
     for figure in figures:
-        console.print(text_of(f"{figure.table}: ").append_text(text_of(_pairs(figure.key), "bold")))
+        console.print(
+            make_visible_text(f"{figure.table}: ").append_text(make_visible_text(_join_pairs(figure.key), "bold"))
+        )
         grid = Table.grid(padding=(0, 2))
-        for name, text in _lines(figure, has_message=message is not None):
-            grid.add_row(text_of(f"  {name}", "dim"), text_of(text))
+        for name, text in _describe_row(figure, has_message=message is not None):
+            grid.add_row(make_visible_text(f"  {name}", "dim"), make_visible_text(text))
         console.print(grid)
 
 
-def _lines(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
-    yield "figures", _pairs(figure.figures)
+def _describe_row(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[str, str]]:
+    yield "figures", _join_pairs(figure.figures)
     yield "made of", f"{figure.events:,} values{' that still exist' if figure.gone_before else ''}"
     if figure.gone_before:
         removed = f"maintain.retention has removed changes from before {json_value(figure.gone_before)}"
@@ -65,5 +67,5 @@ def _lines(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[str, st
         yield "message", "is part of the figure" if figure.holds else "is not part of the figure"
 
 
-def _pairs(values: Any) -> str:
+def _join_pairs(values: Any) -> str:
     return ", ".join(f"{name} {json_value(value)}" for name, value in values.items() if value is not None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sessionlake.settings.model import Settings
 
 
-class Formats(StrEnum):
+class ExportFormat(StrEnum):
     """The file formats of an export. They repeat `delta.export.FileFormat`, whose import would be slow."""
 
     PARQUET = "parquet"
@@ -32,7 +32,7 @@ class Formats(StrEnum):
 def export(
     table: Annotated[str, typer.Argument(help="The table, for example gold.metrics_1h.")],
     path: Annotated[str, typer.Argument(help="The folder to create, on any storage that Spark can write to.")],
-    form: Annotated[Formats, typer.Option("--format", help="The format of the files.")] = Formats.PARQUET,
+    form: Annotated[ExportFormat, typer.Option("--format", help="The format of the files.")] = ExportFormat.PARQUET,
     max_file_size: Annotated[str, typer.Option("--max-file-size", help="The largest size of a file.")] = "128MB",
     where: Annotated[
         str | None, typer.Option("--where", help="SQL condition that selects rows [default: all].")
@@ -52,8 +52,8 @@ def export(
     If anything fails, no files are left.
     """
     settings = settings_of(config)
-    limit, point = parse_size(max_file_size), time_travel_option(version, as_of)
-    require_exists(settings, table, point)
+    limit, point = parse_size(max_file_size), make_time_travel_option(version, as_of)
+    require_exportable_table(settings, table, point)
     from sessionlake.delta.export import FileFormat
     from sessionlake.delta.export import export as write
 
@@ -92,7 +92,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def time_travel_option(version: int | None, as_of: str | None) -> dict[str, Any]:
+def make_time_travel_option(version: int | None, as_of: str | None) -> dict[str, Any]:
     """Returns Delta's read option for a past version or time; empty for the latest version.
 
     Raises:
@@ -107,20 +107,20 @@ def time_travel_option(version: int | None, as_of: str | None) -> dict[str, Any]
     return {"timestampAsOf": f"{parse_time('--as-of', as_of).astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"}
 
 
-def require_exists(settings: Settings, table: str, point: dict[str, Any]) -> None:
+def require_exportable_table(settings: Settings, table: str, point: dict[str, Any]) -> None:
     """Checks that a table can be exported, before Spark is started.
 
     Raises:
         UsageError: The lake has no table of this name, or a past version of a view is requested.
         LakeError: The table, or the table that a view reads, has not been created yet.
     """
-    from sessionlake.cli.query import table_names
+    from sessionlake.cli.query import list_table_names
     from sessionlake.delta.lake import Lake
     from sessionlake.gold.sql.views import DEFINITIONS
 
-    if table not in table_names(settings):
+    if table not in list_table_names(settings):
         raise UsageError(
-            f"export: {table} is not a table of the lake", fix=f"Name one of {', '.join(table_names(settings))}"
+            f"export: {table} is not a table of the lake", fix=f"Name one of {', '.join(list_table_names(settings))}"
         )
     if point and table in DEFINITIONS:
         raise UsageError(
@@ -155,7 +155,7 @@ def select_rows(
         require_plain_condition(spark, "export: --where", where)
     try:
         if table in DEFINITIONS:
-            rows = _view(spark, lake, table)
+            rows = _read_view(spark, lake, table)
         else:
             rows = lake.storage.read(spark, table, point or {"versionAsOf": lake.latest_version(spark, table)})
         return rows if where is None else rows.where(where)
@@ -163,7 +163,7 @@ def select_rows(
         raise explain_sql_error("export", error) from error
 
 
-def _view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
+def _read_view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
     """Returns a view's rows, stored on disk when first computed. A view has no version that could be read again."""
     from pyspark import StorageLevel
 

@@ -63,7 +63,7 @@ def forget(
     erasure = with_spark(
         settings, lambda spark: forget_session(spark, settings, session, topic, wait, shorten=shorten_gold)
     )
-    write_line(to_json_line(receipt(erasure), indent=2))
+    write_line(to_json_line(make_receipt(erasure), indent=2))
     remaining, unread = erasure.report["search"]["found"], erasure.report["search"]["unread"]
     for place in remaining:
         say(f"the id is still in {place}")
@@ -90,20 +90,20 @@ def forget_session(
     from sessionlake.operations.forgetting.forget import Forgetting
     from sessionlake.streaming.pause_requests import request_pause
 
-    with request_pause(settings, "a session is being forgotten"), _claimed(spark, settings, wait):
+    with request_pause(settings, "a session is being forgotten"), _claim_all(spark, settings, wait):
         work = Forgetting(spark, settings, patience=wait, shorten=shorten, say=say)
-        return work.resume() if session is None else work.run(session, topic)
+        return work.resume_forgetting() if session is None else work.forget_session(session, topic)
 
 
 def cancel_forgetting(spark: SparkSession, settings: Settings, wait: float) -> str:
     """Cancels an interrupted forgetting while all layers are paused. Returns the name of its receipt."""
     from sessionlake.operations.forgetting.forget import Forgetting
 
-    with _claimed(spark, settings, wait):
-        return Forgetting(spark, settings).cancel()
+    with _claim_all(spark, settings, wait):
+        return Forgetting(spark, settings).cancel_forgetting()
 
 
-def receipt(erasure: Erasure) -> dict[str, Any]:
+def make_receipt(erasure: Erasure) -> dict[str, Any]:
     """Returns the receipt for the data protection officer: a row of `bronze.erasures` and the entries of its report."""
     row = asdict(erasure)
     times = {name: row[name].isoformat() for name in ("begun_at", "done_at")}
@@ -111,8 +111,8 @@ def receipt(erasure: Erasure) -> dict[str, Any]:
     return row | times | report
 
 
-def _claimed(spark: SparkSession, settings: Settings, seconds: float) -> AbstractContextManager[None]:
-    from sessionlake.cli.claims import claim_all
+def _claim_all(spark: SparkSession, settings: Settings, seconds: float) -> AbstractContextManager[None]:
+    from sessionlake.cli.claims import claim_all_layers
     from sessionlake.ledger.erasures import CLAIM
 
-    return claim_all(spark, settings, seconds, "forgets a session", CLAIM)
+    return claim_all_layers(spark, settings, seconds, "forgets a session", CLAIM)

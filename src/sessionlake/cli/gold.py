@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
+def verify_gold_tables(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Compares each table of gold with a recomputation from its source, and says the result.
 
     Returns True if all are equal.
@@ -36,7 +36,7 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
         products = declared_gold_tables(settings)
         complete = find_complete_tables(spark, Lake(settings), products)
         comparisons = verify_gold(spark, settings, complete)
-        begins = read_expiry_times(Lake(settings).reader(spark), _tables(complete))
+        begins = read_expiry_times(Lake(settings).reader(spark), _list_tables(complete))
     for comparison in comparisons:
         say(str(comparison))
     for table, floors in begins.items():
@@ -44,11 +44,16 @@ def verify(spark: SparkSession, settings: Settings, say: Say) -> bool:
     for product in products:
         if product not in complete:
             say(f"{product.table} is not compared, because it does not exist yet: `sessionlake run gold` creates it")
-    are_equal = [processors.verify(spark, settings, processor, say) for processor in _with_sources(settings)]
+    are_equal = [
+        processors.verify_processor_table(spark, settings, processor, say)
+        for processor in _list_products_with_source(settings)
+    ]
     return all(comparison.first_difference is None for comparison in comparisons) and all(are_equal)
 
 
-def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say, *, shorten: bool = False) -> None:
+def rebuild_gold_tables(
+    spark: SparkSession, settings: Settings, table: str | None, say: Say, *, shorten: bool = False
+) -> None:
     """Rebuilds one table of gold, or all of them, from all of silver.
 
     Args:
@@ -59,7 +64,7 @@ def rebuild(spark: SparkSession, settings: Settings, table: str | None, say: Say
         LakeError: Retention has removed changes, and `shorten` is False.
         UsageError: Gold has no such table.
     """
-    known, with_sources = declared_gold_tables(settings), _with_sources(settings)
+    known, with_sources = declared_gold_tables(settings), _list_products_with_source(settings)
     chosen = [product for product in known if table in (None, product.table)]
     chosen_with_sources = [processor for processor in with_sources if table in (None, processor.output_table)]
     if not chosen and not chosen_with_sources:
@@ -86,14 +91,14 @@ def _rebuild_from_silver(
                 else f"first difference to the former table:\n  {made.first_difference}"
             )
             say(f"{name} is rebuilt: {made.rows:,} rows; {difference}")
-        for name, floors in read_expiry_times(Lake(settings).reader(spark), _tables(chosen)).items():
+        for name, floors in read_expiry_times(Lake(settings).reader(spark), _list_tables(chosen)).items():
             say(describe_expiry(name, floors))
 
 
-def _with_sources(settings: Settings) -> list[ProductProcessor]:
+def _list_products_with_source(settings: Settings) -> list[ProductProcessor]:
     """Returns the products that have a `source`, ordered so that each comes after the products that it reads."""
     return [processor for processor in settings.processors if isinstance(processor, ProductProcessor)]
 
 
-def _tables(products: Sequence[GoldTable]) -> list[str]:
+def _list_tables(products: Sequence[GoldTable]) -> list[str]:
     return [table.table for table in add_final_tables(products)]

@@ -23,7 +23,7 @@ from sessionlake.cli.options import (
     Session,
     ShortenGold,
     StartOver,
-    refuse_combined,
+    refuse_combined_options,
 )
 from sessionlake.cli.reference import reference_app
 from sessionlake.cli.remote import remote_app
@@ -41,18 +41,18 @@ broker_app = typer.Typer(no_args_is_help=True, help="Start and stop the embedded
 _OF_PROCESSOR = "processor:"
 
 
-class _Rebuilds(TyperGroup):
+class _RebuildGroup(TyperGroup):
     """Adds the commands `gold.TABLE` and `processor:NAME`, whose names the configuration decides."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns the command of a name, None if there is none."""
         one = typer.Typer(add_completion=False)
         if cmd_name.startswith("gold."):
-            one.command(cmd_name, help=f"Rebuild {cmd_name} from silver, in one commit.")(_rebuild_gold(cmd_name))
+            one.command(cmd_name, help=f"Rebuild {cmd_name} from silver, in one commit.")(_make_gold_command(cmd_name))
         elif cmd_name.startswith(_OF_PROCESSOR):
             name = cmd_name.removeprefix(_OF_PROCESSOR)
             one.command(cmd_name, help=f"Rebuild the table of the processor {name}, in one commit.")(
-                _rebuild_processor(name)
+                _make_processor_command(name)
             )
         else:
             return super().get_command(ctx, cmd_name)
@@ -61,7 +61,7 @@ class _Rebuilds(TyperGroup):
 
 rebuild_app = typer.Typer(
     no_args_is_help=True,
-    cls=_Rebuilds,
+    cls=_RebuildGroup,
     help="Rebuild silver, gold, gold.TABLE or processor:NAME.\n\n"
     "The last two are commands, too: each table of gold and each configured processor has one.",
 )
@@ -83,7 +83,7 @@ GROUPS = {
 
 
 @bronze_app.callback()
-def _bronze() -> None:
+def _make_bronze_a_group() -> None:
     """Makes `bronze` a group although it has one command."""
 
 
@@ -111,7 +111,7 @@ def bronze_skip(
     from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
     from sessionlake.operations.pipeline import Layer, claim_layers
     from sessionlake.operations.recover.skip import SkipDecision
-    from sessionlake.operations.recover.skip import skip as skip_messages
+    from sessionlake.operations.recover.skip import skip_offsets as skip_messages
 
     last = offset if to is None else to
     if last < offset:
@@ -213,10 +213,10 @@ def rebuild_silver(
     """
     settings = settings_of(config)
     from sessionlake.cli import rebuild
-    from sessionlake.operations.rebuild.replay import Selection
+    from sessionlake.operations.rebuild.replay import SessionSelection
 
-    wanted = Selection(topic, tuple(sessions or ()))
-    refuse_combined(
+    wanted = SessionSelection(topic, tuple(sessions or ()))
+    refuse_combined_options(
         cancel=cancel, start_over=start_over, others=from_bronze_version is not None or not wanted.is_everything
     )
     if cancel:
@@ -228,22 +228,22 @@ def rebuild_silver(
     with_spark(settings, lambda spark: rebuild.rebuild_silver(spark, settings, from_bronze_version, wanted, say))
 
 
-def _rebuild_gold(table: str | None) -> Callable[..., None]:
+def _make_gold_command(table: str | None) -> Callable[..., None]:
     def command(shorten_gold: ShortenGold = False, config: Config = None) -> None:
         settings = settings_of(config)
         from sessionlake.cli import gold
 
-        with_spark(settings, lambda spark: gold.rebuild(spark, settings, table, say, shorten=shorten_gold))
+        with_spark(settings, lambda spark: gold.rebuild_gold_tables(spark, settings, table, say, shorten=shorten_gold))
 
     return command
 
 
 rebuild_app.command("gold", help="Rebuild all tables of gold from silver. Use `rebuild gold.NAME` for one of them.")(
-    _rebuild_gold(None)
+    _make_gold_command(None)
 )
 
 
-def _rebuild_processor(name: str) -> Callable[..., None]:
+def _make_processor_command(name: str) -> Callable[..., None]:
     def command(
         diff: Annotated[
             bool, typer.Option("--diff", help="Only show which rows the present code would change. Nothing is written.")
@@ -256,9 +256,9 @@ def _rebuild_processor(name: str) -> Callable[..., None]:
         settings = settings_of(config)
         from sessionlake.cli import processors
 
-        refuse_combined(cancel=cancel, start_over=start_over, others=diff)
+        refuse_combined_options(cancel=cancel, start_over=start_over, others=diff)
         if cancel:
-            with_spark(settings, lambda spark: processors.cancel(spark, settings, name, say))
+            with_spark(settings, lambda spark: processors.cancel_processor_rebuild(spark, settings, name, say))
             return
         if diff:
             with_spark(settings, lambda spark: processors.show_difference(spark, settings, name, form, say))
@@ -277,7 +277,7 @@ def verify_bronze(config: Config = None) -> None:
     settings = settings_of(config)
     from sessionlake.cli import verify_bronze as command
 
-    command.preflight(settings)
+    command.check_before_spark(settings)
     if not with_spark(settings, lambda spark: command.verify_bronze(spark, settings, say)):
         raise typer.Exit(1)
 
@@ -304,7 +304,7 @@ def verify_gold(config: Config = None) -> None:
     settings = settings_of(config)
     from sessionlake.cli import gold
 
-    if not with_spark(settings, lambda spark: gold.verify(spark, settings, say)):
+    if not with_spark(settings, lambda spark: gold.verify_gold_tables(spark, settings, say)):
         raise typer.Exit(1)
 
 
@@ -337,7 +337,7 @@ def rules_apply(
     from sessionlake.cli import rules
 
     written = rules.load_rules(settings, file)
-    with_spark(settings, lambda spark: rules.apply(spark, settings, written, say, only=only))
+    with_spark(settings, lambda spark: rules.apply_rules(spark, settings, written, say, only=only))
 
 
 @rules_app.command("test")

@@ -52,7 +52,7 @@ ALLOWED: dict[str, frozenset[str]] = {
 """The commands, and the parameters allowed with each, named as in the functions that implement the commands."""
 
 
-def refusal(command: Any, words: Sequence[str], environ: Mapping[str, str] | None = None) -> str | None:
+def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> str | None:
     """Returns why a run of a job may not execute a command line; None if it may.
 
     Args:
@@ -61,26 +61,26 @@ def refusal(command: Any, words: Sequence[str], environ: Mapping[str, str] | Non
             files and publications are not checked.
     """
     try:
-        name, context = _parse(command, words)
+        name, context = _parse_arguments(command, arguments)
     except UsageError as error:
         return str(error)
     except typer.Exit:  # --help and --version
         return None
-    known = next((listed for listed in (name, _wildcard(name)) if listed in ALLOWED), None)
+    known = next((listed for listed in (name, _replace_table_by_wildcard(name)) if listed in ALLOWED), None)
     if known is None:
         return (
             f"a job does not run `{name}`, because it acts with the rights of the tables' owner. It runs "
             f"{', '.join(ALLOWED)}. To read tables, use your own rights: a SQL warehouse, a notebook, or "
             "`sessionlake remote query`"
         )
-    given = {parameter.name for parameter in context.command.params if _is_given(context, parameter.name)}
+    given = {parameter.name for parameter in context.command.params if _is_option_given(context, parameter.name)}
     if others := sorted(given - ALLOWED[known]):
         takes = ", ".join(sorted(ALLOWED[known])) or "no options"
         return f"in a job, `{name}` accepts {takes}, but not {', '.join(others)}"
-    return None if environ is None else _not_deployed(name, context.params, environ)
+    return None if environ is None else _explain_not_deployed(name, context.params, environ)
 
 
-def _not_deployed(name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+def _explain_not_deployed(name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
     """Returns why a file or publication that the arguments name is not part of the deployment; None if it is."""
     file = given.get("file")
     folder = Path(environ[CONFIG_VARIABLE]).resolve().parent if CONFIG_VARIABLE in environ else Path.cwd()
@@ -98,7 +98,7 @@ def _not_deployed(name: str, given: Mapping[str, Any], environ: Mapping[str, str
     )
 
 
-def _parse(command: Any, words: Sequence[str]) -> tuple[str, Any]:
+def _parse_arguments(command: Any, arguments: Sequence[str]) -> tuple[str, Any]:
     """Returns the command that the arguments name, such as `rebuild silver`, and click's context with its parameters.
 
     Raises:
@@ -106,33 +106,33 @@ def _parse(command: Any, words: Sequence[str]) -> tuple[str, Any]:
     """
     try:
         with redirect_stdout(io.StringIO()):  # the help text is printed later, when the command line is run
-            return _descend(command, words)
+            return _parse_subcommand(command, arguments)
     except Exception as error:
         if hasattr(error, "format_message"):  # Typer's own usage errors
             raise UsageError(str(error.format_message())) from None
         raise
 
 
-def _descend(command: Any, words: Sequence[str]) -> tuple[str, Any]:
+def _parse_subcommand(command: Any, arguments: Sequence[str]) -> tuple[str, Any]:
     path: list[str] = []
-    context, name, rest = None, PROGRAM, list(words)
+    context, name, rest = None, PROGRAM, list(arguments)
     while True:
         context = command.make_context(name, rest, parent=context)
         if not hasattr(command, "resolve_command"):
             return " ".join(path), context
         # Options before the command's name become part of the name, which is then not in the list.
-        path += [f"--{parameter.name}" for parameter in command.params if _is_given(context, parameter.name)]
+        path += [f"--{parameter.name}" for parameter in command.params if _is_option_given(context, parameter.name)]
         left = [*context._protected_args, *context.args]  # noqa: SLF001 - a group's words have no public name
         name, command, rest = command.resolve_command(context, left)
         path.append(str(name))
 
 
-def _is_given(context: Any, name: str) -> bool:
+def _is_option_given(context: Any, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _wildcard(name: str) -> str:
+def _replace_table_by_wildcard(name: str) -> str:
     """Returns `rebuild gold.*` for `rebuild gold.metrics_1h`: the configuration names products and processors."""
     for prefix in ("rebuild gold.", "rebuild processor:"):
         if name.startswith(prefix):

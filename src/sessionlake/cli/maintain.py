@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
@@ -29,7 +29,7 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
     """
     with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
         done = list(Maintenance(spark, settings).maintain_once(table))
-    show(COLUMNS, [_row(one) for one in done], form)
+    show_rows(COLUMNS, [_convert_to_row(one) for one in done], form)
 
 
 def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
@@ -49,10 +49,10 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
         )
     with lake.storage.claim(None, CLAIM, "maintains the tables"):
         rewritten = lake.storage.purge_vectors(table)
-    show(("table", "files_rewritten"), [(table, rewritten)], form)
+    show_rows(("table", "files_rewritten"), [(table, rewritten)], form)
 
 
-def maintain(
+def maintain_until_stopped(
     spark: SparkSession,
     settings: Settings,
     table: str | None,
@@ -61,8 +61,8 @@ def maintain(
 ) -> None:
     """Maintains the tables until `stop` is set. Pauses while another process asks for it."""
 
-    def tell(done: TableMaintenance) -> None:
-        if text := describe(done):
+    def report_maintained_table(done: TableMaintenance) -> None:
+        if text := describe_maintenance(done):
             say(text)
 
     say(f"maintaining {table or 'all tables'} of {settings.place}; Ctrl-C stops")
@@ -71,11 +71,11 @@ def maintain(
             wait_while_paused(settings, stop, why, say)
             continue
         with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
-            Maintenance(spark, settings, tell).maintain_until_stopped(stop, table)
+            Maintenance(spark, settings, report_maintained_table).maintain_until_stopped(stop, table)
     say("stopped")
 
 
-def describe(done: TableMaintenance) -> str:
+def describe_maintenance(done: TableMaintenance) -> str:
     """Describes in words what was done; empty if nothing was."""
     parts = []
     if done.compacted is not None:
@@ -87,7 +87,7 @@ def describe(done: TableMaintenance) -> str:
     return f"{done.table}: {'; '.join(parts)}" if parts else ""
 
 
-def _row(done: TableMaintenance) -> tuple[object, ...]:
+def _convert_to_row(done: TableMaintenance) -> tuple[object, ...]:
     files = (None, None) if done.compacted is None else (done.compacted.before, done.compacted.after)
     freed = (None, None) if done.vacuumed is None else (done.vacuumed.files, done.vacuumed.freed)
     return (done.table, *files, *freed, done.rows or None, done.waits)

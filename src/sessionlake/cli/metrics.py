@@ -50,16 +50,16 @@ def metrics(
 
     chosen = {"topic": topic, "session_id": session, "row_id": row, "metric": metric}
     of = {name: values for name, values in chosen.items() if values}
-    begin, end, length = parse_time("--from", since), parse_time("--to", until), _length(step)
+    begin, end, length = parse_time("--from", since), parse_time("--to", until), _parse_length(step)
     figures = with_spark_if_needed(
         settings,
         lambda spark: query.metrics(settings, begin, end, spark=spark, by=by or query.KEYS, of=of, step=length),
     )
     show_table(figures.rows, form)
-    say(_describe_read(figures))
+    say(_describe_rows_read(figures))
 
 
-def _describe_read(figures: Figures) -> str:
+def _describe_rows_read(figures: Figures) -> str:
     """Says how many rows and files of each table were read."""
     parts = []
     for table, rows in figures.read.items():
@@ -68,7 +68,7 @@ def _describe_read(figures: Figures) -> str:
     return f"read {', '.join(parts)}"
 
 
-def _length(text: str | None) -> timedelta | None:
+def _parse_length(text: str | None) -> timedelta | None:
     from pydantic import TypeAdapter, ValidationError
 
     from sessionlake.settings.section import Duration

@@ -125,7 +125,7 @@ class DecisionOptions:
     ] = None
 
 
-def with_decision_options(command: Callable[..., None]) -> Callable[..., None]:
+def add_decision_options(command: Callable[..., None]) -> Callable[..., None]:
     """Returns the command with an option for each field of `DecisionOptions`, which is its first parameter."""
     options = [*inspect.signature(DecisionOptions, eval_str=True).parameters.values()]
     others = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
@@ -156,7 +156,7 @@ def parse_time(option: str, text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def refuse_combined(*, cancel: bool, start_over: bool, others: bool) -> None:
+def refuse_combined_options(*, cancel: bool, start_over: bool, others: bool) -> None:
     """Checks that `--cancel` and `--start-over` are given alone.
 
     Args:
@@ -174,7 +174,7 @@ def refuse_combined(*, cancel: bool, start_over: bool, others: bool) -> None:
         )
 
 
-class Layers(StrEnum):
+class RunnableLayer(StrEnum):
     """The values that `run` accepts. They repeat `pipeline.Layer`, whose import would be slow."""
 
     BRONZE = "bronze"
@@ -184,7 +184,7 @@ class Layers(StrEnum):
     ALL = "all"
 
 
-class Recoverable(StrEnum):
+class RecoverableLayer(StrEnum):
     """What `recover` can repair."""
 
     BRONZE = "bronze"
@@ -205,5 +205,5 @@ class SqlCommand(TyperCommand):
 
 
 RecoveredLayer = Annotated[
-    Recoverable, typer.Argument(metavar="LAYER", help="The layer to repair; `ledger` means the table ops.ledger.")
+    RecoverableLayer, typer.Argument(metavar="LAYER", help="The layer to repair; `ledger` means the table ops.ledger.")
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
 from sessionlake.cli.run import choose_processor
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def cancel(spark: SparkSession, settings: Settings, name: str, say: Say) -> None:
+def cancel_processor_rebuild(spark: SparkSession, settings: Settings, name: str, say: Say) -> None:
     """Cancels an interrupted rebuild that has not replaced the processor's table yet."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
-        processors.cancel(spark, settings, name)
+        processors.cancel_rebuild(spark, settings, name)
     say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).output_table} is unchanged")
 
 
@@ -48,9 +48,9 @@ def rebuild(
                 f"{processor.output_table} is rebuilt from {processor.source}: {rows} rows; compared with the former "
                 f"table: {different}"
             )
-            _show(different, form)
+            _show_differing_rows(different, form)
             return
-        result = processors.rebuild(spark, settings, name, start_over=start_over)
+        result = processors.rebuild_processor(spark, settings, name, start_over=start_over)
     made = f"bronze.messages@v{result.version}: {result.messages} messages"
     if result.different is None:
         say(f"the interrupted rebuild of {result.table} from {made} is finished; run the command again for a new one")
@@ -60,12 +60,12 @@ def rebuild(
         say(f"the processor had not read {result.behind} of the messages before")
     for reader in everything.processors:
         if reader.key and reader.source == result.table:
-            say(rebuild_advice(reader))
+            say(advise_rebuild(reader))
     if result.different is not None:
-        _show(result.different, form)
+        _show_differing_rows(result.different, form)
 
 
-def rebuild_advice(processor: ProcessorSettings) -> str:
+def advise_rebuild(processor: ProcessorSettings) -> str:
     """Returns how to update the table of a processor with a key after its source was rebuilt.
 
     This needs a command, because the processor's stream reads only rows that are appended to the source.
@@ -76,7 +76,7 @@ def rebuild_advice(processor: ProcessorSettings) -> str:
     )
 
 
-def verify(spark: SparkSession, settings: Settings, processor: ProductProcessor, say: Say) -> bool:
+def verify_processor_table(spark: SparkSession, settings: Settings, processor: ProductProcessor, say: Say) -> bool:
     """Compares a product's table with a recomputation from its source, and says the result.
 
     Returns True if they are equal.
@@ -99,10 +99,10 @@ def show_difference(spark: SparkSession, settings: Settings, name: str, form: Ou
             else processors.preview_rebuild(spark, settings, name)
         )
     say(f"with the present code, from the same history: {difference}")
-    _show(difference, form)
+    _show_differing_rows(difference, form)
 
 
-def _show(difference: Difference, form: OutputFormat) -> None:
+def _show_differing_rows(difference: Difference, form: OutputFormat) -> None:
     rows = [(one.change, *one.key.values(), one.before, one.after) for one in difference.first]
     if rows:
-        show(("change", *difference.first[0].key, "before", "after"), rows, form)
+        show_rows(("change", *difference.first[0].key, "before", "after"), rows, form)

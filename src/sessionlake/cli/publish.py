@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.25
 
 
-def preflight(settings: Settings, publication: Publication) -> None:
+def check_before_spark(settings: Settings, publication: Publication) -> None:
     """Checks what can be checked before Spark is started.
 
     Raises:
@@ -39,7 +39,7 @@ def preflight(settings: Settings, publication: Publication) -> None:
     require_broker(settings)
 
 
-def publish(
+def publish_changes(
     spark: SparkSession,
     settings: Settings,
     publication: Publication,
@@ -53,11 +53,11 @@ def publish(
     Raises:
         SessionlakeError: The error that ended the query.
     """
-    sent = _Sent()
+    sent = _SentCounter()
     doing = f"publishes {publication.table} to {publication.topic}"
     storage = Lake(settings).storage
     with storage.claim(spark, publication.name, doing):
-        query = start(spark, settings, publication, once=once, on_batch=sent.add)
+        query = start(spark, settings, publication, once=once, on_batch=sent.add_entry)
         if not once:
             say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")
         try:
@@ -68,7 +68,7 @@ def publish(
     say(f"{'done' if once and ended else 'stopped'}: {sent}")
 
 
-class _Sent:
+class _SentCounter:
     """Counts what a run has sent."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _Sent:
         self._first: int | None = None
         self._last: int | None = None
 
-    def add(self, entry: LedgerEntry) -> None:
+    def add_entry(self, entry: LedgerEntry) -> None:
         self._first = entry.source_from if self._first is None else self._first
         self._last = entry.source_to
         self._messages += entry.messages

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.context import say
-from sessionlake.cli.show import OutputFormat, Rows, cells_of, show, show_table
-from sessionlake.cli.sql_names import names_in, rename, without_prefixes
+from sessionlake.cli.show import OutputFormat, Rows, convert_to_cells, show_rows, show_table
+from sessionlake.cli.sql_names import find_names, replace_names, replace_prefixed_names
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
@@ -47,8 +47,8 @@ def require_tables(settings: Settings, sql: str) -> None:
         raise UsageError(
             "query: the statement is empty", fix='Give one statement, such as "SELECT * FROM silver.sessions"'
         )
-    lake, known = Lake(settings), table_names(settings)
-    named = [str(one) for one in names_in(without_prefixes(sql)) if str(one) in known]
+    lake, known = Lake(settings), list_table_names(settings)
+    named = [str(one) for one in find_names(replace_prefixed_names(sql)) if str(one) in known]
     needed = dict.fromkeys(DEFINITIONS[name].main_source if name in DEFINITIONS else name for name in named)
     missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
@@ -58,14 +58,14 @@ def require_tables(settings: Settings, sql: str) -> None:
         )
 
 
-def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
+def write_query_result(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
     """Writes the result of a statement to standard output. Warns of tables from which retention has removed rows.
 
     Raises:
         UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
     """
-    read, rows = _run(spark, settings, sql)
-    show(*rows, form)
+    read, rows = _run_statement(spark, settings, sql)
+    show_rows(*rows, form)
     kept = [one.table for one in settings.gold.products] + [tier.table for tier in TIERS]
     through = [tier.table for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
     named = [table for table in kept if table in {*read, *through}]
@@ -73,16 +73,16 @@ def answer(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat
         say(describe_expiry(table, floors))
 
 
-def fetch(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
+def fetch_query_result(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
     """Returns the column names and rows of a statement's result.
 
     Raises:
         UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
     """
-    return _run(spark, settings, sql)[1]
+    return _run_statement(spark, settings, sql)[1]
 
 
-def _run(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], tuple[list[str], Rows]]:
+def _run_statement(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], tuple[list[str], Rows]]:
     """Returns the lake's tables and functions that a statement reads, and its result.
 
     Registers only these tables, because registering all of them would take longer than most statements.
@@ -91,25 +91,25 @@ def _run(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], 
     from pyspark.errors import PySparkException
 
     lake = Lake(settings)
-    text = with_stored_names(lake, sql)
+    text = insert_stored_names(lake, sql)
     try:
-        reads = find_names_read(spark, text, _functions(lake).keys())
-        named = _require_known(lake, reads)
+        reads = find_names_read(spark, text, _read_function_names(lake).keys())
+        named = _require_known_names(lake, reads)
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
-    _register(spark, lake, table_names(settings) if reads.lists and not named else named)
+    _register_names(spark, lake, list_table_names(settings) if reads.lists and not named else named)
     try:
-        return named, cells_of(spark.sql(text).toArrow())
+        return named, convert_to_cells(spark.sql(text).toArrow())
     except (PySparkException, Py4JError) as error:  # errors during the computation can be Py4J's
         refusal = explain_sql_error("query", error)
         if isinstance(refusal, UsageError) and not named:
-            refusal = UsageError(str(refusal), fix=f"Tables of the lake are: {', '.join(table_names(settings))}")
+            refusal = UsageError(str(refusal), fix=f"Tables of the lake are: {', '.join(list_table_names(settings))}")
         raise refusal from error
 
 
-def _register(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
+def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Registers tables, views and functions with Spark under their names."""
-    known = table_names(lake.settings)
+    known = list_table_names(lake.settings)
     lake.register(spark, [name for name in names if name in known and name not in DEFINITIONS])
     if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
         create_views(spark, lake, [name for name in names if name in DEFINITIONS])
@@ -118,18 +118,18 @@ def _register(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
                 FUNCTIONS[name](spark, lake)
 
 
-def _functions(lake: Lake) -> dict[str, str]:
+def _read_function_names(lake: Lake) -> dict[str, str]:
     """Returns the names of the lake's SQL functions, by the full name under which each is stored, in lower case."""
-    return {".".join(_parts(lake.storage.function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS}
+    return {".".join(_split_name(lake.storage.function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS}
 
 
-def _require_known(lake: Lake, reads: NamesRead) -> list[str]:
+def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:
     """Returns the tables and functions of the lake that a statement reads.
 
     Raises:
         UsageError: The statement reads tables outside the lake.
     """
-    known = {_parts(lake.storage.sql_name(table)): table for table in table_names(lake.settings)}
+    known = {_split_name(lake.storage.sql_name(table)): table for table in list_table_names(lake.settings)}
     unknown = sorted(".".join(name) for name in reads.tables if name not in known)
     if unknown and unknown[0] in known.values():
         raise UsageError(f"{unknown[0]} is not found under this name", fix=f"Write {lake.storage.sql_name(unknown[0])}")
@@ -139,32 +139,34 @@ def _require_known(lake: Lake, reads: NamesRead) -> list[str]:
             why="query reads neither other tables nor files",
             fix=f"Use one of these tables: {', '.join(known.values())}",
         )
-    functions = _functions(lake)
+    functions = _read_function_names(lake)
     return [*(known[name] for name in sorted(reads.tables)), *(functions[name] for name in sorted(reads.functions))]
 
 
-def _parts(name: str) -> Name:
+def _split_name(name: str) -> Name:
     """Splits a name in SQL syntax, such as silver.`sessions`, into its parts in lower case."""
     quoted = name.startswith("`")
     parts = name[1:-1].split("`.`") if quoted else name.split(".")
     return tuple(part.replace("``", "`").lower() for part in parts)
 
 
-def with_stored_names(lake: Lake, sql: str) -> str:
+def insert_stored_names(lake: Lake, sql: str) -> str:
     """Returns the statement with the full names under which the lake's tables, views and functions are stored.
 
     Other names are left unchanged: they are defined in the statement itself, or are full names already.
     """
-    known = {*table_names(lake.settings), *FUNCTIONS}
-    return rename(without_prefixes(sql), lambda one: lake.storage.sql_name(str(one)) if str(one) in known else None)
+    known = {*list_table_names(lake.settings), *FUNCTIONS}
+    return replace_names(
+        replace_prefixed_names(sql), lambda one: lake.storage.sql_name(str(one)) if str(one) in known else None
+    )
 
 
-def table_names(settings: Settings) -> list[str]:
+def list_table_names(settings: Settings) -> list[str]:
     """Returns the names of all tables and views of the lake, with those that the configuration adds."""
     return [*TABLES, *DEFINITIONS, *settings.added_tables]
 
 
-def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:
+def write_query_result_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:
     """Writes the result of a statement over silver's tables as of one batch. Returns the batch that was read.
 
     Raises:
@@ -174,13 +176,13 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    bare, named = without_schemas(sql)
+    bare, named = remove_silver_schema(sql)
     try:
         reads = find_names_read(spark, bare)
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
     if other := sorted(".".join(name) for name in reads.tables - {(table,) for table in named}):
-        raise _not_of_silver(other[0])
+        raise _make_not_of_silver_error(other[0])
     point = as_of_batch(spark, settings, batch)
     private = separate_session(spark)  # so that these views hide no tables from other users of the session
     try:
@@ -192,19 +194,19 @@ def answer_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, 
     return point.batch
 
 
-def without_schemas(sql: str) -> tuple[str, list[str]]:
+def remove_silver_schema(sql: str) -> tuple[str, list[str]]:
     """Returns the statement without the schema of silver's tables, and the names of these tables.
 
     Raises:
         UsageError: The statement reads a table that cannot be read as of a batch.
     """
-    names = names_in(sql)
+    names = find_names(sql)
     if other := [str(one) for one in names if str(one) not in SILVER_WRITES]:
-        raise _not_of_silver(other[0])
-    return rename(sql, lambda one: quote(one.name)), sorted({one.name for one in names})
+        raise _make_not_of_silver_error(other[0])
+    return replace_names(sql, lambda one: quote(one.name)), sorted({one.name for one in names})
 
 
-def _not_of_silver(name: str) -> UsageError:
+def _make_not_of_silver_error(name: str) -> UsageError:
     return UsageError(
         f"query: {name} cannot be read as of a batch of silver",
         fix=f"Use only these tables, by these names: {', '.join(SILVER_WRITES)}",

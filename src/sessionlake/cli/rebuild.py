@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
-from sessionlake.cli.processors import rebuild_advice
+from sessionlake.cli.processors import advise_rebuild
 from sessionlake.gold.declared.references import declared_enriched_tables
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.compare_states import StatesComparison
-from sessionlake.operations.rebuild.replay import Selection
-from sessionlake.operations.rebuild.silver import EVERYTHING, RebuildResult, cancel, rebuild
-from sessionlake.operations.rebuild.verify import verify
+from sessionlake.operations.rebuild.replay import SessionSelection
+from sessionlake.operations.rebuild.silver import EVERYTHING, RebuildResult, cancel_rebuild, rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ GOLD_EMPTIED = "gold is emptied, and computed again at its next run"
 def verify_silver(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """Compares silver with a rebuild from bronze, and says the result. Returns True if they are equal."""
     with claim_layers(spark, settings, Layer.SILVER, "verifies silver", CLAIM):
-        comparison = verify(spark, settings)
+        comparison = verify_silver_tables(spark, settings)
     if comparison.first_difference is None:
         say(f"exact: {comparison.sessions} sessions, every row of every silver table")
     else:
@@ -51,7 +51,7 @@ def _describe_states(states: StatesComparison) -> str:
 def cancel_silver(spark: SparkSession, settings: Settings, say: Say) -> None:
     """Cancels an interrupted rebuild that has not replaced a table yet."""
     with claim_layers(spark, settings, Layer.ALL, "cancels a rebuild of silver", CLAIM):
-        cancel(spark, settings)
+        cancel_rebuild(spark, settings)
     say("the interrupted rebuild is cancelled: silver is unchanged, and all layers can start")
 
 
@@ -59,7 +59,7 @@ def rebuild_silver(
     spark: SparkSession,
     settings: Settings,
     version: int | None,
-    selection: Selection,
+    selection: SessionSelection,
     say: Say,
     *,
     start_over: bool = False,
@@ -76,19 +76,21 @@ def rebuild_silver(
     """
     declared_enriched_tables(settings)
     with claim_layers(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
-        result = rebuild(spark, settings, version=version, selection=selection, start_over=start_over)
+        result = rebuild_silver_tables(spark, settings, version=version, selection=selection, start_over=start_over)
     report_rebuild(result, settings, say, selection)
 
 
-def report_rebuild(result: RebuildResult, settings: Settings, say: Say, selection: Selection = EVERYTHING) -> None:
+def report_rebuild(
+    result: RebuildResult, settings: Settings, say: Say, selection: SessionSelection = EVERYTHING
+) -> None:
     """Says what a rebuild has changed, and which tables should be rebuilt next."""
     _report_result(result, say, selection)
     for processor in settings.processors:
         if processor.key and processor.source.startswith("silver."):
-            say(rebuild_advice(processor))
+            say(advise_rebuild(processor))
 
 
-def _report_result(result: RebuildResult, say: Say, selection: Selection) -> None:
+def _report_result(result: RebuildResult, say: Say, selection: SessionSelection) -> None:
     if result.finished_interrupted:
         say(
             f"the interrupted rebuild from bronze.messages@v{result.version} is finished; run the command again for a "

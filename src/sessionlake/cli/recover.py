@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sessionlake.cli.options import Recoverable, Say
+from sessionlake.cli.options import RecoverableLayer, Say
 from sessionlake.cli.rebuild import GOLD_EMPTIED, report_rebuild
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, LEDGER, MESSAGES, SILVER, SILVER_TABLES
@@ -17,7 +17,7 @@ from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.maintenance import CLAIM as MAINTENANCE
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.replay import REPLAYED, require_complete_bronze
-from sessionlake.operations.rebuild.silver import interrupted, rebuild
+from sessionlake.operations.rebuild.silver import find_interrupted_rebuild, rebuild_silver_tables
 from sessionlake.operations.recover import bronze, gold, silver
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -41,7 +41,9 @@ _REBUILDABLE = (SILVER, GOLD)
 """The layers that can be computed again completely."""
 
 
-def recover(spark: SparkSession, settings: Settings, lost: Recoverable, say: Say, *, shorten: bool = False) -> None:
+def recover(
+    spark: SparkSession, settings: Settings, lost: RecoverableLayer, say: Say, *, shorten: bool = False
+) -> None:
     """Finds what a layer or the ledger has lost, repairs it, and says what was lost and repaired.
 
     Args:
@@ -52,29 +54,29 @@ def recover(spark: SparkSession, settings: Settings, lost: Recoverable, say: Say
         UsageError: `shorten` is given for a layer other than gold.
     """
     # Recovering silver can empty gold, and no layer may read half-replaced tables. So all layers are claimed.
-    layers = {Recoverable.BRONZE: Layer.BRONZE, Recoverable.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
-    work: dict[Recoverable, _Work] = {
-        Recoverable.BRONZE: _bronze,
-        Recoverable.SILVER: _silver,
-        Recoverable.GOLD: partial(_gold, shorten=shorten),
-        Recoverable.LEDGER: partial(_ledger, shorten=shorten),
+    layers = {RecoverableLayer.BRONZE: Layer.BRONZE, RecoverableLayer.GOLD: Layer.GOLD}.get(lost, Layer.ALL)
+    work: dict[RecoverableLayer, _Work] = {
+        RecoverableLayer.BRONZE: _recover_bronze,
+        RecoverableLayer.SILVER: _recover_silver,
+        RecoverableLayer.GOLD: partial(_recover_gold, shorten=shorten),
+        RecoverableLayer.LEDGER: partial(_recover_ledger, shorten=shorten),
     }
-    if shorten and lost not in {Recoverable.GOLD, Recoverable.LEDGER}:
+    if shorten and lost not in {RecoverableLayer.GOLD, RecoverableLayer.LEDGER}:
         raise UsageError(
             f"recover {lost}: --shorten-gold has no effect here", fix="Leave it out: only gold and ledger accept it"
         )
     # Bronze's last batch is read from the table's commits, so nobody else may commit to it meanwhile.
     also = {Layer.ALL: [CLAIM], Layer.BRONZE: [CLAIM, MAINTENANCE]}.get(layers, [])
-    if lost is not Recoverable.SILVER:  # for silver, `rebuild` checks this
-        of = {Recoverable.BRONZE: BRONZE, Recoverable.GOLD: GOLD}.get(lost, SILVER)
-        finished_here = [RECOVER_BRONZE, REBUILD_SILVER] if lost is not Recoverable.GOLD else []
+    if lost is not RecoverableLayer.SILVER:  # for silver, `rebuild` checks this
+        of = {RecoverableLayer.BRONZE: BRONZE, RecoverableLayer.GOLD: GOLD}.get(lost, SILVER)
+        finished_here = [RECOVER_BRONZE, REBUILD_SILVER] if lost is not RecoverableLayer.GOLD else []
         require_uninterrupted(settings, of, except_for=finished_here)
     with claim_layers(spark, settings, layers, f"recovers {lost}", *also):
         work[lost](spark, settings, say)
 
 
-def _bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
-    recovered = bronze.recover(spark, settings)
+def _recover_bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
+    recovered = bronze.recover_bronze(spark, settings)
     say(f"found: {recovered.found or 'no fault in the checkpoint; a new one is started in any case'}")
     if recovered.unrecorded:
         say(
@@ -87,8 +89,8 @@ def _bronze(spark: SparkSession, settings: Settings, say: Say) -> None:
     )
 
 
-def _silver(spark: SparkSession, settings: Settings, say: Say) -> None:
-    recovered = silver.recover(spark, settings)
+def _recover_silver(spark: SparkSession, settings: Settings, say: Say) -> None:
+    recovered = silver.recover_silver(spark, settings)
     for loss in recovered.found:
         say(f"found: {loss}")
     if recovered.rebuilt is None:
@@ -100,14 +102,14 @@ def _silver(spark: SparkSession, settings: Settings, say: Say) -> None:
     report_rebuild(recovered.rebuilt, settings, say)
 
 
-def _gold(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
-    losses = gold.recover(spark, settings, shorten=shorten)
+def _recover_gold(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
+    losses = gold.recover_gold(spark, settings, shorten=shorten)
     for loss in losses:
         say(f"found: {loss}")
     say(GOLD_EMPTIED if losses else "found: no loss; nothing was changed")
 
 
-def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
+def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool) -> None:
     """Repairs each layer of which the ledger has no batch. Can be repeated after a crash.
 
     For bronze, the sums of ledger entries that retention has removed are kept, because nothing else says at which
@@ -121,9 +123,10 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     readable = partial(refuse_unreadable_rows, spark, lake, [LEDGER])
-    if interrupted(settings) is not None and find_first_loss(readable) is None:
-        report_rebuild(rebuild(spark, settings), settings, say)  # may be from an interrupted run of this command
-    loss = find_first_loss(readable, *(partial(_refuse_old, spark, lake, layer) for layer in _REBUILDABLE))
+    if find_interrupted_rebuild(settings) is not None and find_first_loss(readable) is None:
+        # The rebuild may be from an interrupted run of this command.
+        report_rebuild(rebuild_silver_tables(spark, settings), settings, say)
+    loss = find_first_loss(readable, *(partial(_refuse_older_ledger, spark, lake, layer) for layer in _REBUILDABLE))
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
         _empty_ledger(spark, lake)
@@ -131,21 +134,21 @@ def _ledger(spark: SparkSession, settings: Settings, say: Say, *, shorten: bool)
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
     lacks = is_ledger_behind(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
     if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
-        _bronze(spark, settings, say)
+        _recover_bronze(spark, settings, say)
     if is_ledger_behind(spark, lake, SILVER):
-        report_rebuild(rebuild(spark, settings, compares=unread is None), settings, say)
+        report_rebuild(rebuild_silver_tables(spark, settings, compares=unread is None), settings, say)
     if is_ledger_behind(spark, lake, GOLD):
-        gold.empty(spark, settings, shorten=shorten)
+        gold.empty_gold(spark, settings, shorten=shorten)
         say(GOLD_EMPTIED)
     for processor in settings.processors:
         if is_ledger_behind(spark, lake, processor.layer):
             say(f"{processor.layer}: it is unknown what its batches have read, so start it again under another name")
 
 
-def _refuse_old(spark: SparkSession, lake: Lake, layer: str) -> None:
+def _refuse_older_ledger(spark: SparkSession, lake: Lake, layer: str) -> None:
     """Raises a `LossError` if the ledger is older than the layer's checkpoint.
 
-    A ledger without any batch of the layer is not older: it has lost the layer, which `_ledger` repairs.
+    A ledger without any batch of the layer is not older: it has lost the layer, which `_recover_ledger` repairs.
     """
     first = handover.read_first_batch_or_none(lake.settings, layer)
     if first is not None and not is_ledger_behind(spark, lake, layer):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of, with_reader, with_spark
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ reference_app = typer.Typer(no_args_is_help=True, help="Load and list the refere
 
 
 @reference_app.command("load")
-def load(
+def load_reference_table(
     name: Annotated[str, typer.Argument(help="The table's name under gold.references in the configuration.")],
     file: Annotated[
         Path,
@@ -58,16 +58,16 @@ def load(
 
 
 @reference_app.command("list")
-def show_all(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
+def list_reference_tables(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """List the reference tables, and how far gold has applied them.
 
     Also shows which keys are suspended, and the fault that is the reason.
     """
     settings = settings_of(config)
-    with_reader(settings, lambda reader: show(_COLUMNS, _rows(settings, reader), form))
+    with_reader(settings, lambda reader: show_rows(_COLUMNS, _describe_reference_tables(settings, reader), form))
 
 
-def _rows(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
+def _describe_reference_tables(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
     from sessionlake.delta.lake import Lake
     from sessionlake.errors import LakeError
     from sessionlake.gold.declared.references import declared_references

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of
-from sessionlake.cli.options import DecisionOptions, SqlCommand, with_decision_options
+from sessionlake.cli.options import DecisionOptions, SqlCommand, add_decision_options
 from sessionlake.cli.show import OutputFormat, write_text
 
 if TYPE_CHECKING:
@@ -57,15 +57,15 @@ def remote_status(
     With --warehouse it also shows each layer's batches of the last hour.
     """
     settings = settings_of(config)
-    from sessionlake.cli.remote_tables import last_hour_of
-    from sessionlake.cli.show import show
+    from sessionlake.cli.remote_tables import read_last_hour
+    from sessionlake.cli.show import show_rows
     from sessionlake.databricks.remote.deployment import find_deployed_jobs
     from sessionlake.databricks.remote.runs import describe_trigger, find_latest_run
     from sessionlake.databricks.remote.workspace import open_workspace
 
     with open_workspace(profile) as client:
         jobs = find_deployed_jobs(client, target)
-        names, hour = last_hour_of(client, settings, jobs, warehouse)
+        names, hour = read_last_hour(client, settings, jobs, warehouse)
         rows = []
         for word, job in jobs.items():
             run = find_latest_run(client, job)
@@ -73,7 +73,7 @@ def remote_status(
                 (run.run, run.state, run.started, run.ended, run.message) if run else (None, "never run", *[None] * 3)
             )
             rows.append((word, job.target, describe_trigger(job), *last, *hour.get(word, [None] * len(names))))
-    show(("job", "target", "starts", "run", "state", "started", "ended", "says", *names), rows, form)
+    show_rows(("job", "target", "starts", "run", "state", "started", "ended", "says", *names), rows, form)
 
 
 @remote_app.command("logs")
@@ -131,7 +131,7 @@ def remote_run(
     with open_workspace(profile) as client:
         deployed_job = choose_job(find_deployed_jobs(client, target), job)
         if words:
-            _operate(client, deployed_job, words)
+            _run_command_in_job(client, deployed_job, words)
         elif not once and set_paused(client, deployed_job, paused=False) == "continuous":
             say(f"{deployed_job.name} is resumed: Databricks starts its run")
         else:
@@ -157,7 +157,7 @@ def remote_pause(jobs: Jobs, target: Target = None, profile: Profile = None) -> 
 
 
 @remote_app.command("resolve")
-@with_decision_options
+@add_decision_options
 def remote_resolve(
     options: DecisionOptions,
     target: Target = None,
@@ -180,7 +180,7 @@ def remote_resolve(
         # The job's principal is stored as the one who decided, so the reason names the user.
         values["--why"] = f"{options.why or 'decided'} (asked for by {client.current_user.me().user_name})"
         words = [f"{option}={value}" for option, value in values.items() if value is not None]
-        _operate(client, job, ["resolve", *words, *(flag for flag, given in flags.items() if given)])
+        _run_command_in_job(client, job, ["resolve", *words, *(flag for flag, given in flags.items() if given)])
 
 
 @remote_app.command("query", cls=SqlCommand)
@@ -197,18 +197,18 @@ def remote_query(
     The tables have the same names as on a laptop.
     """
     settings = settings_of(config)
-    from sessionlake.cli.remote_tables import require_reading, run_query
-    from sessionlake.cli.show import show
+    from sessionlake.cli.remote_tables import require_reading_statement, run_query
+    from sessionlake.cli.show import show_rows
     from sessionlake.databricks.remote.deployment import find_deployed_jobs
     from sessionlake.databricks.remote.workspace import open_workspace
 
-    require_reading(settings, sql)
+    require_reading_statement(settings, sql)
     with open_workspace(profile) as client:
         answer = run_query(client, settings, find_deployed_jobs(client, target), warehouse, sql)
-    show(answer.names, answer.rows, form)
+    show_rows(answer.names, answer.rows, form)
 
 
-def _operate(client: WorkspaceClient, job: DeployedJob, words: list[str]) -> None:
+def _run_command_in_job(client: WorkspaceClient, job: DeployedJob, words: list[str]) -> None:
     """Runs a command line by the job, waits for its end, and shows its output.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli import sql_reading
-from sessionlake.cli.query import FUNCTIONS, table_names, with_stored_names
+from sessionlake.cli.query import FUNCTIONS, insert_stored_names, list_table_names
 from sessionlake.databricks.remote.deployment import DeployedJob, read_job_environment
 from sessionlake.databricks.remote.statements import StatementResult, find_warehouse_id, run_statement
 from sessionlake.delta.lake import Lake
@@ -37,11 +37,11 @@ def run_query(
     return run_statement(
         client,
         find_warehouse_id(client, warehouse, bundle_warehouse),
-        _with_deployed_names(client, settings, jobs.values(), sql),
+        _insert_deployed_names(client, settings, jobs.values(), sql),
     )
 
 
-def require_reading(settings: Settings, sql: str) -> None:
+def require_reading_statement(settings: Settings, sql: str) -> None:
     """Checks, before a statement is sent, that it only reads tables.
 
     The warehouse runs the statement with the rights of the user. So tables outside the lake are allowed if they have
@@ -50,9 +50,9 @@ def require_reading(settings: Settings, sql: str) -> None:
     Raises:
         UsageError: The statement does more than read tables, or sqlglot cannot parse it.
     """
-    lake = {*table_names(settings), *FUNCTIONS}
+    lake = {*list_table_names(settings), *FUNCTIONS}
     try:
-        named = sql_reading.tables_of(sql)
+        named = sql_reading.find_tables_read(sql)
     except UsageError as error:
         raise UsageError(f"query: {error}") from None
     for name in (".".join(parts) for parts in named if len(parts) < len(("catalog", "schema", "table"))):
@@ -60,11 +60,11 @@ def require_reading(settings: Settings, sql: str) -> None:
             raise UsageError(
                 f"query: {name} is neither a table of the lake nor a full name (catalog.schema.table)",
                 why="Files cannot be read",
-                fix=f"Use one of these tables, or a full name: {', '.join(table_names(settings))}",
+                fix=f"Use one of these tables, or a full name: {', '.join(list_table_names(settings))}",
             )
 
 
-def last_hour_of(
+def read_last_hour(
     client: WorkspaceClient, settings: Settings, jobs: Mapping[str, DeployedJob], warehouse: str | None
 ) -> tuple[list[str], dict[str, list[Any]]]:
     """Returns the names of figures about the last hour's batches, and by layer the values in the same order.
@@ -77,7 +77,7 @@ def last_hour_of(
     return answer.names[1:], {row[0]: list(row[1:]) for row in answer.rows}
 
 
-def _with_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str) -> str:
+def _insert_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iterable[DeployedJob], sql: str) -> str:
     """Returns the statement with the full names of the lake's tables in the deployment.
 
     Catalog and schemas come from the environment variables of the jobs' clusters, otherwise from the configuration.
@@ -94,4 +94,4 @@ def _with_deployed_names(client: WorkspaceClient, settings: Settings, jobs: Iter
         for schema in SchemaSettings.model_fields
     }
     deployed = settings.model_copy(update={"catalog": catalog, "schemas": SchemaSettings(**schemas)})
-    return with_stored_names(Lake(deployed), sql)
+    return insert_stored_names(Lake(deployed), sql)

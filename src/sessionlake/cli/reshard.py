@@ -42,32 +42,35 @@ def reshard(
 
     storage_of(settings).require_writable()
     if cancel:
-        with_spark(settings, lambda spark: cancel_all(spark, settings, wait))
+        with_spark(settings, lambda spark: cancel_resharding(spark, settings, wait))
         return
     with_spark(settings, lambda spark: reshard_all(spark, settings, shards, wait))
 
 
 def reshard_all(spark: SparkSession, settings: Settings, shards: int, wait: float) -> None:
     """Moves the states while all layers are paused, and says which layers were changed."""
-    from sessionlake.cli.claims import claim_all
+    from sessionlake.cli.claims import claim_all_layers
     from sessionlake.operations.resharding import reshard as work
     from sessionlake.streaming.pause_requests import request_pause
 
-    with request_pause(settings, "states are moved into other shards"), claim_all(spark, settings, wait, "reshards"):
-        changed = work.reshard(spark, settings, shards, say)
+    with (
+        request_pause(settings, "states are moved into other shards"),
+        claim_all_layers(spark, settings, wait, "reshards"),
+    ):
+        changed = work.reshard_layers(spark, settings, shards, say)
     if not changed:
         say(f"nothing to do: every layer that has states has {shards} shards, or another number in the configuration")
     else:
         say("jobs that run with the former configuration end: start them again with this one")
 
 
-def cancel_all(spark: SparkSession, settings: Settings, wait: float) -> None:
+def cancel_resharding(spark: SparkSession, settings: Settings, wait: float) -> None:
     """Cancels an interrupted resharding while all layers are paused, and says which layers were moved."""
-    from sessionlake.cli.claims import claim_all
+    from sessionlake.cli.claims import claim_all_layers
     from sessionlake.operations.resharding import reshard as work
 
-    with claim_all(spark, settings, wait, "reshards"):
-        moved = work.cancel(spark, settings)
+    with claim_all_layers(spark, settings, wait, "reshards"):
+        moved = work.cancel_resharding(spark, settings)
     say(
         f"the resharding is cancelled; layers moved before: {', '.join(moved) or 'none'}. A layer whose number of "
         "shards differs from the configuration refuses to start, and names the command that moves its states"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from yaml import YAMLError
 
 from sessionlake.cli.options import Say
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.commit import merge
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_STATUS, RULE_TIMES, RULES
@@ -31,7 +31,7 @@ from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import RuleBatch, log_changes
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, events_to_find
-from sessionlake.gold.tables.expiry import read_first_slice_times
+from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.settings.file import read_text
 from sessionlake.settings.model import Settings
 
@@ -59,7 +59,7 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
     return rules
 
 
-def apply(spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool) -> None:
+def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredRule], say: Say, *, only: bool) -> None:
     """Writes rules into `gold.rules`. A rule replaces the one of the same name.
 
     Args:
@@ -102,11 +102,11 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
         version = None if rule.rule is None else rule.rule.version
         rows.append((rule.name, state, version, None if now is None or not is_current else now.batch, rule.error))
     rows += [(row["name"], "disabled", None, None, None) for row in stored if not row["enabled"]]
-    show(("rule", "state", "version", "since_batch", "error"), rows, form)
+    show_rows(("rule", "state", "version", "since_batch", "error"), rows, form)
 
 
 @dataclass(frozen=True)
-class _WithEvents(StoredInLake):
+class _LakeWithMoreEvents(StoredInLake):
     """The lake, with the additional events that the tested rules need and that gold has not recorded yet."""
 
     events: pa.Table
@@ -129,9 +129,9 @@ def try_rules(
     since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
     matches = find_events(reader, list(events), declared, once, since) if events else MATCH.empty_table()
-    batch = RuleBatch(times, times, pa.table({}), matches, read_first_slice_times(reader))
-    rows = log_changes([], tried, batch, _WithEvents(reader, matches))
-    show(
+    batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
+    rows = log_changes([], tried, batch, _LakeWithMoreEvents(reader, matches))
+    show_rows(
         _TESTED,
         [
             (

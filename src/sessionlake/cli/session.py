@@ -71,10 +71,10 @@ def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> Session
             f"session as-of: exactly one moment is needed; given: {', '.join(given) or 'none'}",
             fix="Give one of --ts, --seq and --offset",
         )
-    return SessionMoment(ts=None if ts is None else _milliseconds(ts), seq=seq, offset=offset)
+    return SessionMoment(ts=None if ts is None else _parse_milliseconds(ts), seq=seq, offset=offset)
 
 
-def _milliseconds(ts: str) -> int:
+def _parse_milliseconds(ts: str) -> int:
     if _MS.fullmatch(ts):
         return int(ts)
     try:

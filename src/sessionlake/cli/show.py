@@ -38,7 +38,7 @@ class OutputFormat(StrEnum):
     CSV = "csv"
 
 
-def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | None = None) -> None:
+def show_rows(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | None = None) -> None:
     """Writes rows in a format.
 
     JSON has one object per line. In it, a time is an ISO 8601 string, or a number of milliseconds outside the years 1
@@ -52,17 +52,17 @@ def show(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | Non
         for row in rows:
             out.write(to_json_line(dict(zip(names, map(json_value, row), strict=True))) + "\n")
     elif form is OutputFormat.CSV:
-        shown = _as_read_by(out)
+        shown = _choose_escaping(out)
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(map(shown, names))
-        writer.writerows([shown(_cell(value, "")) for value in row] for row in rows)
+        writer.writerows([shown(_format_cell(value, "")) for value in row] for row in rows)
     else:
         _print_table(names, rows, out)
 
 
 def write_line(text: str) -> None:
     """Writes a line that a program may read, such as a path. It is written unchanged, unless a terminal reads it."""
-    sys.stdout.write(f"{_as_read_by(sys.stdout)(text)}\n")
+    sys.stdout.write(f"{_choose_escaping(sys.stdout)(text)}\n")
 
 
 def write_text(text: str) -> None:
@@ -70,22 +70,22 @@ def write_text(text: str) -> None:
     sys.stdout.write(f"{escape_invisible(text)}\n")
 
 
-def _as_read_by(out: TextIO) -> Callable[[str], str]:
+def _choose_escaping(out: TextIO) -> Callable[[str], str]:
     return escape_invisible if out.isatty() else escape_surrogates
 
 
 def show_table(table: pa.Table, form: OutputFormat) -> None:
     """Writes the rows of an Arrow table in a format."""
-    show(*cells_of(table), form)
+    show_rows(*convert_to_cells(table), form)
 
 
-def cells_of(table: pa.Table) -> tuple[list[str], Rows]:
+def convert_to_cells(table: pa.Table) -> tuple[list[str], Rows]:
     """Returns a table's column names, which may repeat, and its rows as Python values."""
-    columns = [_values(table.column(i)) for i in range(table.num_columns)]
+    columns = [_convert_column(table.column(i)) for i in range(table.num_columns)]
     return table.column_names, list(zip(*columns, strict=True))
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
+def _convert_column(column: pa.ChunkedArray) -> list[Any]:
     """Returns a column's values. Maps become dictionaries."""
     from pyarrow.types import is_map
 
@@ -104,20 +104,20 @@ def json_value(value: Any) -> Any:
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, FarTime | bytes):
-        return _text(value) if isinstance(value, bytes) else int(value)
+        return _format_value(value) if isinstance(value, bytes) else int(value)
     if isinstance(value, Decimal | timedelta) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     return value
 
 
-def _text(value: bytes) -> str:
+def _format_value(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
         return base64.b64encode(value).decode()
 
 
-def _cell(value: Any, missing: str, *, hinted: bool = False) -> str:
+def _format_cell(value: Any, missing: str, *, hinted: bool = False) -> str:
     if hinted and isinstance(value, FarTime):
         return str(value)
     simple = json_value(value)
@@ -128,7 +128,7 @@ def _cell(value: Any, missing: str, *, hinted: bool = False) -> str:
     return str(simple)
 
 
-def text_of(text: str, style: str = "") -> Text:
+def make_visible_text(text: str, style: str = "") -> Text:
     """Returns a text for a table or grid, in which control and invisible characters are replaced by escapes."""
     from rich.text import Text
 
@@ -136,13 +136,13 @@ def text_of(text: str, style: str = "") -> Text:
 
 
 def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
-    console = console_on(out)
-    console.print(table_of(names, rows))
+    console = make_console(out)
+    console.print(make_terminal_table(names, rows))
     if not rows:
         console.print("no rows")
 
 
-def console_on(out: TextIO) -> Console:
+def make_console(out: TextIO) -> Console:
     """Returns a console that escapes invisible characters, and prints brackets instead of reading them as markup.
 
     If the output is a file or a pipe, lines are not cut, folded or padded, because there is no width to fit into.
@@ -153,20 +153,20 @@ def console_on(out: TextIO) -> Console:
     if out.isatty():
         console = Console(file=out, **options)
     else:
-        console = Console(file=cast("TextIO", _Unpadded(out)), width=_UNBOUNDED, **options)
-    console.push_render_hook(cast("Any", _Visible()))
+        console = Console(file=cast("TextIO", _StreamWithoutPadding(out)), width=_UNBOUNDED, **options)
+    console.push_render_hook(cast("Any", _EscapingRenderHook()))
     return console
 
 
-class _Visible:
+class _EscapingRenderHook:
     """A render hook that escapes invisible characters in drawn text, but not the console's own control sequences."""
 
     def process_renderables(self, renderables: list[Any]) -> list[Any]:
         """Wraps the objects to draw."""
-        return [_Drawn(one) for one in renderables]
+        return [_EscapedRenderable(one) for one in renderables]
 
 
-class _Drawn:
+class _EscapedRenderable:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
@@ -177,7 +177,7 @@ class _Drawn:
             yield piece if piece.control else Segment(escape_invisible(piece.text), piece.style)
 
 
-class _Unpadded:
+class _StreamWithoutPadding:
     """A text stream that removes spaces at the ends of lines. Rich writes whole lines to it."""
 
     def __init__(self, out: TextIO) -> None:
@@ -190,7 +190,7 @@ class _Unpadded:
         return getattr(self._out, name)
 
 
-def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:
+def make_terminal_table(names: Sequence[str], rows: Rows, *, title: str | None = None) -> Table:
     """Returns rows as a table for a terminal.
 
     Numbers are right-aligned, nothing is cut, and line breaks in the data are escaped.
@@ -198,11 +198,15 @@ def table_of(names: Sequence[str], rows: Rows, *, title: str | None = None) -> T
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    shown = None if title is None else text_of(title)
+    shown = None if title is None else make_visible_text(title)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title=shown, title_justify="left")
     for i, name in enumerate(names):
         numeric = any(isinstance(row[i], int | float) for row in rows)
-        table.add_column(text_of(name.replace("\n", "\\n")), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            make_visible_text(name.replace("\n", "\\n")), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*(text_of(_cell(value, "null", hinted=True).replace("\n", "\\n")) for value in row))
+        table.add_row(
+            *(make_visible_text(_format_cell(value, "null", hinted=True).replace("\n", "\\n")) for value in row)
+        )
     return table

@@ -24,12 +24,12 @@ def query(
     With --format json each row is one JSON object on its own line.
     """
     settings = settings_of(config)
-    from sessionlake.cli.query import answer, answer_as_of, require_tables
+    from sessionlake.cli.query import require_tables, write_query_result, write_query_result_as_of
 
     require_tables(settings, sql)
     if batch is None:
-        with_spark(settings, lambda spark: answer(spark, settings, sql, form))
+        with_spark(settings, lambda spark: write_query_result(spark, settings, sql, form))
         return
-    read = with_spark(settings, lambda spark: answer_as_of(spark, settings, sql, batch, form))
+    read = with_spark(settings, lambda spark: write_query_result_as_of(spark, settings, sql, batch, form))
     if read != batch:
         say(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")

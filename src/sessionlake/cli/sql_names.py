@@ -18,7 +18,7 @@ _EXPLAIN_MODES = ("EXTENDED", "FORMATTED", "COST", "CODEGEN")
 
 
 @dataclass(frozen=True)
-class Named:
+class NameInStatement:
     """A name of two parts in a statement, both in lower case.
 
     Attributes:
@@ -31,32 +31,32 @@ class Named:
     name: str
     start: int
     end: int
-    called: bool = False
+    is_function: bool = False
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
 
 
-def names_in(sql: str) -> list[Named]:
+def find_names(sql: str) -> list[NameInStatement]:
     """Returns the tables and functions with a schema that a statement names, in order of their position.
 
     Includes the table's name before a column, as in `silver.sessions.topic`, if the statement reads that table. Returns
     an empty list if sqlglot cannot parse the statement.
     """
-    names = list(_tables_and_functions(sql))
-    tables = {str(one) for one in names if not one.called}
-    qualifiers = (one for one in _qualifiers(sql) if str(one) in tables)
+    names = list(_find_tables_and_functions(sql))
+    tables = {str(one) for one in names if not one.is_function}
+    qualifiers = (one for one in _find_qualifiers(sql) if str(one) in tables)
     return sorted({*names, *qualifiers}, key=lambda one: one.start)
 
 
-def rename(sql: str, new_name: Callable[[Named], str | None]) -> str:
+def replace_names(sql: str, new_name: Callable[[NameInStatement], str | None]) -> str:
     """Returns the statement with other names for tables and functions.
 
     Args:
         new_name: Returns the replacement of a name, or None to keep it.
     """
     parts, at = [], 0
-    for one in names_in(sql):
+    for one in find_names(sql):
         new = new_name(one)
         if new is not None:
             parts += [sql[at : one.start], new]
@@ -64,7 +64,7 @@ def rename(sql: str, new_name: Callable[[Named], str | None]) -> str:
     return "".join([*parts, sql[at:]])
 
 
-def without_prefixes(sql: str) -> str:
+def replace_prefixed_names(sql: str) -> str:
     """Replaces `IDENTIFIER(:prefix || 'silver.sessions')` by `silver.sessions`.
 
     The bundle's queries name tables this way, because every deployment has its own schemas.
@@ -87,7 +87,7 @@ def without_prefixes(sql: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def parse(sql: str) -> tuple[Any, ...]:
+def parse_statements(sql: str) -> tuple[Any, ...]:
     """Returns the syntax tree of each statement in a text. Of EXPLAIN it is the tree of the statement to explain.
 
     Returns an empty tuple if sqlglot cannot parse the text.
@@ -97,12 +97,12 @@ def parse(sql: str) -> tuple[Any, ...]:
 
     logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements it does not parse, such as SHOW
     try:
-        return tuple(tree for tree in sqlglot.parse(_without_explain(sql), dialect="databricks") if tree is not None)
+        return tuple(tree for tree in sqlglot.parse(_blank_out_explain(sql), dialect="databricks") if tree is not None)
     except (SqlglotError, RecursionError):
         return ()
 
 
-def _without_explain(sql: str) -> str:
+def _blank_out_explain(sql: str) -> str:
     """Replaces EXPLAIN and its modes by spaces, because sqlglot does not parse the statement after them."""
     import sqlglot
 
@@ -113,27 +113,29 @@ def _without_explain(sql: str) -> str:
     return sql
 
 
-def _tables_and_functions(sql: str) -> Iterator[Named]:
+def _find_tables_and_functions(sql: str) -> Iterator[NameInStatement]:
     from sqlglot import exp
 
-    for tree in parse(sql):
+    for tree in parse_statements(sql):
         for node in tree.find_all(exp.Table, exp.Dot):
             called = isinstance(node, exp.Dot) or isinstance(node.this, exp.Func)
             if isinstance(node, exp.Table) and not node.catalog and node.db:
-                yield from _named(node.args["db"], node.this, called=called)
+                yield from _locate_name(node.args["db"], node.this, is_function=called)
             elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
-                yield from _named(node.this, node.expression, called=True)
+                yield from _locate_name(node.this, node.expression, is_function=True)
 
 
-def _qualifiers(sql: str) -> Iterator[Named]:
+def _find_qualifiers(sql: str) -> Iterator[NameInStatement]:
     from sqlglot import exp
 
-    for tree in parse(sql):
+    for tree in parse_statements(sql):
         for node in tree.find_all(exp.Column):
             if node.args.get("db") is not None and node.args.get("catalog") is None:
-                yield from _named(node.args["db"], node.args["table"], called=False)
+                yield from _locate_name(node.args["db"], node.args["table"], is_function=False)
 
 
-def _named(schema: Any, name: Any, *, called: bool) -> Iterator[Named]:
+def _locate_name(schema: Any, name: Any, *, is_function: bool) -> Iterator[NameInStatement]:
     if "start" in schema.meta and "end" in name.meta:
-        yield Named(schema.name.lower(), name.name.lower(), schema.meta["start"], name.meta["end"] + 1, called)
+        yield NameInStatement(
+            schema.name.lower(), name.name.lower(), schema.meta["start"], name.meta["end"] + 1, is_function
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sessionlake.cli.sql_names import parse
+from sessionlake.cli.sql_names import parse_statements
 from sessionlake.errors import UsageError
 from sessionlake.spark.sql_functions import SAFE_FUNCTIONS, WHO
 
@@ -33,7 +33,7 @@ _OPERATORS = frozenset(
 )
 
 
-def tables_of(sql: str) -> list[tuple[str, ...]]:
+def find_tables_read(sql: str) -> list[tuple[str, ...]]:
     """Returns the tables and functions with a schema that a statement reads, in lower case.
 
     Leaves out names that the statement defines itself (WITH).
@@ -43,7 +43,7 @@ def tables_of(sql: str) -> list[tuple[str, ...]]:
     """
     from sqlglot import exp
 
-    trees = parse(sql)
+    trees = parse_statements(sql)
     if len(trees) != 1:
         what = "more than one statement" if trees else "no statement that sqlglot can parse"
         raise UsageError(f"expected one statement that reads, but found {what}", fix="Correct the SQL")
@@ -63,12 +63,12 @@ def tables_of(sql: str) -> list[tuple[str, ...]]:
             fix="Use SELECT, or run the statement in a SQL editor of the workspace",
         )
     for node in tree.walk(prune=lambda one: isinstance(one, exp.Hint)):
-        _require_listed(node, sql)
+        _require_allowed_node(node, sql)
     tables = (table for table in tree.find_all(exp.Table) if table.find_ancestor(exp.Hint) is None)
-    return [name for table in tables for name in _names_outside(table)]
+    return [name for table in tables for name in _find_outside_name(table)]
 
 
-def _require_listed(node: Any, sql: str) -> None:
+def _require_allowed_node(node: Any, sql: str) -> None:
     from sqlglot import exp
 
     kind = type(node)
@@ -98,21 +98,21 @@ def _require_listed(node: Any, sql: str) -> None:
         )
 
 
-def _names_outside(table: Any) -> Iterator[tuple[str, ...]]:
+def _find_outside_name(table: Any) -> Iterator[tuple[str, ...]]:
     """Yields the table's name, unless the statement defines that name itself for a query (WITH)."""
     name = tuple(part.lower() for part in (table.catalog, table.db, table.this.name) if part)
-    if len(name) == 1 and (_is_call(table) or name[0] in _defined(table)):
+    if len(name) == 1 and (_is_function_call(table) or name[0] in _find_defined_names(table)):
         return
     yield name
 
 
-def _is_call(table: Any) -> bool:
+def _is_function_call(table: Any) -> bool:
     from sqlglot import exp
 
     return isinstance(table.this, exp.Func)
 
 
-def _defined(table: Any) -> set[str]:
+def _find_defined_names(table: Any) -> set[str]:
     """Returns the names of the queries (WITH) that are visible at a place of the statement."""
     from sqlglot import exp
 

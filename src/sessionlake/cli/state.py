@@ -6,7 +6,7 @@ import operator
 from dataclasses import astuple
 from typing import TYPE_CHECKING
 
-from sessionlake.cli.show import OutputFormat, show
+from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import PROGRESS
 from sessionlake.delta.storage.reading import Condition
@@ -34,7 +34,7 @@ def show_session_state(
     Raises:
         UsageError: Silver keeps no state of the session, or several topics or partitions have its id.
     """
-    topic, partition = _place(spark, settings, session, topic, partition)
+    topic, partition = _find_topic_partition(spark, settings, session, topic, partition)
     shard = compute_shard(spark, settings, topic, session)
     stored = next((state for _, state in read_shard_states(spark, settings, shard)), None)
     if stored is None:
@@ -45,9 +45,9 @@ def show_session_state(
     state = {"shard": shard, **find_session_state(stored, topic, partition, session)}
     if form is OutputFormat.TABLE:
         fields = [(name, value) for name, value in convert_times_to_iso(state).items() if value not in (None, [])]
-        show(("field", "value"), fields, form)
+        show_rows(("field", "value"), fields, form)
     else:
-        show(list(state), [list(state.values())], form)
+        show_rows(list(state), [list(state.values())], form)
 
 
 def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat) -> None:
@@ -55,10 +55,10 @@ def show_state_stats(spark: SparkSession, settings: Settings, form: OutputFormat
     rows = sorted(astuple(stats_of(shard, state)) for shard, state in read_shard_states(spark, settings))
     if form is OutputFormat.TABLE and rows:
         rows.append(("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])))
-    show(STATS, rows, form)
+    show_rows(STATS, rows, form)
 
 
-def _place(
+def _find_topic_partition(
     spark: SparkSession, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> TopicPartition:
     conditions: list[Condition] = [("session_id", operator.eq, session)]

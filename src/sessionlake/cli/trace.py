@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TextIO
 
-from sessionlake.cli.show import OutputFormat, console_on, show, table_of, text_of
+from sessionlake.cli.show import OutputFormat, make_console, make_terminal_table, make_visible_text, show_rows
 from sessionlake.delta.storage.far_times import format_time
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import BatchCommit, SilverMerge, Trace
@@ -24,15 +24,15 @@ def show_trace(trace: Trace, form: OutputFormat, out: TextIO | None = None) -> N
     """
     out = out or sys.stdout
     if form is OutputFormat.TABLE:
-        _print(trace, out)
+        _print_trace(trace, out)
         return
     parts = asdict(trace)
     if form is OutputFormat.CSV:
-        parts = dict(_flat(parts))
-    show(list(parts), [list(parts.values())], form, out)
+        parts = dict(_flatten_trace(parts))
+    show_rows(list(parts), [list(parts.values())], form, out)
 
 
-def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_trace(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the columns of a trace as name and value, without nesting. The names are the same for every message."""
     for name, value in parts.items():
         part = dict.fromkeys(item.name for item in fields(SilverMerge)) if name == "tables" and value is None else value
@@ -42,36 +42,36 @@ def _flat(parts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _print(trace: Trace, out: TextIO) -> None:
+def _print_trace(trace: Trace, out: TextIO) -> None:
     from rich.table import Table
 
-    console = console_on(out)
+    console = make_console(out)
     place = f"topic {trace.topic}, partition {trace.partition}, offset {trace.offset}: "
-    console.print(text_of(place).append_text(text_of(trace.judgement.fate, "bold")))
+    console.print(make_visible_text(place).append_text(make_visible_text(trace.judgement.fate, "bold")))
     grid = Table.grid(padding=(0, 2))
-    for name, text in _lines(trace):
-        grid.add_row(text_of(f"  {name}", "dim"), text_of(text))
+    for name, text in _describe_trace(trace):
+        grid.add_row(make_visible_text(f"  {name}", "dim"), make_visible_text(text))
     console.print(grid)
     if trace.changes:
-        console.print(table_of(*_change_rows(trace.changes[:_SHOWN_CHANGES])))
+        console.print(make_terminal_table(*_change_rows(trace.changes[:_SHOWN_CHANGES])))
     if len(trace.changes) > _SHOWN_CHANGES:
         console.print(f"and {len(trace.changes) - _SHOWN_CHANGES:,} more: --format json lists all")
 
 
-def _lines(trace: Trace) -> Iterator[tuple[str, str]]:
-    yield "message", _message(trace)
-    yield "bronze", _commit(trace.bronze)
-    yield "silver", _commit(trace.silver)
-    yield "judgement", _judgement(trace)
+def _describe_trace(trace: Trace) -> Iterator[tuple[str, str]]:
+    yield "message", _describe_message(trace)
+    yield "bronze", _describe_commit(trace.bronze)
+    yield "silver", _describe_commit(trace.silver)
+    yield "judgement", _describe_judgement(trace)
     if trace.tables:
-        yield "tables", _merge(trace.tables)
+        yield "tables", _describe_merge(trace.tables)
     elif trace.changes:
         yield "tables", "not merged yet: `sessionlake run silver` merges it"
     if trace.session:
-        yield "session", _session(trace.session)
+        yield "session", _describe_session(trace.session)
 
 
-def _message(trace: Trace) -> str:
+def _describe_message(trace: Trace) -> str:
     message = trace.message
     kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
     if trace.judgement.fate is Fate.ERASED:
@@ -81,36 +81,36 @@ def _message(trace: Trace) -> str:
     return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
 
 
-def _commit(commit: BatchCommit) -> str:
+def _describe_commit(commit: BatchCommit) -> str:
     if commit.recovered:
         return (
             f"batch {commit.batch} or an earlier one, committed before {format_time(commit.committed_at)}, when the "
             "ledger was recovered"
         )
-    return f"batch {commit.batch}, committed {format_time(commit.committed_at)}{_wrote(commit)}"
+    return f"batch {commit.batch}, committed {format_time(commit.committed_at)}{_describe_written_tables(commit)}"
 
 
-def _merge(merge: SilverMerge) -> str:
+def _describe_merge(merge: SilverMerge) -> str:
     first, last = merge.first_batch, merge.last_batch
     merged = f"batch {last}" if first == last else f"batches {first} to {last}"
-    return f"silver {merged} merged, committed {format_time(merge.committed_at)}{_wrote(merge)}"
+    return f"silver {merged} merged, committed {format_time(merge.committed_at)}{_describe_written_tables(merge)}"
 
 
-def _wrote(commit: BatchCommit) -> str:
+def _describe_written_tables(commit: BatchCommit) -> str:
     """Returns the tables' versions in the syntax of Delta's time travel."""
     tables = ", ".join(f"{table.split('.')[1]}@v{version}" for table, version in commit.versions.items())
     return f": {tables}" if tables else ""
 
 
-def _judgement(trace: Trace) -> str:
+def _describe_judgement(trace: Trace) -> str:
     judgement = trace.judgement
     own_event = next(
         (event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None
     )
-    parts = [_fate(trace, own_event)]
-    parts += [_event(event) for event in judgement.events if event is not own_event]
+    parts = [_describe_fate(trace, own_event)]
+    parts += [_describe_event(event) for event in judgement.events if event is not own_event]
     if judgement.broken_by:
-        parts.append(f"broken at offset {judgement.broken_by['offset']} by {_event(judgement.broken_by)}")
+        parts.append(f"broken at offset {judgement.broken_by['offset']} by {_describe_event(judgement.broken_by)}")
     if judgement.fate is Fate.APPLIED and not trace.changes:
         parts.append("it changes no rows")
     if judgement.batch is not None and judgement.batch != trace.silver.batch:
@@ -119,27 +119,27 @@ def _judgement(trace: Trace) -> str:
     return "; ".join(parts)
 
 
-def _fate(trace: Trace, own_event: Mapping[str, Any] | None) -> str:
+def _describe_fate(trace: Trace, own_event: Mapping[str, Any] | None) -> str:
     judgement = trace.judgement
     if judgement.fate is Fate.HELD:
         return "held back until its session's watermark passes its event time"
     by = f" (class {judgement.integrity})" if trace.message.type else ""
     reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None
-    seqs = _seqs(own_event) if own_event and judgement.fate is not Fate.LATE else ""
+    seqs = _describe_seqs(own_event) if own_event and judgement.fate is not Fate.LATE else ""
     why = ", ".join(part for part in (reason, seqs) if part)
     return f"{judgement.fate}{by}{f': {why}' if why else ''}"
 
 
-def _event(event: Mapping[str, Any]) -> str:
-    seqs = _seqs(event)
+def _describe_event(event: Mapping[str, Any]) -> str:
+    seqs = _describe_seqs(event)
     return f"{event['event']} ({event['action']}){f', {seqs}' if seqs else ''}"
 
 
-def _seqs(event: Mapping[str, Any]) -> str:
+def _describe_seqs(event: Mapping[str, Any]) -> str:
     return "" if event["expected_seq"] is None else f"expected seq {event['expected_seq']}, got {event['actual_seq']}"
 
 
-def _session(session: Mapping[str, Any]) -> str:
+def _describe_session(session: Mapping[str, Any]) -> str:
     counts = [f"{name} {session[name]:,}" for name in ("messages", "duplicates", "gaps", "late") if session[name]]
     return ", ".join([session["session_id"], session["status"], f"next seq {session['next_seq']}", *counts])
 

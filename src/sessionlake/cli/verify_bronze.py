@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SHOWN_NAMES = 10
 
 
-def preflight(settings: Settings) -> None:
+def check_before_spark(settings: Settings) -> None:
     """Checks what can be checked before Spark is started.
 
     Raises:
@@ -48,12 +48,12 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
     """
     with storage_of(settings).claim(spark, CLAIM, "verifies bronze"):
         result = compare_with_kafka(spark, settings)
-    for line in describe(result):
+    for line in describe_comparison(result):
         say(line)
     return result.comparison.first_difference is None
 
 
-def describe(result: VerifiedBronze) -> Iterator[str]:
+def describe_comparison(result: VerifiedBronze) -> Iterator[str]:
     """Yields the result in words, line by line."""
     comparison, overlap = result.comparison, result.overlap
     if comparison.first_difference is not None:
@@ -66,9 +66,9 @@ def describe(result: VerifiedBronze) -> Iterator[str]:
     if result.removed:
         yield f"not compared: {result.removed} messages in bronze that Kafka no longer holds"
     if overlap.gone:
-        yield f"  of topics that were deleted: {_first_names(overlap.gone)}"
+        yield f"  of topics that were deleted: {_join_first_names(overlap.gone)}"
     if overlap.recreated_topics:
-        yield f"  of topics that were recreated, and not read since: {_first_names(overlap.recreated_topics)}"
+        yield f"  of topics that were recreated, and not read since: {_join_first_names(overlap.recreated_topics)}"
     if result.gone:
         yield f"not compared: {result.gone} messages that maintain.retention has removed from bronze"
     if comparison.erased:
@@ -77,6 +77,6 @@ def describe(result: VerifiedBronze) -> Iterator[str]:
         yield f"not compared: {overlap.unread} offsets in Kafka that bronze has not read"
 
 
-def _first_names(names: tuple[str, ...]) -> str:
+def _join_first_names(names: tuple[str, ...]) -> str:
     more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return f"{', '.join(names[:_SHOWN_NAMES])}{more}"

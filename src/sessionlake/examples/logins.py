@@ -45,27 +45,27 @@ class Logins(Processor[WhoIsIn]):
         events = {row.id: row.values.get("event") for row in message.rows}
         if message.type == "snapshot":
             missing = [user for user in state.since if events.get(user) != "login"]
-            yield from self._never_closed(state, missing)
+            yield from self._make_rows_of_open_logins(state, missing)
         for user, event in events.items():
             if event == "logout" and message.type == "update":
-                yield self._closed(state, user, message.ts)
+                yield self._make_login_row(state, user, message.ts)
                 yield Timer(NEVER, user)
             elif event == "login" and not (message.type == "snapshot" and user in state.since):
-                yield from self._never_closed(state, [user] if user in state.since else [])
+                yield from self._make_rows_of_open_logins(state, [user] if user in state.since else [])
                 state.since[user] = message.ts
                 yield Timer(message.stream_time + self._longest_ms, user)
         if message.type == "end":
-            yield from self._never_closed(state, list(state.since))
+            yield from self._make_rows_of_open_logins(state, list(state.since))
 
     def on_timeout(self, state: WhoIsIn, timer: Timer) -> Iterable[Emitted]:
         """Reports a login as never closed: one user's, or all of them if the session has expired."""
-        yield from self._never_closed(state, list(state.since) if timer.expired else [timer.name])
+        yield from self._make_rows_of_open_logins(state, list(state.since) if timer.expired else [timer.name])
 
-    def _closed(self, state: WhoIsIn, user: str, at: int) -> Emitted:
+    def _make_login_row(self, state: WhoIsIn, user: str, at: int) -> Emitted:
         since = state.since.pop(user, None)
         fault = LOGOUT_WITHOUT_LOGIN if since is None else None
         return {"user": user, "login_at": since, "logout_at": at, "fault": fault}
 
-    def _never_closed(self, state: WhoIsIn, users: list[str]) -> Iterable[Emitted]:
+    def _make_rows_of_open_logins(self, state: WhoIsIn, users: list[str]) -> Iterable[Emitted]:
         for user in users:
             yield {"user": user, "login_at": state.since.pop(user), "fault": NEVER_CLOSED}

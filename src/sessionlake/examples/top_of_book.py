@@ -64,9 +64,9 @@ class TopOfBook(Processor[Book]):
                 setattr(level, name, row.values[name])
         for row_id in message.deleted:
             state.levels.pop(row_id, None)
-        yield self._top(state, message)
+        yield self._make_row(state, message)
 
-    def _top(self, book: Book, message: Message) -> dict[str, Any]:
+    def _make_row(self, book: Book, message: Message) -> dict[str, Any]:
         (bid, bid_qty), (ask, ask_qty) = book.best("bid"), book.best("ask")
         return {"event_time": message.ts, "bid": bid, "bid_qty": bid_qty, "ask": ask, "ask_qty": ask_qty}
 

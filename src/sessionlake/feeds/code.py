@@ -128,12 +128,12 @@ class CodeWriter:
                 return "key_value"
             case Start.KEY:
                 name = self._name()
-                self._line(f"{name} = M if record.key is None else record.key.decode(errors='replace')")
+                self._line(f"{name} = M if record.key is None else record.key.decode()")
                 return name
             case Start.HEADERS if isinstance(one.steps[0], Field):
                 name = self._name()
                 self._line(f"{name} = record.headers.get({one.steps[0].name!r}, M)")
-                self._line(f"{name} = {name} if {name} is M else ({name} or b'').decode(errors='replace')")
+                self._line(f"{name} = {name} if {name} is M else ({name} or b'').decode()")
                 return name
             case _:
                 raise NoCodeError

@@ -10,30 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError, UnusualError
+from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
-from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
+from sessionlake.feeds.parsers import create_parsers
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, parse_function, read, read_key
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.times import milliseconds_of
 from sessionlake.feeds.values import FeedColumn, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
-from sessionlake.protocol.payload import PayloadFormat
+from sessionlake.protocol.payload import Payload, PayloadFormat
 
-_OF_EVENT = (
-    "message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows",
-)  # fmt: skip
-_OF_ROW = ("deletes", "row_id", "rescued", "expect")
 _SAFE_MS: Final = 2**53
 
 
@@ -85,6 +79,26 @@ class Compiled:
         return read(self.feed, record, max_bytes=max_bytes, payload=self._payload)
 
 
+_MOST_COMPILED = 64
+_compiled: dict[tuple[str, Payload | None], Compiled] = {}
+
+
+def compiled_reader(feed: Feed, payload: Payload | None = None) -> Compiled:
+    """Returns the compiled form of a feed. A process compiles each feed once.
+
+    Args:
+        feed: The feed.
+        payload: The schemas of Avro and Protobuf; required if `feed.needs_payload`.
+    """
+    name = feed.fingerprint, payload
+    found = _compiled.get(name)
+    if found is None or not feed.fingerprint:
+        if len(_compiled) >= _MOST_COMPILED:
+            _compiled.clear()
+        found = _compiled[name] = Compiled.of(feed, None if payload is None else PayloadReader(payload))
+    return found
+
+
 class _Writer(CodeWriter):
     """Generates the function of one feed, line by line. Methods append lines and return the names of variables.
 
@@ -96,15 +110,10 @@ class _Writer(CodeWriter):
         if feed.needs_digits or feed.decoder is not None:
             raise NoCodeError
         self._feed = feed
-        exact = any(_is_exact(column) for column in feed.columns.values()) or any(
-            part.rescue for rule in feed.rules for part in rule.rows
-        )
-        exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
-        decoder = msgspec.json.Decoder(float_hook=Decimal) if exact else msgspec.json.Decoder()
         super().__init__(feed)
+        loads, load_key = create_parsers(feed, payload)
         self.names |= {
-            "is_too_deep": is_too_deep, "loads": self._loads(decoder, payload), "milliseconds_of": milliseconds_of,
-            "load_key": self._load_key(decoder, payload),
+            "is_too_deep": is_too_deep, "loads": loads, "load_key": load_key, "milliseconds_of": milliseconds_of,
             "row_id_of": row_id_of, "session_of": session_of,
         }  # fmt: skip
 
@@ -113,13 +122,13 @@ class _Writer(CodeWriter):
         feed = self._feed
         self._line("def read_all(records, max_bytes, out, unusual):")
         self._depth += 1
-        for name in (*_OF_EVENT, *_OF_ROW):
+        for name in (*FIELDS_OF_EVENT, *FIELDS_OF_ROW):
             self._line(f"add_{name} = out.{name}.append")
         for number in range(len(feed.columns)):
             self._line(f"add_c{number} = out.values[{number}].append")
         self._line("sessions, row_ids, row_id_list = {}, {}, out.row_id")
-        self._line(f"events = [{', '.join(f'out.{name}' for name in _OF_EVENT)}]")
-        self._line(f"per_row = [{', '.join(f'out.{name}' for name in _OF_ROW)}, *out.values]")
+        self._line(f"events = [{', '.join(f'out.{name}' for name in FIELDS_OF_EVENT)}]")
+        self._line(f"per_row = [{', '.join(f'out.{name}' for name in FIELDS_OF_ROW)}, *out.values]")
         self._line("for number, record in enumerate(records):")
         self._depth += 1
         self._line("raw = record.value")
@@ -141,21 +150,6 @@ class _Writer(CodeWriter):
         self._line("for one in per_row: del one[n_rows:]")
         self._line("unusual.append(number)")
         return "\n".join(self._lines) + "\n"
-
-    def _loads(self, decoder: msgspec.json.Decoder[Any], payload: PayloadReader | None) -> Callable[[bytes], Any]:
-        if self._feed.format is PayloadFormat.JSON:
-            return decoder.decode
-        return parse_function(self._feed, payload)
-
-    def _load_key(self, decoder: msgspec.json.Decoder[Any], payload: PayloadReader | None) -> Callable[[bytes], Any]:
-        def load(key: bytes) -> Any:
-            if self._feed.key_format is not KeyFormat.JSON:
-                return read_key(self._feed, key, payload)
-            if len(key) > MAX_DEPTH and is_too_deep(key.decode()):
-                raise UnusualError
-            return decoder.decode(key)
-
-        return load
 
     # -- rules
 
@@ -261,6 +255,7 @@ class _Writer(CodeWriter):
             self._line("seq, after = record.offset, None")
             return
         self._line(f"seq = {self._number(order.seq)}")
+        self._line("if seq < 0: raise Unusual")
         match order.kind:
             case Ordering.STEP:
                 self._line("after = seq - 1")
@@ -378,19 +373,6 @@ class _Writer(CodeWriter):
         if any(isinstance(one, Constant) for one in path.alternatives):
             raise NoCodeError
         return self._converted(column, self._find(path, element))
-
-
-def _wanted(feed: Feed) -> list[Any]:
-    """Returns all values of the configuration with which values of messages are compared."""
-    conditions = [one for rule in feed.rules for one in rule.when if isinstance(one.wanted, tuple)]
-    return [*feed.unavailable, *(value for one in conditions for value in one.wanted)]
-
-
-def _is_exact(column: FeedColumn) -> bool:
-    """Returns True if the column needs exact decimal numbers, because a double would lose digits."""
-    return (column.sql.startswith(("decimal", "variant", "array", "timestamp")) and column.how is None) or (
-        column.how or ""
-    ).startswith("epoch")
 
 
 def _uses_parent(part: Rows) -> bool:

@@ -243,8 +243,8 @@ def _is_deleted(part: Rows, values: dict[str, Any]) -> bool:
 def _rescued(feed: Feed, part: Rows, element: Any) -> str | None:
     if not part.rescue or not isinstance(element, dict):
         return None
-    extra = {name: element[name] for name in sorted(element) if name not in feed.columns}
-    return json_text(extra) if extra else None
+    extra = {name: value for name, value in element.items() if name not in feed.columns}
+    return json_text(extra, sort_names=True) if extra else None
 
 
 def session_of(texts: Sequence[str]) -> str | None:
@@ -306,6 +306,8 @@ def _interval(order: Order, place: Place) -> tuple[int | None, int | None]:
     if order.kind is Ordering.ARRIVAL or order.seq is None:
         return place.offset, None
     seq = _number(order.seq, place)
+    if seq < 0:
+        raise RefusedError(Reason.BAD_VALUE, order.seq.text, f"{seq} is no seq, which is 0 or more")
     match order.kind:
         case Ordering.STEP:
             return seq, seq - 1

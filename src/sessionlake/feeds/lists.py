@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 from sessionlake.feeds.events import Decoded, Delete, Refusal
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.paths import MISSING
+
+FIELDS_OF_EVENT = (
+    "message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows",
+)  # fmt: skip
+"""The lists of `EventLists` that have a value for each event."""
+FIELDS_OF_ROW = ("deletes", "row_id", "rescued", "expect")
+"""The lists of `EventLists`, beside `values`, that have a value for each changed row."""
 
 
 @dataclass
@@ -79,3 +88,12 @@ class EventLists:
                 self.expect.append(None if row.expect is None else row.expect.value)
                 for name, values in zip(self.columns, self.values, strict=True):
                     values.append(said.get(name, MISSING))
+
+    def keep_events(self, kept: Sequence[bool]) -> None:
+        """Removes the events, and their rows, for which `kept` is false."""
+        of_row = [one for one, rows in zip(kept, self.rows, strict=True) for _ in range(rows)]
+        for name in FIELDS_OF_ROW:
+            setattr(self, name, list(compress(getattr(self, name), of_row)))
+        self.values = [list(compress(column, of_row)) for column in self.values]
+        for name in FIELDS_OF_EVENT:
+            setattr(self, name, list(compress(getattr(self, name), kept)))

@@ -82,9 +82,9 @@ def _protobuf_function(definition: Definition, message: str | None, path: tuple[
     from google.protobuf.message_factory import GetMessageClass
 
     from sessionlake.feeds.trees import parse_tree
-    from sessionlake.protocol.protobuf import find_message_type, type_of
+    from sessionlake.protocol.protobuf import find_message_type, find_type_name
 
-    name = message or type_of(definition, path)
+    name = message or find_type_name(definition, path)
     if name is None:
         raise UnusableSchemaError(f"there is no message type at {list(path)}")
     kind = GetMessageClass(find_message_type(definition, name))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
 from sessionlake.feeds.decode import decode
-from sessionlake.feeds.decoder import Message, PayloadError
+from sessionlake.feeds.decoder import Message, PayloadError, decode_text
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Feed, KeyFormat
 from sessionlake.feeds.interpret import interpret
@@ -27,8 +27,7 @@ MAX_BYTES = 10 * 1024 * 1024
 """Default of the longest value in bytes. A longer one goes to quarantine."""
 
 
-@dataclass(frozen=True)
-class KafkaRecord:
+class KafkaRecord(NamedTuple):
     """A message as Kafka has it, before it is decoded.
 
     Attributes:
@@ -47,7 +46,7 @@ class KafkaRecord:
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Mapping[str, bytes | None] = field(default_factory=dict)
+    headers: Mapping[str, bytes | None] = MappingProxyType({})
 
 
 def feed_of(feeds: Sequence[Feed], topic: str) -> Feed | None:
@@ -81,7 +80,7 @@ def read(
         key = None if record.key is None else read_key(feed, record.key, payload)
     except (InvalidJsonError, PayloadError):
         return Refusal(Reason.BAD_KEY, "kafka.key", f"the key is no {feed.key_format.value} that can be used")
-    headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers.items()}
+    headers = {name: text for name, value in record.headers.items() if (text := decode_text(value or b"")) is not None}
     place = Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
     return interpret(feed, place)
 
@@ -107,7 +106,7 @@ def read_key(feed: Feed, key: bytes, payload: PayloadReader | None) -> Any:
         return _required(feed, payload).read(key)
     if feed.key_format is KeyFormat.JSON:
         return load_json(key, digits=feed.needs_digits)
-    return key.decode(errors="replace")
+    return decode_text(key)
 
 
 def _required(feed: Feed, payload: PayloadReader | None) -> PayloadReader:

@@ -201,14 +201,17 @@ def _array(value: Any, convert: Convert) -> list[Any]:
     return [None if item is None else convert(item) for item in value]
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, sort_names: bool = False) -> str:
     """Returns a decoded value as JSON text without spaces. Numbers keep all their digits; bytes become base64."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{json_text(str(name))}:{json_text(item)}" for name, item in value.items()) + "}"
+        fields = sorted(value.items()) if sort_names else value.items()
+        return (
+            "{" + ",".join(f"{json_text(name)}:{json_text(item, sort_names=sort_names)}" for name, item in fields) + "}"
+        )
     if isinstance(value, list):
-        return "[" + ",".join(map(json_text, value)) + "]"
+        return "[" + ",".join(json_text(item, sort_names=sort_names) for item in value) + "]"
     if isinstance(value, Entry):
-        return json_text({"key": value.key, "value": value.value})
+        return json_text({"key": value.key, "value": value.value}, sort_names=sort_names)
     if isinstance(value, Digits | Decimal):
         return str(value)
     if isinstance(value, bytes):

@@ -344,14 +344,12 @@ def _select_events(changes: _ChangesReadByGold, key: Row, *, numbers: bool) -> D
     from pyspark.sql import functions as F
 
     found = changes.rows
-    names = ("topic", "session_id", "row_id", *((PARTITION,) if are_session_keys(key) else ()))
-    for name in names:
+    for name in ("topic", "session_id", "row_id", *((PARTITION,) if are_session_keys(key) else ())):
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)
-    return with_seq_order(
-        select_events(found, declared_columns(changes.settings), (*WITH_PLACE, "batch"), numbers=numbers)
-    )
+    declared = declared_columns(changes.settings)
+    return with_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
 
 
 def _contains_message(events: DataFrame, message: tuple[int, int]) -> bool:

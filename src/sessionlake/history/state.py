@@ -11,7 +11,7 @@ from sessionlake.delta.storage.far_times import FarTime, format_time, ms_to_time
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL_VALUES, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import session_key, session_keys
+from sessionlake.protocol.arrow import build_session_key, build_session_keys
 
 _HELD = ("offset", "seq", "ts", "size")
 
@@ -70,7 +70,7 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
         UsageError: The shard has no state of this session.
     """
     state = ShardState.decode(stored, None)
-    place = pc.index(state.keys, session_key(topic, partition, session)).as_py()
+    place = pc.index(state.keys, build_session_key(topic, partition, session)).as_py()
     if place < 0:
         raise UsageError(
             f"the state has nothing of session {session!r} of topic {topic}, partition {partition}",
@@ -90,7 +90,7 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
         "stream_time": None if lane.time == NO_TIME else lane.time,
         "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],
         "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.open_gaps],
-        "held": _list_held_messages(state, session_key(topic, partition, session)),
+        "held": _list_held_messages(state, build_session_key(topic, partition, session)),
     }
 
 
@@ -121,7 +121,7 @@ _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "
 def _list_held_messages(state: ShardState, key: str) -> list[dict[str, int]]:
     if state.held_messages is None:
         return []
-    mine = pc.equal(session_keys(state.held_messages), key)
+    mine = pc.equal(build_session_keys(state.held_messages), key)
     found: list[dict[str, int]] = (
         state.held_messages.filter(mine).select(_HELD).sort_by([("ts", "ascending")]).to_pylist()
     )

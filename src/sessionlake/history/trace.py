@@ -43,8 +43,8 @@ from sessionlake.ledger.retained import (
     read_removed_rows_without_limits,
 )
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.decode import decode
-from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
@@ -265,7 +265,7 @@ def decode_row(raw: Row, settings: Settings) -> MessageContent:
     rules = build_payload_rules(settings.capture)
     ingested = None if raw["ingested_at"] is None else time_to_ms(raw["ingested_at"])
     row = raw | {"kafka_ts": time_to_ms(raw["timestamp"]), "ingested_at": ingested}
-    chunk = decode(pa.Table.from_pylist([row], _RAW), rules)
+    chunk = decode_messages(pa.Table.from_pylist([row], _RAW), rules)
     message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
     if message["reason"]:
         return MessageContent(session_id=message["session_id"], erased=message["reason"] == ERASED)

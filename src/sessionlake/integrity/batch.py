@@ -119,7 +119,8 @@ def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     follows = (cursors["last_seq"] != NO_SEQ) & _follows_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
     goes_on = known & (cursors["status"] == Status.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
-    begins = ~known & (is_none | is_once | (stream.type[first] == MessageType.SNAPSHOT))
+    starts_anywhere = _list_rule_values(batch, lambda r: r.starts_with_anything).astype(np.bool_)
+    begins = ~known & (is_none | is_once | starts_anywhere | (stream.type[first] == MessageType.SNAPSHOT))
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
     simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.integrity.cursor import NEVER, NO_TIME
-from sessionlake.protocol.arrow import running_maximum
+from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import Int64s, TopicPartition
@@ -170,7 +170,7 @@ def cut_into_segments(
     order = np.lexsort((message_offsets, partition_indices))
     lanes, offsets, at = partition_indices[order], message_offsets[order], timestamps[order]
     is_start = (np.diff(lanes, prepend=-1) != 0) | (np.diff(offsets, prepend=0) != 1)
-    running = running_maximum(at, np.cumsum(is_start))
+    running = compute_running_maximum(at, np.cumsum(is_start))
     timed = running != NO_TIME
     is_start[1:] |= timed[1:] & ~timed[:-1]
     starts = np.flatnonzero(is_start)
@@ -359,7 +359,7 @@ class ShardClock:
         stands = [self.partition_times[place] for place in lane[begins].tolist()]
         # `after` is the stream time after each segment, `before` the one after the segment in front of it.
         highest[begins] = np.maximum(highest[begins], [item.time for item in stands])
-        after = running_maximum(highest, lane)
+        after = compute_running_maximum(highest, lane)
         before = np.empty_like(after)
         before[1:] = after[:-1]
         before[begins] = [item.time for item in stands]
@@ -372,7 +372,7 @@ class ShardClock:
         if not silences.shape[1]:
             return None
         silences = silences[:, np.lexsort((silences[1], silences[0]))]
-        lane, behind, until = silences[0], silences[1], running_maximum(silences[2], silences[0])
+        lane, behind, until = silences[0], silences[1], compute_running_maximum(silences[2], silences[0])
         for place, time in zip(lane.tolist(), until.tolist(), strict=True):
             self.partition_times[place].time = max(self.partition_times[place].time, time)
         return StretchTimes(lane, behind + 1, until)

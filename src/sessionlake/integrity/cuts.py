@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
-from sessionlake.protocol.arrow import running_maximum
+from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -169,9 +169,9 @@ def find_cuts_in_batch(
     cuts["position"], cuts["changed_at"] = applied.position[last][here], changed_at[here]
     cuts["changes"] = changes[here]
     highest = np.maximum.reduceat(applied.seq, starts) if len(at) else at
-    cuts["last_seq"] = np.maximum(running_maximum(highest, np.cumsum(is_first)), cursors_before["last_seq"][session])[
-        here
-    ]
+    cuts["last_seq"] = np.maximum(
+        compute_running_maximum(highest, np.cumsum(is_first)), cursors_before["last_seq"][session]
+    )[here]
     cuts["offset"] = np.where(ended, applied.by[last], clock.find_offsets_before(session, due))[here]
     earlier = np.flatnonzero((waits <= clock.now) & ~goes_on)
     waiting = _create_interval_cuts(cursors_before, earlier, interval)

@@ -243,11 +243,9 @@ class SessionJudge:
         elif integrity is Integrity.ONCE and self._is_rejected_by_gap_limit(message):
             return
         elif cursor.last_seq == NO_SEQ:
-            if (
-                message.type == MessageType.SNAPSHOT
-                or integrity is Integrity.ONCE
-                or self._is_applied_despite_violation(message, EventKind.ORPHAN, Reason.ORPHAN)
-            ):
+            may_begin = integrity is Integrity.ONCE or self.rules.starts_with_anything
+            may_begin |= message.type == MessageType.SNAPSHOT
+            if may_begin or self._is_applied_despite_violation(message, EventKind.ORPHAN, Reason.ORPHAN):
                 self._apply_message(message, releasing_offset)
         elif self._has_gap_before(message):
             self._judge_after_gap(message, releasing_offset)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, Cuts
-from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, message_time
+from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_message_time
 from sessionlake.protocol.types import Int8s, Int64s
 
 
@@ -64,7 +64,7 @@ class MessageHeader:
         now: Stream time of the topic-partition when the message arrived.
         size: Bytes of the message's value.
         changes: Number of table changes that the message makes.
-        after: The seq that the message follows: it covers the interval `(after, seq]`. `ANY` follows every seq.
+        after: The seq that the message follows: it covers the interval `(after, seq]`. `ANY_SEQ` follows every seq.
         link: A `protocol.message.Link`: how strictly `after` must match the session's last seq.
         index: Index of the message in the outcome, in which the messages held back before the batch come first.
     """
@@ -86,7 +86,7 @@ class MessageHeader:
     @property
     def time(self) -> int:
         """The time of the message in ms: its Kafka timestamp, or stream time if it has none."""
-        return message_time(self.kafka_ts, self.now)
+        return choose_message_time(self.kafka_ts, self.now)
 
 
 @dataclass(frozen=True, slots=True)

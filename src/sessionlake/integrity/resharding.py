@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from sessionlake.integrity.clock import ShardClock
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import session_keys
+from sessionlake.protocol.arrow import build_session_keys
 from sessionlake.protocol.types import Bools, TopicPartition
 
 
 def list_session_keys(state: ShardState) -> list[str]:
     """Returns the keys of the sessions in a state, each once, including sessions that have only held messages."""
-    held = [] if state.held_messages is None else session_keys(state.held_messages).to_pylist()
+    held = [] if state.held_messages is None else build_session_keys(state.held_messages).to_pylist()
     return list(dict.fromkeys([*state.keys.to_pylist(), *held]))
 
 
@@ -33,7 +33,7 @@ def select_sessions(
     held = (
         None
         if state.held_messages is None
-        else state.held_messages.filter(pa.array(_is_among(session_keys(state.held_messages), keys)))
+        else state.held_messages.filter(pa.array(_is_among(build_session_keys(state.held_messages), keys)))
     )
     part = ShardState(
         keys=state.keys.filter(pa.array(mine)),

@@ -41,11 +41,17 @@ class Rules:
     max_held_bytes: int = 64 << 20
     max_gaps: int = 10_000
     snapshot_interval: int = 600_000
+    starts_with_anything: bool = False
+    """True if a session may begin with any message, not only with a snapshot."""
+
+
+NEVER_EXPIRES = 1 << 60
+"""Session timeout (ms) of sessions that do not expire. Twice this value still fits in 64 bits, added to any time."""
 
 
 @dataclass
 class RuleLookup:
-    """Looks up a topic's rules: the first entry of `by_topic` whose pattern matches it, with defaults for the rest.
+    """Looks up a topic's rules: its feed's, then those of the first matching entry of `by_topic`, then the defaults.
 
     Attributes:
         capture: The capture settings, which contain the defaults and `by_topic`.
@@ -65,12 +71,15 @@ class RuleLookup:
     def _resolve_rules(self, topic: str) -> Rules:
         capture = self.capture
         rule = next((rule for rule in capture.by_topic if re.fullmatch(rule.pattern, topic)), None)
+        feed = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)
+        timeout = (feed and feed.session_timeout) or capture.session_timeout
         return Rules(
-            integrity=(rule and rule.integrity) or capture.integrity,
-            on_violation=(rule and rule.on_violation) or capture.on_violation,
-            session_timeout=milliseconds(capture.session_timeout),
-            lateness=milliseconds((rule and rule.lateness) or capture.lateness),
-            gap_timeout=milliseconds(capture.gap_timeout),
+            integrity=(feed and feed.integrity) or (rule and rule.integrity) or capture.integrity,
+            on_violation=(feed and feed.on_violation) or (rule and rule.on_violation) or capture.on_violation,
+            session_timeout=NEVER_EXPIRES if isinstance(timeout, str) else milliseconds(timeout),
+            lateness=milliseconds((feed and feed.lateness) or (rule and rule.lateness) or capture.lateness),
+            gap_timeout=milliseconds((feed and feed.gap_timeout) or capture.gap_timeout),
+            starts_with_anything=feed is not None and feed.starts_with == "anything",
             max_held_messages=capture.max_held_messages,
             max_held_bytes=capture.max_held_bytes,
             max_gaps=capture.max_gaps,

@@ -12,7 +12,7 @@ import numpy as np
 from sessionlake.integrity.cursor import Cursors
 from sessionlake.integrity.outcome import MessageHeader
 from sessionlake.integrity.rules import Decision, Rules
-from sessionlake.protocol.kafka_time import message_times
+from sessionlake.protocol.kafka_time import choose_message_times
 from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
 
 
@@ -32,7 +32,7 @@ class MessageArrays:
         now: Stream time of the topic-partition when the message arrived.
         size: Bytes of the message's value.
         changes: Number of table changes that the message makes.
-        after: The seq that the message follows: it covers the interval `(after, seq]`. `ANY` follows every seq.
+        after: The seq that the message follows: it covers the interval `(after, seq]`. `ANY_SEQ` follows every seq.
         link: A `protocol.message.Link`: how strictly `after` must match the session's last seq.
     """
 
@@ -58,7 +58,7 @@ class MessageArrays:
     @cached_property
     def time(self) -> Int64s:
         """The time of each message in ms: its Kafka timestamp, or stream time if it has none."""
-        return message_times(self.kafka_ts, self.now)
+        return choose_message_times(self.kafka_ts, self.now)
 
     def build_header(self, index: int, outcome_base: int = 0) -> MessageHeader:
         """Returns the message at `index` as a `MessageHeader`, whose index in the outcome is `base + index`."""

@@ -17,13 +17,13 @@ from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR_FIELDS, NEVER, Cursors, new_cursors, postpone_gaps
 from sessionlake.integrity.cuts import Cuts, make_cuts_due_by_time
-from sessionlake.protocol.arrow import contiguous, session_keys, split_session_key
+from sessionlake.protocol.arrow import build_session_keys, split_session_key, to_contiguous
 from sessionlake.protocol.chunk import align_columns, decode_ipc, encode_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
-STATE_FORMAT = "sessionlake.silver/6"
+STATE_FORMAT = "sessionlake.silver/7"
 # States with more cursors are compressed: to about a fifth of the size, at half a microsecond per cursor.
 _MAX_UNCOMPRESSED_CURSORS = 1_000
 
@@ -157,7 +157,9 @@ class ShardState:
         absent = np.full(len(chosen), -1, np.int64)
         self.store_cursors(absent, source.keys.take(pa.array(chosen)), cursors, source.memories[chosen])
         parts = [
-            None if held is None else held.filter(pa.array(_mark_selected(session_keys(held), is_selected) == wanted))
+            None
+            if held is None
+            else held.filter(pa.array(_mark_selected(build_session_keys(held), is_selected) == wanted))
             for held, wanted in ((self.held_messages, False), (source.held_messages, True))
         ]
         used = [part for part in parts if part is not None]
@@ -207,7 +209,7 @@ class ShardState:
             _require_columns(found, columns)
             held = None if held is None else align_columns(held, found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
-        return cls(contiguous(table["key"]), cursors, memories, ShardClock(found.lanes), held, found.cursors)
+        return cls(to_contiguous(table["key"]), cursors, memories, ShardClock(found.lanes), held, found.cursors)
 
 
 def find_changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:
@@ -228,7 +230,7 @@ def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
     changed = _find_changed_column(found, columns)
     if changed is not None:
         raise LakeError(
-            f"capture.columns: the stored state of the sessions has a column {changed}, which is no longer declared so",
+            f"capture.columns: the stored state has a column {changed} that is no longer declared with this type",
             why="A state can only be read with its columns",
             fix="Run `sessionlake rebuild silver`, or `sessionlake rebuild processor:NAME` for a processor, to make "
             "the state again from bronze with the columns that are declared now; or declare the column as it was",

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.clock import BEGINNING, PartitionTime
 from sessionlake.integrity.cursor import NO_TIME
-from sessionlake.protocol.arrow import dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 NOTES_SCHEMA = pa.schema(
@@ -97,7 +97,7 @@ def _partition_key(topic: str, partition: int) -> str:
 
 def _select_last_notes(notes: pa.Table) -> pa.Table:
     """Returns the last `_KEPT` notes of each topic-partition, with only the latest of those with the same offset."""
-    code, offset = dictionary_codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
+    code, offset = encode_as_codes(notes["topic_partition"])[0], notes["offset"].to_numpy()
     order = np.lexsort((notes["time"].to_numpy(), offset, code))
     code, offset = code[order], offset[order]
     distinct = np.append((np.diff(code) != 0) | (np.diff(offset) != 0), True)[: len(order)]

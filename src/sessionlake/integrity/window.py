@@ -18,7 +18,7 @@ from sessionlake.integrity.cuts import AppliedMessages, ArrivedMessages, find_cu
 from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, Verdict
 from sessionlake.integrity.shard_batch import ShardBatch
 from sessionlake.integrity.transition import AppliedRun, apply_runs
-from sessionlake.protocol.arrow import running_maximum
+from sessionlake.protocol.arrow import compute_running_maximum
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, MessageType
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
@@ -83,7 +83,7 @@ class _Arrivals:
         self.owner = np.repeat(np.arange(self.sessions), lengths)[self.place]
         self.ts, self.seq = stream.ts[self.place], stream.seq[self.place]
         before = batch.cursors["highest_ts"][: self.sessions][self.owner]
-        self.highest = np.maximum(running_maximum(self.ts, self.owner), before)
+        self.highest = np.maximum(compute_running_maximum(self.ts, self.owner), before)
 
     def find_unsuitable_sessions(self) -> Bools:
         """Returns a boolean for each session: True if the fast path cannot handle it because of an arriving message.
@@ -277,11 +277,11 @@ def _apply_released_messages(batch: ShardBatch, releases: _Releases, out: Judgin
     lengths = ends - starts
     index, owner = releases.index, releases.owner
     snapshot = np.where(releases.type == MessageType.SNAPSHOT, np.arange(len(owner)), -1)
-    latest = running_maximum(snapshot, owner)
+    latest = compute_running_maximum(snapshot, owner)
     epoch = np.where(latest >= 0, releases.offset[latest], np.repeat(before["epoch"], lengths))
     place = np.arange(len(owner)) - np.repeat(starts, lengths)
     position = np.maximum(
-        running_maximum(releases.releasing - place, owner), np.repeat(before["position"] + 1, lengths)
+        compute_running_maximum(releases.releasing - place, owner), np.repeat(before["position"] + 1, lengths)
     )
     position += place
     out.verdict[index] = Verdict.APPLIED
@@ -302,7 +302,7 @@ def _record_gaps(releases: _Releases, last_seq: Int64s, out: JudgingOutcome) -> 
     Returns:
         A boolean for each released message: True if it has such an event.
     """
-    so_far = np.maximum(running_maximum(releases.seq, releases.owner), last_seq)
+    so_far = np.maximum(compute_running_maximum(releases.seq, releases.owner), last_seq)
     previous = np.roll(so_far, 1)
     previous[releases.is_first_of_session] = last_seq[releases.is_first_of_session]
     gaps: Bools = (previous != NO_SEQ) & (releases.seq - 1 > previous)

@@ -28,7 +28,7 @@ from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError
 from sessionlake.protocol.types import Row
 
-FORMAT = 3
+FORMAT = 4
 """Value of `format` in copied sums. Copies with another value are ignored and computed again."""
 CARRIED = 2
 """Value of `format` in carried sums."""
@@ -37,8 +37,9 @@ ENTRY = ("layer", "app_id", "batch_id", "committed_at")
 SUMS = ("batches", "unaccounted")
 """Columns that only sums have.
 
-`batches` is the number of summed entries. `unaccounted` is the number of messages that were read but not counted as
-applied, duplicate, quarantined or held back; it should be 0.
+`batches` is the number of summed entries. `unaccounted` is the number of parts of messages that were read but not
+counted as applied, duplicate, quarantined, held back or ignored, plus the number of messages without any part; it
+should be 0.
 """
 VERSIONS = "table_versions"
 """A column of sums: for each table that the summed entries wrote, its version after the last write, and when that was.
@@ -50,7 +51,11 @@ TABLE_VERSIONS = pa.list_(
 )
 """Arrow type of the column `VERSIONS`."""
 # For each column that only sums have: the ledger columns from which it is computed.
-_MADE_OF: Mapping[str, Sequence[str]] = {"batches": (), "unaccounted": COUNTS, VERSIONS: ("outputs", "committed_at")}
+_MADE_OF: Mapping[str, Sequence[str]] = {
+    "batches": (),
+    "unaccounted": ("messages", *COUNTS),
+    VERSIONS: ("outputs", "committed_at"),
+}
 # At most this many ledger rows are in memory at once.
 _AT_ONCE = 50_000
 # Layers whose batch numbers keep rising after a rebuild. The batch numbers of other layers start again at 0.
@@ -283,7 +288,8 @@ def convert_entries_to_sums(entries: pa.RecordBatch, columns: Sequence[str]) -> 
         left = entries.column(COUNTS[0])
         for name in COUNTS[1:]:
             left = pc.subtract(left, entries.column(name))
-        found["unaccounted"] = pc.abs(left)
+        whole = pc.max_element_wise(pc.subtract(entries.column("messages"), entries.column(COUNTS[0])), 0)
+        found["unaccounted"] = pc.add(pc.abs(left), whole)
     return pa.RecordBatch.from_pydict({name: found[name] for name in columns})
 
 

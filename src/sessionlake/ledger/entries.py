@@ -83,13 +83,16 @@ class LedgerEntry:
         source_to: last Delta version or batch number that was read of the source; None if it has neither.
         offsets: the offsets of the messages read, by topic-partition.
         outputs: the tables written.
-        messages: number of messages read. The next four counts add up to it in silver.
-        applied: number of messages applied.
+        messages: number of messages read.
+        applied: number of parts applied.
         duplicates: number of duplicates dropped.
-        quarantined: number of messages quarantined.
+        quarantined: number of parts quarantined.
         held: number of messages held back.
+            ignored: number of messages that their feed ignores.
+        parts: number of parts of the messages, to which the five counts before it add up in silver; None if every
+            message has one part.
         config_hash: from `hash_settings_of_layers`.
-        decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
+            decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
     """
 
     layer: str
@@ -105,6 +108,8 @@ class LedgerEntry:
     duplicates: int = 0
     quarantined: int = 0
     held: int = 0
+    ignored: int = 0
+    parts: int | None = None
     config_hash: str = field(default="")
     decisions: tuple[Mapping[str, object], ...] = ()
 
@@ -166,10 +171,12 @@ def _convert_to_row(entry: LedgerEntry, committed_at: datetime) -> Row:
         "offsets": [asdict(item) for item in entry.offsets],
         "outputs": [asdict(item) for item in entry.outputs],
         "messages": entry.messages,
+        "parts": entry.messages if entry.parts is None else entry.parts,
         "applied": entry.applied,
         "duplicates": entry.duplicates,
         "quarantined": entry.quarantined,
         "held": entry.held,
+        "ignored": entry.ignored,
         "started_at": entry.started_at,
         "committed_at": committed_at,
         "code_version": code_version(),

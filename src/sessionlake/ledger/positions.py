@@ -60,7 +60,7 @@ SCHEMA = pa.schema(
         ("source_to", pa.int64()),
         ("offsets", pa.list_(_OFFSETS)),
         ("outputs", pa.list_(_OUTPUTS)),
-        *((name, pa.int64()) for name in (*COUNTS, "unaccounted")),
+        *((name, pa.int64()) for name in ("messages", *COUNTS, "unaccounted")),
         ("committed_at", _TIME),
         ("decisions", pa.list_(pa.struct(_TAKEN))),
         ("until", _TIME),
@@ -71,7 +71,7 @@ SCHEMA = pa.schema(
 """Arrow schema of `ops.positions`."""
 
 _HIGHEST = ("batch_id", "source_to", "committed_at")
-_TOTALS = (*SUMS, *COUNTS)
+_TOTALS = (*SUMS, "messages", *COUNTS)
 # Columns with lists: the fields that identify an element, and how its other fields are aggregated.
 _LISTS = {
     "offsets": (("topic", "partition"), {"first": "min", "last": "max", "messages": "sum"}),

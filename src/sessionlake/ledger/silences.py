@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.reading import Condition, TableReader, is_null
-from sessionlake.protocol.silence import Silence, decode
+from sessionlake.protocol.silence import Silence, decode_silences
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,12 +22,14 @@ IS_SILENCE: Condition = ("topic", is_null, None)
 
 def read_silences(reader: TableReader) -> list[Silence]:
     """Returns all silences in bronze."""
-    return [*decode(row["value"] for row in reader.rows(MESSAGES, IS_SILENCE, columns=["value"]))]
+    return [*decode_silences(row["value"] for row in reader.rows(MESSAGES, IS_SILENCE, columns=["value"]))]
 
 
 def select_silences(bronze_rows: DataFrame) -> list[Silence]:
     """Returns the silences among these rows of `bronze.messages`."""
-    return [*decode(bytes(row["value"]) for row in bronze_rows.where("topic IS NULL").select("value").collect())]
+    return [
+        *decode_silences(bytes(row["value"]) for row in bronze_rows.where("topic IS NULL").select("value").collect())
+    ]
 
 
 def drop_silences(bronze_rows: DataFrame) -> DataFrame:

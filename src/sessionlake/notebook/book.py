@@ -46,7 +46,7 @@ class Book:
         self._dbutils = namespace.get("dbutils")
         self._display: Callable[[Any], None] | None = namespace.get("display", getattr(builtins, "display", None))
         if "spark" in namespace:
-            self.spark, self.settings = namespace["spark"], self._deployed()
+            self.spark, self.settings = namespace["spark"], self._read_deployment_settings()
         else:
             from sessionlake.spark.session import spark_session
 
@@ -103,7 +103,7 @@ class Book:
         figure.savefig(path, dpi=120)
         print(f"picture: {path}\n")  # noqa: T201 - a notebook's output
 
-    def _deployed(self) -> Settings:
+    def _read_deployment_settings(self) -> Settings:
         """Returns the settings of the deployment that the widgets name, without secrets, which notebooks do not need.
 
         Raises:

@@ -13,11 +13,11 @@ _MAGIC = "# MAGIC"
 _TEXT = "%md"
 
 
-def as_jupyter(source: str) -> dict[str, Any]:
+def convert_to_jupyter(source: str) -> dict[str, Any]:
     """Returns the notebook in Jupyter's format, version 4.5."""
     cells = source.removeprefix(_FIRST).split(_CELL)
     return {
-        "cells": [_cell(number, text.strip()) for number, text in enumerate(cells) if text.strip()],
+        "cells": [_make_cell(number, text.strip()) for number, text in enumerate(cells) if text.strip()],
         "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
         "nbformat": 4,
         "nbformat_minor": 5,
@@ -27,12 +27,12 @@ def as_jupyter(source: str) -> dict[str, Any]:
 def main(paths: list[str]) -> None:
     """Writes each notebook as an .ipynb file next to its source."""
     for path in map(Path, paths):
-        notebook = as_jupyter(path.read_text(encoding="utf-8"))
+        notebook = convert_to_jupyter(path.read_text(encoding="utf-8"))
         text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
         path.with_suffix(".ipynb").write_text(text, encoding="utf-8")
 
 
-def _cell(number: int, text: str) -> dict[str, Any]:
+def _make_cell(number: int, text: str) -> dict[str, Any]:
     lines = [line.removeprefix(_MAGIC).removeprefix(" ") for line in text.splitlines()]
     if text.startswith(_MAGIC) and lines[0].startswith(_TEXT):
         lines[0] = lines[0].removeprefix(_TEXT).strip()

@@ -38,7 +38,7 @@ def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
         title: Title of the figure.
     """
     rows = list(changes["row_id"].dropna().value_counts().index[:_ROWS])[::-1]
-    figure, axes = _figure(title, 1.6 + 0.19 * len(rows))
+    figure, axes = _make_figure(title, 1.6 + 0.19 * len(rows))
     for at in changes.loc[changes["change"] == "clear", "time"]:
         axes.axvline(at, color=PALETTE[2], linewidth=1.2, alpha=0.6, zorder=1)
     places = {row: place for place, row in enumerate(rows)}
@@ -48,15 +48,15 @@ def timeline(changes: pd.DataFrame, events: pd.DataFrame, title: str) -> Figure:
         axes.scatter(one["time"], one["row_id"].map(places), s=size, c=color, marker=marker, linewidths=1.3, zorder=3)
     if len(events):
         axes.scatter(events["time"], [len(rows)] * len(events), s=46, c=PALETTE[4], marker="v", zorder=3, clip_on=False)
-    axes.set_yticks([*range(len(rows)), len(rows)], [*map(_plain, rows), "judgements"])
+    axes.set_yticks([*range(len(rows)), len(rows)], [*map(_escape_dollar_signs, rows), "judgements"])
     axes.set_ylim(-0.7, len(rows) + 0.7)
     axes.grid(axis="x", visible=False)
-    _legend(
+    _add_legend(
         axes,
         ("upsert", PALETTE[0], "|"), ("delete", PALETTE[1], "x"), ("snapshot", PALETTE[2], "|"),
         ("not fine", PALETTE[4], "v"),
     )  # fmt: skip
-    _time_axis(axes, "event time (UTC)")
+    _format_time_axis(axes, "event time (UTC)")
     return figure
 
 
@@ -67,12 +67,12 @@ def averages(points: pd.DataFrame, title: str) -> Figure:
         points: Columns `time`, `value`, `average`, `points` (number of points in the average), in event order.
         title: Title of the figure.
     """
-    figure, axes = _figure(title, 4)
+    figure, axes = _make_figure(title, 4)
     axes.plot(points["time"], points["value"], ".", color=PALETTE[5], markersize=5, alpha=0.7, label="captured")
     many = f"average of {points['points'].max()} points"
     axes.plot(points["time"], points["average"], color=PALETTE[0], linewidth=1.8, label=many)
     axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 1.14), ncols=2)
-    _time_axis(axes, "event time (UTC)")
+    _format_time_axis(axes, "event time (UTC)")
     return figure
 
 
@@ -90,20 +90,20 @@ def losses(found: pd.DataFrame, what: str) -> Figure:
     found = found.assign(kind=found["kind"].where(found["kind"].isin(shown), _OTHERS))
     by_topic = found.pivot_table(index="topic", columns="kind", values="time", aggfunc="size", fill_value=0)[shown]
     by_topic = by_topic.loc[by_topic.sum(axis=1).sort_values().index].tail(_ROWS)
-    figure, (left, right) = _figures(what, 2, 1.6 + max(2.4, 0.34 * len(by_topic)))
-    begun, topics = np.zeros(len(by_topic)), [*map(_plain, by_topic.index)]
+    figure, (left, right) = _make_figures(what, 2, 1.6 + max(2.4, 0.34 * len(by_topic)))
+    begun, topics = np.zeros(len(by_topic)), [*map(_escape_dollar_signs, by_topic.index)]
     for kind, color in zip(shown, PALETTE, strict=False):
         left.barh(topics, by_topic[kind], left=begun, color=color, label=kind, height=0.7)
         begun += by_topic[kind].to_numpy()
     left.set_title("by topic", loc="left", color=_MUTED, fontsize=10)
     left.grid(axis="y", visible=False)
     left.grid(axis="x", color=_GRID)
-    moments = [_days(found.loc[found["kind"] == kind, "time"]) for kind in shown]
+    moments = [_to_days(found.loc[found["kind"] == kind, "time"]) for kind in shown]
     right.hist(moments, bins=_BARS, stacked=True, color=PALETTE[: len(shown)])
     right.set_title("over stream time (UTC)", loc="left", color=_MUTED, fontsize=10)
     left.locator_params(axis="x", integer=True)
     right.locator_params(axis="y", integer=True)
-    _time_axis(right, "")
+    _format_time_axis(right, "")
     named = left.get_legend_handles_labels()
     figure.legend(*named, loc="outside lower center", ncols=len(shown), frameon=False, fontsize=9)
     return figure
@@ -116,7 +116,7 @@ def tiers(found: Mapping[str, pd.DataFrame], title: str) -> Figure:
         found: Rows of each bucket length by its name, in order, with `window_start`, `points`, `min`, `max`, `average`.
         title: Title of the figure.
     """
-    figure, panels = _figures(title, len(found), 3.8, sharey=True)
+    figure, panels = _make_figures(title, len(found), 3.8, sharey=True)
     for axes, (name, rows), color in zip(panels, found.items(), PALETTE, strict=False):
         last = rows.tail(_BUCKETS)
         places = range(len(last))
@@ -139,14 +139,14 @@ def intervals(rows: pd.DataFrame, title: str) -> Figure:
         title: Title of the figure.
     """
     lanes = sorted(rows["lane"].unique())[:_ROWS][::-1]
-    figure, axes = _figure(title, 1.5 + 0.3 * len(lanes))
+    figure, axes = _make_figure(title, 1.5 + 0.3 * len(lanes))
     for place, lane in enumerate(lanes):
         bars = rows[rows["lane"] == lane]
-        begins, ends = _days(bars["begin"]), _days(bars["end"])
+        begins, ends = _to_days(bars["begin"]), _to_days(bars["end"])
         axes.broken_barh(list(zip(begins, ends - begins, strict=True)), (place - 0.32, 0.64), color=PALETTE[0])
-    axes.set_yticks(range(len(lanes)), [*map(_plain, lanes)])
+    axes.set_yticks(range(len(lanes)), [*map(_escape_dollar_signs, lanes)])
     axes.grid(axis="x", color=_GRID)
-    _time_axis(axes, "stream time (UTC)")
+    _format_time_axis(axes, "stream time (UTC)")
     return figure
 
 
@@ -154,7 +154,7 @@ def pace(
     behind: Sequence[LagOverTime], throughput: Sequence[ThroughputOverTime], states: Sequence[ShardStats]
 ) -> Figure:
     """Draws seconds behind bronze and messages per second of each layer, and the bytes of silver's state per shard."""
-    figure, (left, middle, right) = _figures("", 3, 3.6)
+    figure, (left, middle, right) = _make_figures("", 3, 3.6)
     left.set_title("seconds behind bronze", loc="left", color=_MUTED, fontsize=10)
     for lag in behind:
         left.plot(lag.times / _DAY, lag.seconds, color=_LAYERS.get(lag.layer, _MUTED), linewidth=1.6)
@@ -164,26 +164,26 @@ def pace(
         color = _LAYERS.get(layer.layer, _MUTED)
         middle.step(layer.starts / _DAY, layer.rates, where="post", color=color, linewidth=1.6, label=layer.layer)
     for axes in (left, middle):
-        _time_axis(axes, "")
+        _format_time_axis(axes, "")
     right.set_title("silver's state, bytes per shard", loc="left", color=_MUTED, fontsize=10)
     right.bar([one.shard for one in states], [one.bytes for one in states], color=_LAYERS["silver"], width=0.9)
     figure.legend(*middle.get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
     return figure
 
 
-def _figure(title: str, height: float) -> tuple[Figure, Axes]:
-    figure, (axes,) = _figures(title, 1, height)
+def _make_figure(title: str, height: float) -> tuple[Figure, Axes]:
+    figure, (axes,) = _make_figures(title, 1, height)
     return figure, axes
 
 
-def _figures(title: str, columns: int, height: float, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+def _make_figures(title: str, columns: int, height: float, *, sharey: bool = False) -> tuple[Figure, list[Axes]]:
     import matplotlib.pyplot as plt
 
     shape = {"figsize": (_WIDTH, height), "layout": "constrained", "squeeze": False, "sharey": sharey}
     figure, grid = plt.subplots(1, columns, **shape)
     plt.close(figure)  # the caller shows the figure; pyplot would keep it in memory forever
     if title:
-        figure.suptitle(_plain(title), x=0.01, ha="left", color=_INK, fontsize=12, fontweight="bold")
+        figure.suptitle(_escape_dollar_signs(title), x=0.01, ha="left", color=_INK, fontsize=12, fontweight="bold")
     for axes in grid[0]:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.spines["bottom"].set_color(_GRID)
@@ -194,12 +194,12 @@ def _figures(title: str, columns: int, height: float, *, sharey: bool = False) -
     return figure, list(grid[0])
 
 
-def _plain(text: object) -> str:
+def _escape_dollar_signs(text: object) -> str:
     """Escapes dollar signs, because matplotlib reads a text between two of them as a formula."""
     return str(text).replace("$", r"\$")
 
 
-def _time_axis(axes: Axes, label: str) -> None:
+def _format_time_axis(axes: Axes, label: str) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     locator = AutoDateLocator(minticks=3, maxticks=7, tz=UTC)
@@ -209,14 +209,14 @@ def _time_axis(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
 
 
-def _legend(axes: Axes, *entries: tuple[str, str, str]) -> None:
+def _add_legend(axes: Axes, *entries: tuple[str, str, str]) -> None:
     from matplotlib.lines import Line2D
 
     shown = [Line2D([], [], color=color, marker=marker, linestyle="", label=name) for name, color, marker in entries]
     axes.legend(handles=shown, frameon=False, ncols=len(shown), loc="lower right", bbox_to_anchor=(1, 1))
 
 
-def _days(moments: pd.Series[Any]) -> Any:
+def _to_days(moments: pd.Series[Any]) -> Any:
     """Converts moments to matplotlib's unit, days since 1970. Moments without a time zone count as UTC."""
     import pandas as pd
 

@@ -21,7 +21,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.positions import update_copied_sums
-from sessionlake.operations.retention.removal import Retention
+from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
 from sessionlake.spark.session import separate_session
 from sessionlake.streaming import handover
@@ -97,7 +97,7 @@ class Maintenance:
         self._spark = separate_session(spark)  # OPTIMIZE and VACUUM take their options from session settings
         self._settings = settings
         self._lake = Lake(settings)
-        self._retention = Retention(self._spark, settings)
+        self._retention = RetentionRunner(self._spark, settings)
         self._on_done = on_done or (lambda _: None)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -178,7 +178,7 @@ class Maintenance:
         if table == MESSAGES and not all(reader.has_started for reader in reading if reader.name == SILVER):
             # A new stream reads the first snapshot in the order of file times, which merging would change.
             return TableMaintenance(table, waits="silver has not started to read it, and needs its files as they are")
-        removed = self._retention.remove(table, datetime.now(UTC), only_if_due=only_if_worth)
+        removed = self._retention.remove_expired_rows(table, datetime.now(UTC), only_if_due=only_if_worth)
         wrong_retention = self._describe_wrong_retention(table)
         compacted = self._compact_table(table)
         if table == LEDGER:

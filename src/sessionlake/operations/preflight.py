@@ -21,7 +21,7 @@ from sessionlake.delta.schemas.names import (
     TOPICS,
 )
 from sessionlake.errors import LakeError
-from sessionlake.operations.rebuild.endings import gold_tables
+from sessionlake.operations.rebuild.endings import list_gold_tables
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover, manifest
@@ -129,5 +129,5 @@ def _list_tables(settings: Settings, layer: str) -> tuple[str, ...]:
     return {
         BRONZE: (MESSAGES, TOPICS, ERASURES, RETAINED),
         SILVER: (MESSAGES, *REPLAYED, DECISIONS),
-        GOLD: (CHANGES, *gold_tables(settings)),
+        GOLD: (CHANGES, *list_gold_tables(settings)),
     }[layer]

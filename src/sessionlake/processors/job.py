@@ -33,7 +33,6 @@ from sessionlake.settings.processors import ProductProcessor
 from sessionlake.silver.decisions import read_binding_decisions
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.job import (
-    build_packed_stream,
     build_stop_error,
     list_offset_ranges,
     load_offset_log,
@@ -41,6 +40,7 @@ from sessionlake.silver.job import (
     sum_ledger_counts,
     sum_partition_counts,
 )
+from sessionlake.silver.packing import build_packed_stream
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover

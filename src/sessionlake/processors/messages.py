@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.processors.api import Message, Row
-from sessionlake.protocol.arrow import contiguous
+from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.chunk import ChangeKind, name_set_flag, name_value_field
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
@@ -42,7 +42,7 @@ def _read_messages(
     rows = table.take(pa.array(chosen))
     headers = zip(*(rows[name].to_pylist() for name in _HEADERS), strict=True)
     facts = zip(*(getattr(outcome, name)[chosen].tolist() for name in ("applied_at", "position", "epoch")), strict=True)
-    changes = _ChangesByMessage(contiguous(rows["changes"]), columns)
+    changes = _ChangesByMessage(to_contiguous(rows["changes"]), columns)
     both = zip(chosen.tolist(), headers, facts, strict=True)
     for number, (index, (topic, session, partition, offset, kind, seq, ts, kafka_ts), fact) in enumerate(both):
         at, position, epoch = fact

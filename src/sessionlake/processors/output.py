@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from sessionlake.delta.schemas.columns import PARTITION, SESSION_ID, TOPIC
 from sessionlake.protocol.columns import JsonType, parse_columns
-from sessionlake.protocol.message import is_plain
+from sessionlake.protocol.message import is_plain_name
 from sessionlake.protocol.names import check_columns, internal
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE
@@ -74,8 +74,8 @@ class OutputColumns:
         check_columns(declared, {BATCH, *(name for name, _ in leading_columns)}, "the processor's table")
         self._types = {name: _parse_column(name, sql) for name, sql in declared.items()}
         fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
-        names = {f"c{i}": name if is_plain(name) else internal(f"c{i}") for i, name in enumerate(self._types)}
-        self._renamed = {name: internal(f"c{i}") for i, name in enumerate(self._types) if not is_plain(name)}
+        names = {f"c{i}": name if is_plain_name(name) else internal(f"c{i}") for i, name in enumerate(self._types)}
+        self._renamed = {name: internal(f"c{i}") for i, name in enumerate(self._types) if not is_plain_name(name)}
         self._row = msgspec.defstruct("Record", fields, rename=names, forbid_unknown_fields=True, gc=False)
 
     @property

@@ -15,21 +15,21 @@ from sessionlake.protocol.types import Int64s
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 SESSION = ("topic", "partition", "session_id")
 """The columns that identify a session. The same session id in two partitions of a topic means two sessions."""
-SESSION_TYPES = (pa.string(), pa.int32(), pa.string())
+SESSION_COLUMN_TYPES = (pa.string(), pa.int32(), pa.string())
 """The Arrow types of the columns in `SESSION`."""
 _SEPARATOR = "\0"
 _WIDEST = 1 << 62
 
 
-def contiguous(column: pa.ChunkedArray) -> pa.Array:
+def to_contiguous(column: pa.ChunkedArray) -> pa.Array:
     """Returns a column as one array, also for types for which Arrow's `combine_chunks` returns a chunked array."""
     combined: Any = column.combine_chunks()
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
-def dictionary_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
+def encode_as_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
     """Returns a code per row (-1 for null) and the array of distinct values, in which a code is an index."""
-    encoded = (contiguous(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
+    encoded = (to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
     indices = pc.fill_null(encoded.indices, -1) if encoded.null_count else encoded.indices
     return indices.to_numpy().astype(np.int64), encoded.dictionary
 
@@ -58,7 +58,7 @@ def number_combinations(*columns: pa.ChunkedArray) -> tuple[Int64s, list[pa.Arra
     Returns:
         For each row the number of its combination, from 0. For each column an array with its value in each combination.
     """
-    coded = [dictionary_codes(column) for column in columns]
+    coded = [encode_as_codes(column) for column in columns]
     distinct, number = np.unique(combine_codes(coded, len(columns[0])), return_inverse=True)
     number = number.reshape(-1)
     row = np.empty(len(distinct), np.int64)
@@ -93,9 +93,9 @@ def concatenate_ranges(starts: Int64s, lengths: Int64s) -> Int64s:
     return np.repeat(starts - offsets, lengths) + np.arange(int(lengths.sum()))
 
 
-def session_keys(table: pa.Table) -> pa.Array:
+def build_session_keys(table: pa.Table) -> pa.Array:
     """Returns each row's session key, a text made of topic, partition and session id; the columns are `SESSION`."""
-    return join_session_keys(*(contiguous(table[name]) for name in SESSION))
+    return join_session_keys(*(to_contiguous(table[name]) for name in SESSION))
 
 
 def join_session_keys(topics: pa.Array, partitions: pa.Array, sessions: pa.Array) -> pa.Array:
@@ -106,14 +106,14 @@ def join_session_keys(topics: pa.Array, partitions: pa.Array, sessions: pa.Array
 def split_session_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Returns topics, partitions and session ids from session keys."""
     if not len(keys):
-        topics, partitions, sessions = (pa.array([], kind) for kind in SESSION_TYPES)
+        topics, partitions, sessions = (pa.array([], kind) for kind in SESSION_COLUMN_TYPES)
         return topics, partitions, sessions
     parts = pc.split_pattern(keys, _SEPARATOR, max_splits=2)
     topics, partitions, sessions = (pc.list_element(parts, place) for place in range(len(SESSION)))
     return topics, partitions.cast(pa.int32()), sessions
 
 
-def session_key(topic: str, partition: int, session_id: str) -> str:
+def build_session_key(topic: str, partition: int, session_id: str) -> str:
     """Returns a session's key `topic NUL partition NUL session_id`. None of the parts can contain a NUL."""
     return _SEPARATOR.join((topic, str(partition), session_id))
 
@@ -124,27 +124,27 @@ def split_session_key(key: str) -> tuple[str, int, str]:
     return topic, int(partition), session
 
 
-def is_of_sessions(table: pa.Table, sessions: pa.Table) -> pa.Array:
+def has_session_in(table: pa.Table, sessions: pa.Table) -> pa.Array:
     """Returns a boolean per row of `table`: true if its session is one of `sessions`."""
-    return pc.is_in(session_keys(table), value_set=session_keys(sessions))
+    return pc.is_in(build_session_keys(table), value_set=build_session_keys(sessions))
 
 
-def semi_join(rows: pa.Table, by: Sequence[str], others: pa.Table) -> pa.Table:
-    """Returns the rows whose values in the columns `by` also occur together in a row of `others`.
+def semi_join(rows: pa.Table, column_names: Sequence[str], matching_rows: pa.Table) -> pa.Table:
+    """Returns the rows whose values in the columns `column_names` also occur together in a row of `matching_rows`.
 
     The rows keep their order. No value in these columns may be null.
     """
     # Only these columns are joined, under other names: Arrow's join reads a name that begins with a dot as a path.
     place = internal("place")
-    left, right = _with_internal_names(rows, by), _with_internal_names(others, by)
+    left, right = _with_internal_names(rows, column_names), _with_internal_names(matching_rows, column_names)
     numbered = left.append_column(place, pa.array(np.arange(rows.num_rows)))
     matches = numbered.join(right, right.column_names, join_type="left semi")[place]
     return rows.take(pa.array(np.sort(matches.to_numpy())))
 
 
-def sort_rows(rows: pa.Table, by: Sequence[str]) -> pa.Table:
+def sort_rows(rows: pa.Table, column_names: Sequence[str]) -> pa.Table:
     """Returns the rows in ascending order of some columns, nulls last. Names may begin with a dot."""
-    keys = _with_internal_names(rows, by)
+    keys = _with_internal_names(rows, column_names)
     return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
 
 
@@ -153,12 +153,12 @@ def _with_internal_names(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     return pa.table([rows[name] for name in names], [internal(str(place)) for place in range(len(names))])
 
 
-def milliseconds_of(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def to_milliseconds(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Returns timestamps as milliseconds since the Unix epoch, rounded down."""
     return pc.floor_temporal(times, unit="millisecond").cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
 
 
-def running_maximum(values: Int64s, group: Int64s) -> Int64s:
+def compute_running_maximum(values: Int64s, group: Int64s) -> Int64s:
     """Returns, for each row, the highest value among it and the earlier rows of its group.
 
     `group` has the number of each row's group, which must not fall from row to row.

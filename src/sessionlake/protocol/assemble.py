@@ -17,7 +17,7 @@ from msgspec import UNSET
 from sessionlake.protocol.arrow import concatenate_ranges
 from sessionlake.protocol.chunk import ChangeKind, build_change_fields, chunk_schema
 from sessionlake.protocol.columns import ID, Column
-from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, field_of
+from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, name_row_field
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -46,7 +46,7 @@ class MessageColumns:
     rescued: list[str | None] | None = None
 
 
-def to_columns(
+def convert_to_columns(
     messages: Sequence[Message], rescued: Sequence[list[str | None] | None], columns: Sequence[Column]
 ) -> MessageColumns:
     """Converts message structs to arrays.
@@ -61,13 +61,13 @@ def to_columns(
     deleted = list(map(attrgetter("deleted"), messages))
     flat = list(chain.from_iterable(rows))
     return MessageColumns(
-        _numbers(messages, "code", np.int8),
-        _numbers(messages, "seq", np.int64),
-        _numbers(messages, "ts", np.int64),
-        lengths(rows),
-        lengths(deleted),
+        _read_numbers(messages, "code", np.int8),
+        _read_numbers(messages, "seq", np.int64),
+        _read_numbers(messages, "ts", np.int64),
+        measure_lengths(rows),
+        measure_lengths(deleted),
         list(map(attrgetter(ID), flat)),
-        [list(map(attrgetter(field_of(column, i)), flat)) for i, column in enumerate(columns)],
+        [list(map(attrgetter(name_row_field(column, i)), flat)) for i, column in enumerate(columns)],
         list(chain.from_iterable(deleted)),
         [text for own, texts in zip(rows, rescued, strict=True) for text in texts or [None] * len(own)]
         if rescued
@@ -75,25 +75,25 @@ def to_columns(
     )
 
 
-def select_messages(found: MessageColumns, kept: Bools) -> MessageColumns:
-    """Returns the fields of the messages for which `kept` is true."""
-    if kept.all():
-        return found
-    of_row, of_deleted = np.repeat(kept, found.n_rows), np.repeat(kept, found.n_deleted)
+def select_messages(message_columns: MessageColumns, is_kept: Bools) -> MessageColumns:
+    """Returns the fields of the messages for which `is_kept` is true."""
+    if is_kept.all():
+        return message_columns
+    of_row, of_deleted = np.repeat(is_kept, message_columns.n_rows), np.repeat(is_kept, message_columns.n_deleted)
     return MessageColumns(
-        found.types[kept],
-        found.seq[kept],
-        found.ts[kept],
-        found.n_rows[kept],
-        found.n_deleted[kept],
-        list(compress(found.ids, of_row)),
-        [list(compress(values, of_row)) for values in found.values],
-        list(compress(found.deleted, of_deleted)),
-        None if found.rescued is None else list(compress(found.rescued, of_row)),
+        message_columns.types[is_kept],
+        message_columns.seq[is_kept],
+        message_columns.ts[is_kept],
+        message_columns.n_rows[is_kept],
+        message_columns.n_deleted[is_kept],
+        list(compress(message_columns.ids, of_row)),
+        [list(compress(values, of_row)) for values in message_columns.values],
+        list(compress(message_columns.deleted, of_deleted)),
+        None if message_columns.rescued is None else list(compress(message_columns.rescued, of_row)),
     )
 
 
-def concatenate(parts: Sequence[MessageColumns]) -> MessageColumns:
+def concatenate_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
     """Returns the fields of several groups of messages as one group."""
     if len(parts) == 1:
         return parts[0]
@@ -112,21 +112,26 @@ def concatenate(parts: Sequence[MessageColumns]) -> MessageColumns:
 
 
 def assemble_chunk(
-    raw: pa.Table, reasons: Int8s, found: MessageColumns, columns: tuple[Column, ...], order: Int64s | None = None
+    raw: pa.Table,
+    reasons: Int8s,
+    message_columns: MessageColumns,
+    columns: tuple[Column, ...],
+    order: Int64s | None = None,
 ) -> pa.Table:
     """Builds the chunk of a table of raw messages, with one row per raw message.
 
     Args:
         raw: The raw messages.
         reasons: Reason code of each raw message; 0 if it is well-formed.
-        found: The fields of the well-formed messages.
+        message_columns: The fields of the well-formed messages.
         columns: The declared columns.
-        order: Index in `found` of each well-formed message, in the order of `raw`; None if both have the same order.
+        order: Index in `message_columns` of each well-formed message, in the order of `raw`; None if both have the
+            same order.
     """
     malformed = reasons != 0
-    changes = _changes(found, columns)
+    changes = _build_changes(message_columns, columns)
     n_changes = np.diff(changes.offsets.to_numpy())
-    heads: list[npt.NDArray[Any]] = [found.types, found.seq, found.ts]
+    heads: list[npt.NDArray[Any]] = [message_columns.types, message_columns.seq, message_columns.ts]
     if order is not None:
         changes = changes.take(pa.array(order))
         heads, n_changes = [head[order] for head in heads], n_changes[order]
@@ -153,17 +158,18 @@ def assemble_chunk(
         raw["kafka_ts"],
         pa.array(seq - 1, mask=seq == NO_SEQ),
         pa.array(np.full(len(seq), Link.INTERVAL, np.int8)),
+        pa.array(np.zeros(len(seq), np.int32)),
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
 
 
-def lengths(items: Sequence[Any]) -> Int64s:
+def measure_lengths(items: Sequence[Any]) -> Int64s:
     """Returns the length of each item."""
     return np.fromiter(map(len, items), np.int64, len(items))
 
 
-def _numbers(messages: Sequence[Message], name: str, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+def _read_numbers(messages: Sequence[Message], name: str, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
     return np.fromiter(map(attrgetter(name), messages), dtype, len(messages))
 
 
@@ -175,7 +181,7 @@ def _fill_malformed(values: npt.NDArray[Any], malformed: Bools, fill: int) -> np
     return filled
 
 
-def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray:
+def _build_changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray:
     """Returns the list column of changes: for each message a clear (snapshots only), its rows, and its deleted ids."""
     cleared = found.types == MessageType.SNAPSHOT
     n_rows, n_deleted = found.n_rows, found.n_deleted
@@ -188,14 +194,14 @@ def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray
     kind = np.full(total, ChangeKind.CLEAR, np.int8)
     kind[of_rows] = ChangeKind.UPSERT
     kind[of_deleted] = ChangeKind.DELETE
-    row_of_change = None if total == len(found.ids) else _inverse_indices(of_rows, total)
+    row_of_change = None if total == len(found.ids) else _invert_indices(of_rows, total)
     row_ids = pa.array(found.ids if row_of_change is None else [*found.ids, *found.deleted], pa.string())
     if row_of_change is not None:
-        row_ids = row_ids.take(_inverse_indices(np.concatenate([of_rows, of_deleted]), total))
+        row_ids = row_ids.take(_invert_indices(np.concatenate([of_rows, of_deleted]), total))
     snapshot_row = np.repeat(cleared, n_rows)
     values, flags = [], []
     for column, cells in zip(columns, found.values, strict=True):
-        value, flag = _column(cells, snapshot_row, column)
+        value, flag = _build_column(cells, snapshot_row, column)
         values.append(value if row_of_change is None else value.take(row_of_change))
         is_set = np.zeros(total, np.bool_)
         is_set[of_rows] = flag
@@ -204,7 +210,7 @@ def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray
         pa.array(kind),
         pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
         row_ids,
-        _rescued(found.rescued, of_rows, total),
+        _build_rescued_column(found.rescued, of_rows, total),
         *values,
         *flags,
     ]
@@ -212,7 +218,7 @@ def _changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray
     return pa.ListArray.from_arrays(pa.array(np.append(starts, total).astype(np.int32)), struct)
 
 
-def _column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.Array, Bools]:
+def _build_column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.Array, Bools]:
     """Returns a declared column's values in all rows, and for each row whether the message set it.
 
     A snapshot sets every column: an absent one is null.
@@ -231,7 +237,7 @@ def _column(values: list[Any], snapshot_row: Bools, column: Column) -> tuple[pa.
     return pa.array(values, column.arrow), flag | snapshot_row
 
 
-def _rescued(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> pa.Array:
+def _build_rescued_column(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> pa.Array:
     if rescued is None:
         return pa.nulls(total, pa.string())
     texts = np.full(total, None, object)
@@ -239,7 +245,7 @@ def _rescued(rescued: list[str | None] | None, of_rows: Int64s, total: int) -> p
     return pa.array(texts, pa.string())
 
 
-def _inverse_indices(places: Int64s, total: int) -> pa.Array:
+def _invert_indices(places: Int64s, total: int) -> pa.Array:
     """Returns, for each index from 0 to `total` - 1, the position in `places` at which it occurs; null if nowhere."""
     indices = np.full(total, -1, np.int64)
     indices[places] = np.arange(len(places))

@@ -19,11 +19,11 @@ from sessionlake.protocol.payload import Definition, UnusableSchemaError
 from sessionlake.protocol.schema_decoder import (
     HEADER_FIELDS,
     SET,
-    Layout,
+    ColumnLayout,
     ValueKind,
     apply_set_names,
     fits_column,
-    message_type_of,
+    parse_message_type,
     to_json_value,
 )
 from sessionlake.protocol.types import Bools
@@ -59,11 +59,11 @@ class AvroDecoder:
     def __init__(self, definition: Definition, columns: tuple[Column, ...]) -> None:
         self._plain_names = {"id", *(column.name for column in columns)}
         self._schema = _PreparedSchema(definition).schema
-        fields = _fields(self._schema)
+        fields = _list_fields(self._schema)
         self._field_names = frozenset(fields)
-        row = _record_items(fields.get("rows"))
-        self._row_field_names = frozenset(_fields(row)) if row else frozenset[str]()
-        self.layout = _layout(fields, row, columns)
+        row = _find_record_items(fields.get("rows"))
+        self._row_field_names = frozenset(_list_fields(row)) if row else frozenset[str]()
+        self.layout = _find_layout(fields, row, columns)
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Returns each payload as a dict; None if it is not exactly one datum of the schema."""
@@ -81,11 +81,11 @@ class AvroDecoder:
             found[index] = None
         return found
 
-    def types(self, objects: Sequence[Any]) -> list[Any]:
+    def read_types(self, objects: Sequence[Any]) -> list[Any]:
         """Returns the value of each message's field `type`."""
         return list(map(itemgetter("type"), objects))
 
-    def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
+    def read_numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
         """Returns the field `seq` or `ts` of each message, 0 if it is missing, and which lack it (None: none does)."""
         found: list[Any] = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
         if None not in found:
@@ -93,7 +93,7 @@ class AvroDecoder:
         missing = np.fromiter((item is None for item in found), np.bool_, len(found))
         return [0 if item is None else item for item in found], missing
 
-    def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """Returns the field `rows` or `deleted` of each message, and which lack it (None: none does)."""
         found = list(map(itemgetter(name), objects)) if name in self._field_names else [None] * len(objects)
         if None not in found:
@@ -101,22 +101,22 @@ class AvroDecoder:
         missing = np.fromiter((item is None for item in found), np.bool_, len(found))
         return [() if item is None else item for item in found], missing
 
-    def ids(self, rows: Sequence[Any]) -> list[str]:
+    def read_row_ids(self, rows: Sequence[Any]) -> list[str]:
         """Returns the `id` of each row."""
         return list(map(itemgetter("id"), rows))
 
-    def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
+    def read_set_names(self, rows: Sequence[Any]) -> list[Any] | None:
         """Returns the field `_set` of each row, None if it is null. None instead of the list: no row has it."""
         found = list(map(itemgetter(SET), rows)) if SET in self._row_field_names else []
         return None if found.count(None) == len(found) else found
 
-    def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_column_values(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """Returns the value of a declared column in each row, and which rows have the column (None: all)."""
         if name in self._row_field_names:
             return list(map(itemgetter(name), rows)), None
         return [None] * len(rows), np.zeros(len(rows), np.bool_)
 
-    def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
+    def find_rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
         """Returns an empty list: an Avro row has no other fields than its writer's schema."""
         del rows
         return ()
@@ -128,13 +128,13 @@ class AvroDecoder:
         }
         return apply_set_names(to_json_object)
 
-    def header_fields(self, message: Any) -> dict[str, Any]:
+    def read_header_fields(self, message: Any) -> dict[str, Any]:
         """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         return {name: message[name] for name in HEADER_FIELDS if message.get(name) is not None}
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
         """Returns a message as the equivalent JSON object."""
-        to_json_object = self.header_fields(message)
+        to_json_object = self.read_header_fields(message)
         for name in ("rows", "deleted"):
             if message.get(name) is not None:
                 to_json_object[name] = message[name]
@@ -154,70 +154,70 @@ def prepare_tree_schema(definition: Definition) -> Schema:
     return _PreparedSchema(definition, is_message=False).schema
 
 
-def _layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Column, ...]) -> Layout | None:
-    if _value_kind(fields.get("type")) is not ValueKind.STRING:
+def _find_layout(fields: dict[str, Any], row: Schema | None, columns: tuple[Column, ...]) -> ColumnLayout | None:
+    if _find_value_kind(fields.get("type")) is not ValueKind.STRING:
         return None
-    if any(name in fields and _value_kind(fields[name]) is not ValueKind.INTEGER for name in ("seq", "ts")):
+    if any(name in fields and _find_value_kind(fields[name]) is not ValueKind.INTEGER for name in ("seq", "ts")):
         return None
     if ("rows" in fields and row is None) or not _is_string_list(fields.get("deleted")):
         return None
-    of_row = _fields(row) if row else {}
+    of_row = _list_fields(row) if row else {}
     if row and (of_row.get("id") != "string" or not _is_string_list(of_row.get(SET))):
         return None
-    cells = {column.name: _value_kind(of_row[column.name]) for column in columns if column.name in of_row}
+    cells = {column.name: _find_value_kind(of_row[column.name]) for column in columns if column.name in of_row}
     if not all(fits_column(cells[column.name], column) for column in columns if column.name in cells):
         return None
     row_bytes = 1 + sum(_has_bytes(kind) for kind in of_row.values())  # 1 for a character of the id
-    return Layout(cells, bool(of_row.keys() - cells.keys() - {"id", SET}), row_bytes)
+    return ColumnLayout(cells, bool(of_row.keys() - cells.keys() - {"id", SET}), row_bytes)
 
 
-def _branches(schema: Any) -> list[Any]:
+def _list_branches(schema: Any) -> list[Any]:
     """Returns the types that a value of this schema may have, without null."""
     if isinstance(schema, dict) and schema["type"] == "union":
         return [schema[i] for i in range(len(schema) - 1) if schema[i] != "null"]
     return [] if schema is None else [schema]
 
 
-def _kind(schema: Any) -> str:
+def _find_kind(schema: Any) -> str:
     return str(schema["type"] if isinstance(schema, dict) else schema)
 
 
-def _value_kind(schema: Any) -> ValueKind:
-    found = {_VALUE_KINDS.get(_kind(branch), ValueKind.OTHER) for branch in _branches(schema)}
+def _find_value_kind(schema: Any) -> ValueKind:
+    found = {_VALUE_KINDS.get(_find_kind(branch), ValueKind.OTHER) for branch in _list_branches(schema)}
     return found.pop() if len(found) == 1 else ValueKind.OTHER
 
 
-def _record_items(schema: Any) -> Schema | None:
+def _find_record_items(schema: Any) -> Schema | None:
     """Returns the record schema of an array's items; None if it is no array of records. The array may be nullable."""
-    branches = _branches(schema)
-    if len(branches) == 1 and _kind(branches[0]) == "array" and _kind(branches[0]["items"]) == "record":
+    branches = _list_branches(schema)
+    if len(branches) == 1 and _find_kind(branches[0]) == "array" and _find_kind(branches[0]["items"]) == "record":
         return dict(branches[0]["items"])
     return None
 
 
 def _is_string_list(schema: Any) -> bool:
     """Returns True if the schema is None or an array of strings. The array may be nullable."""
-    branches = _branches(schema)
+    branches = _list_branches(schema)
     return schema is None or (len(branches) == 1 and branches[0] == {"type": "array", "items": "string"})
 
 
-def _with_canonical_symbols(schema: Any) -> Any:
+def _canonicalize_symbols(schema: Any) -> Any:
     """Returns the schema with enum symbols replaced by the message types that they name, also inside a union."""
     if not isinstance(schema, dict):
         return schema
     if schema["type"] == "union":
-        return {name: _with_canonical_symbols(branch) for name, branch in schema.items()}
+        return {name: _canonicalize_symbols(branch) for name, branch in schema.items()}
     if schema["type"] == "enum":
-        return schema | {"symbols": {i: message_type_of(symbol) for i, symbol in schema["symbols"].items()}}
+        return schema | {"symbols": {i: parse_message_type(symbol) for i, symbol in schema["symbols"].items()}}
     return schema
 
 
 def _has_bytes(schema: Any) -> bool:
     """Returns True if every value certainly takes at least one byte."""
-    return isinstance(schema, dict | str) and _kind(schema) not in {"null", "fixed", "record"}
+    return isinstance(schema, dict | str) and _find_kind(schema) not in {"null", "fixed", "record"}
 
 
-def _fields(record: Schema) -> dict[str, Any]:
+def _list_fields(record: Schema) -> dict[str, Any]:
     return {field["name"]: field["type"] for field in record["fields"]}
 
 
@@ -247,11 +247,11 @@ class _PreparedSchema:
         self._in_progress: list[str] = []
         self._deepest = 0
         message = self._prepare(parsed[-1], 1)
-        if _kind(message) != "record":
-            raise UnusableSchemaError(f"the schema is of type {_kind(message)}, but a message must be a record")
+        if _find_kind(message) != "record":
+            raise UnusableSchemaError(f"the schema is of type {_find_kind(message)}, but a message must be a record")
         for field in message["fields"]:
             if is_message and field["name"] == "type":
-                field["type"] = _with_canonical_symbols(field["type"])
+                field["type"] = _canonicalize_symbols(field["type"])
         self.schema = message | {"__fastavro_parsed": True, "__named_schemas": {}}
 
     def _prepare(self, schema: Any, level: int) -> Any:
@@ -265,7 +265,7 @@ class _PreparedSchema:
             return self._prepare_named(schema["name"], level)
         if kind == "array":
             items = self._prepare(schema["items"], level + 1)
-            if self._min_bytes(items) == 0:
+            if self._compute_min_bytes(items) == 0:
                 raise UnusableSchemaError(
                     "it has an array of items that take no bytes, so that data could hold any number of them"
                 )
@@ -287,7 +287,7 @@ class _PreparedSchema:
         if name not in self._done:
             before, self._deepest = self._deepest, level
             self._in_progress.append(name)
-            self._done[name] = self._definition(name, self._named[name], level)
+            self._done[name] = self._prepare_definition(name, self._named[name], level)
             self._in_progress.pop()
             self._height[name], self._deepest = self._deepest - level, max(before, self._deepest)
         self._record_depth(level + self._height[name])
@@ -298,7 +298,7 @@ class _PreparedSchema:
             raise UnusableSchemaError(f"the schema nests deeper than {MAX_DEPTH}")
         self._deepest = max(self._deepest, level)
 
-    def _definition(self, name: str, schema: Schema, level: int) -> Schema:
+    def _prepare_definition(self, name: str, schema: Schema, level: int) -> Schema:
         if schema["type"] == "enum":
             return {"type": "enum", "name": name, "symbols": dict(enumerate(schema["symbols"]))}
         if schema["type"] == "fixed":
@@ -308,14 +308,14 @@ class _PreparedSchema:
         ]
         return {"type": "record", "name": name, "fields": fields}
 
-    def _min_bytes(self, schema: Any) -> int:
+    def _compute_min_bytes(self, schema: Any) -> int:
         """Returns 1 if every value takes at least one byte, else 0."""
-        kind = _kind(schema)
+        kind = _find_kind(schema)
         if kind == "record":
             name = schema["name"]
             if name not in self._min_record_bytes:
                 self._min_record_bytes[name] = max(
-                    (self._min_bytes(field["type"]) for field in schema["fields"]), default=0
+                    (self._compute_min_bytes(field["type"]) for field in schema["fields"]), default=0
                 )
             return self._min_record_bytes[name]
         return 0 if kind == "null" or (kind == "fixed" and schema["size"] == 0) else 1

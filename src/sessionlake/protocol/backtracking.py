@@ -40,19 +40,19 @@ def find_slow_matching(pattern: str) -> str | None:
     Args:
         pattern: A valid regular expression.
     """
-    nfa = _Automaton(bool(re.compile(pattern).flags & re.IGNORECASE), "|" in pattern)
+    nfa = _PatternAutomaton(bool(re.compile(pattern).flags & re.IGNORECASE), "|" in pattern)
     # The standard library's parser has had no public name since Python 3.11.
     try:
-        nfa.add(import_module("re._parser").parse(pattern))
+        nfa.add_tree(import_module("re._parser").parse(pattern))
     except _UnboundedError as error:
         return str(error)
-    loops = _components(range(len(nfa.reads)), nfa.follows)
+    loops = _find_components(range(len(nfa.reads)), nfa.list_followers)
     for loop in loops:
         if len(loop) ** 2 > _MAX_PAIRS:
             return "a repeated part of it is too large to be checked"
         if nfa.is_ambiguous(loop):
             return _AMBIGUOUS
-    if nfa.longest_chain(loops) > _MAX_LOOPS:
+    if nfa.find_longest_chain(loops) > _MAX_LOOPS:
         return f"more than {_MAX_LOOPS} repeated parts of it can read the same text, as in .*.*.*.*.*"
     return None
 
@@ -62,7 +62,7 @@ class _UnboundedError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AutomatonPart:
     """A part of a pattern, as states of the automaton.
 
     Attributes:
@@ -76,11 +76,11 @@ class _Part:
     empty: bool
 
 
-_NOTHING = _Part(Counter(), Counter(), empty=True)
+_NOTHING = _AutomatonPart(Counter(), Counter(), empty=True)
 
 
 @dataclass
-class _Automaton:
+class _PatternAutomaton:
     """The position automaton of a pattern.
 
     Attributes:
@@ -97,15 +97,15 @@ class _Automaton:
     reads: list[int] = field(default_factory=list)
     next: list[Counter[State]] = field(default_factory=list)
 
-    def follows(self, state: State) -> Iterable[State]:
+    def list_followers(self, state: State) -> Iterable[State]:
         """Returns the states that can follow a state."""
         return self.next[state]
 
-    def add(self, tree: Iterable[tuple[Any, Any]]) -> _Part:
+    def add_tree(self, tree: Iterable[tuple[Any, Any]]) -> _AutomatonPart:
         """Adds a parsed pattern and returns it as a part."""
         part = _NOTHING
         for op, value in tree:
-            part = self._sequence(part, self._part(str(op), value))
+            part = self._join_parts(part, self._add_part(str(op), value))
         return part
 
     def is_ambiguous(self, loop: list[State]) -> bool:
@@ -114,35 +114,39 @@ class _Automaton:
         if any(ways > 1 and to in inside for state in loop for to, ways in self.next[state].items()):
             return True
         pairs = ((p, q) for p in loop for q in loop)
-        for component in _components(pairs, lambda pair: self._common_successors(pair, inside, inside)):
+        for component in _find_components(pairs, lambda pair: self._list_common_successors(pair, inside, inside)):
             same = sum(p == q for p, q in component)
             if 0 < same < len(component):
                 return True
         return False
 
-    def longest_chain(self, loops: list[list[State]]) -> int:
+    def find_longest_chain(self, loops: list[list[State]]) -> int:
         """Returns the most loops in a row of which each can read the text that the next one reads."""
         longest: list[int] = []
         for number, loop in enumerate(loops):  # loops that can follow a loop come before it in the list
-            reached = self._reached(loop)
-            behind = (longest[n] for n in range(number) if loops[n][0] in reached and self._overlap(loop, loops[n]))
+            reached = self._find_reached_states(loop)
+            behind = (
+                longest[n]
+                for n in range(number)
+                if loops[n][0] in reached and self._has_common_characters(loop, loops[n])
+            )
             longest.append(1 + max(behind, default=0))
         return max(longest, default=0)
 
-    def _overlap(self, one: list[State], other: list[State]) -> bool:
+    def _has_common_characters(self, one: list[State], other: list[State]) -> bool:
         mine, others = set(one), set(other)
         if len(one) * len(other) > _MAX_PAIRS:
             return True
         pairs = ((p, q) for p in one for q in other)
-        return bool(_components(pairs, lambda pair: self._common_successors(pair, mine, others)))
+        return bool(_find_components(pairs, lambda pair: self._list_common_successors(pair, mine, others)))
 
-    def _common_successors(self, pair: Pair, mine: set[State], others: set[State]) -> Iterator[Pair]:
+    def _list_common_successors(self, pair: Pair, mine: set[State], others: set[State]) -> Iterator[Pair]:
         for p in self.next[pair[0]]:
             for q in self.next[pair[1]]:
                 if p in mine and q in others and self.reads[p] & self.reads[q]:
                     yield p, q
 
-    def _reached(self, loop: list[State]) -> set[State]:
+    def _find_reached_states(self, loop: list[State]) -> set[State]:
         found, left = set(loop), list(loop)
         while left:
             new = set(self.next[left.pop()]) - found
@@ -150,72 +154,72 @@ class _Automaton:
             left.extend(new)
         return found
 
-    def _part(self, op: str, value: Any) -> _Part:
+    def _add_part(self, op: str, value: Any) -> _AutomatonPart:
         if op in {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}:
-            return self._repeated(*value)
+            return self._add_repetition(*value)
         if op == "BRANCH":
-            parts = [self.add(tree) for tree in value[1]]
+            parts = [self.add_tree(tree) for tree in value[1]]
             first, last = Counter[State](), Counter[State]()
             for part in parts:
                 first.update(part.first)
                 last.update(part.last)
             if sum(part.empty for part in parts) > 1 and self.depth:  # the parser leaves two empty branches of (a|a)
                 raise _UnboundedError(_AMBIGUOUS)
-            return _Part(first, last, empty=any(part.empty for part in parts))
+            return _AutomatonPart(first, last, empty=any(part.empty for part in parts))
         if op in {"SUBPATTERN", "ATOMIC_GROUP"}:
-            return self.add(value[-1] if op == "SUBPATTERN" else value)
+            return self.add_tree(value[-1] if op == "SUBPATTERN" else value)
         if op in {"ASSERT", "ASSERT_NOT"}:
-            self.add(value[1])
+            self.add_tree(value[1])
             return _NOTHING
         if op == "AT":
             return _NOTHING
         if op.startswith("GROUPREF"):
             raise _UnboundedError("it refers back to a group, as in (a)\\1")
-        self.reads.append(self._characters(op, value))
+        self.reads.append(self._count_characters(op, value))
         self.next.append(Counter())
         state = Counter({len(self.reads) - 1: 1})
-        return _Part(state, state, empty=False)
+        return _AutomatonPart(state, state, empty=False)
 
-    def _repeated(self, least: int, most: Any, tree: Any) -> _Part:
+    def _add_repetition(self, least: int, most: Any, tree: Any) -> _AutomatonPart:
         before = len(self.reads)
         self.depth += most != 1
-        part = self.add(tree)
+        part = self.add_tree(tree)
         self.depth -= most != 1
         if most == 1:
-            return _Part(part.first, part.last, empty=part.empty or least == 0)
+            return _AutomatonPart(part.first, part.last, empty=part.empty or least == 0)
         if part.empty:
             raise _UnboundedError("it repeats a part that can be empty, as in (a*)*")
         if least == most and (len(self.reads) - before) * least <= _MAX_COPIES:
             for _ in range(least - 1):
-                part = self._sequence(part, self.add(tree))
+                part = self._join_parts(part, self.add_tree(tree))
             return part
-        self._link(part, part)
-        return _Part(part.first, part.last, empty=least == 0)
+        self._link_parts(part, part)
+        return _AutomatonPart(part.first, part.last, empty=least == 0)
 
-    def _sequence(self, one: _Part, other: _Part) -> _Part:
-        self._link(one, other)
+    def _join_parts(self, one: _AutomatonPart, other: _AutomatonPart) -> _AutomatonPart:
+        self._link_parts(one, other)
         first = one.first + other.first if one.empty else one.first
         last = one.last + other.last if other.empty else other.last
-        return _Part(first, last, empty=one.empty and other.empty)
+        return _AutomatonPart(first, last, empty=one.empty and other.empty)
 
-    def _link(self, one: _Part, other: _Part) -> None:
+    def _link_parts(self, one: _AutomatonPart, other: _AutomatonPart) -> None:
         for p, ways in one.last.items():
             for q, more in other.first.items():
                 self.next[p][q] += ways * more
 
-    def _characters(self, op: str, value: Any) -> int:
+    def _count_characters(self, op: str, value: Any) -> int:
         if op == "IN":
             negated = str(value[0][0]) == "NEGATE"
             found = 0
             for item in value[negated:]:
-                more = self._characters(str(item[0]), item[1])
+                more = self._count_characters(str(item[0]), item[1])
                 if found & more and self.depth and self.has_branches:
                     raise _UnboundedError(_AMBIGUOUS)
                 found |= more
             return _ANY & ~found if negated else found
         if op in {"LITERAL", "RANGE", "NOT_LITERAL"}:
             low, high = value if op == "RANGE" else (value, value)
-            found = sum(1 << n for n, c in enumerate(_NAME) if any(low <= ord(x) <= high for x in self._cases(c)))
+            found = sum(1 << n for n, c in enumerate(_NAME) if any(low <= ord(x) <= high for x in self._list_cases(c)))
             return _ANY & ~found if op == "NOT_LITERAL" else found
         if op == "CATEGORY":
             kind = {"DIGIT": r"\d", "WORD": r"\w", "SPACE": r"\s"}[str(value).rsplit("_", 1)[-1]]
@@ -223,11 +227,11 @@ class _Automaton:
             return _ANY & ~found if "_NOT_" in str(value) else found
         return _ANY
 
-    def _cases(self, character: str) -> str:
+    def _list_cases(self, character: str) -> str:
         return character + character.swapcase() if self.ignores_case else character
 
 
-def _components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
+def _find_components(nodes: Iterable[Any], follows: Any) -> list[list[Any]]:
     """Returns the loops of a graph: its strongly connected components that have a cycle (Tarjan 1972).
 
     A loop comes before every loop from which it can be reached.

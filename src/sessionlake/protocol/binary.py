@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 from sessionlake.protocol.assemble import (
     MessageColumns,
     assemble_chunk,
-    concatenate,
-    lengths,
+    concatenate_columns,
+    convert_to_columns,
+    measure_lengths,
     select_messages,
-    to_columns,
 )
 from sessionlake.protocol.bulk import BulkMessages, Prechecks
 from sessionlake.protocol.columns import Column
@@ -32,7 +32,7 @@ from sessionlake.protocol.payload import Definition, Payload, PayloadFormat, Unu
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.schema_decoder import SchemaDecoder, TooDeepError
 from sessionlake.protocol.types import Int64s
-from sessionlake.protocol.wire import Headers, Path, split_headers
+from sessionlake.protocol.wire import Path, WireHeaders, split_headers
 
 _MALFORMED = {PayloadFormat.AVRO: Reason.NOT_AVRO, PayloadFormat.PROTOBUF: Reason.NOT_PROTOBUF}
 # Decoded objects can be a hundred times as large as the payload, because each row of a few bytes becomes an object.
@@ -41,7 +41,7 @@ _TYPES_WITH_ROWS = ("snapshot", "update")
 
 
 @dataclass(frozen=True)
-class _Part:
+class _DecodedPart:
     """The fields of some well-formed messages.
 
     Attributes:
@@ -70,12 +70,12 @@ def decode_binary(
     cuts = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), raw.num_rows]
     chunks = []
     for start, end in pairwise(cuts):
-        one = _Slice(raw.slice(start, end - start), prechecks.select(slice(start, end)), payload, types)
+        one = _MessageSlice(raw.slice(start, end - start), prechecks.select_messages(slice(start, end)), payload, types)
         chunks.append(one.decode(fast=fast))
     return pa.concat_tables(chunks).combine_chunks()
 
 
-class _Slice:
+class _MessageSlice:
     """A part of the raw messages, small enough to decode in memory at once."""
 
     def __init__(self, raw: pa.Table, prechecks: Prechecks, payload: Payload, types: MessageTypes) -> None:
@@ -86,29 +86,31 @@ class _Slice:
     def decode(self, *, fast: bool) -> pa.Table:
         """Returns the chunk of the messages, with one row per message."""
         values = self._raw["value"].combine_chunks()
-        headers = self._headers(values)
-        parts: list[_Part] = []
-        for decoder, places in self._by_decoder(headers):
+        headers = self._read_headers(values)
+        parts: list[_DecodedPart] = []
+        for decoder, places in self._group_by_decoder(headers):
             bodies = headers.bodies.take(pa.array(places)).to_pylist()
-            parts += self._read(decoder, places, bodies, fast=fast)
+            parts += self._read_messages(decoder, places, bodies, fast=fast)
         columns = self._types.columns
         if not parts:
-            return assemble_chunk(self._raw, self._reasons, to_columns([], [], columns), columns)
+            return assemble_chunk(self._raw, self._reasons, convert_to_columns([], [], columns), columns)
         places = np.concatenate([part.places for part in parts])
         order = None if (np.diff(places) > 0).all() else np.argsort(places)
-        return assemble_chunk(self._raw, self._reasons, concatenate([part.found for part in parts]), columns, order)
+        return assemble_chunk(
+            self._raw, self._reasons, concatenate_columns([part.found for part in parts]), columns, order
+        )
 
-    def _headers(self, values: pa.Array) -> Headers:
+    def _read_headers(self, values: pa.Array) -> WireHeaders:
         if self._payload.header:
             return split_headers(values, with_path=self._payload.format is PayloadFormat.PROTOBUF)
-        return Headers(np.where(values.is_null(), -1, 0), [(0, ())], values)
+        return WireHeaders(np.where(values.is_null(), -1, 0), [(0, ())], values)
 
-    def _by_decoder(self, headers: Headers) -> Iterator[tuple[SchemaDecoder, Int64s]]:
+    def _group_by_decoder(self, headers: WireHeaders) -> Iterator[tuple[SchemaDecoder, Int64s]]:
         """Yields each decoder with the indices of the messages to decode with it, without refused messages."""
         wanted = np.flatnonzero(self._reasons == 0)
         which = headers.which[wanted]
         self._reasons[wanted[which < 0]] = self._malformed
-        decoders = _decoders(self._payload, headers.found, which[which >= 0], self._types.columns)
+        decoders = _create_decoders(self._payload, headers.found, which[which >= 0], self._types.columns)
         first: dict[int, int] = {}  # headers that lead to the same decoder are read together
         known = np.array([-1 if r is None else first.setdefault(id(r), i) for i, r in enumerate(decoders)] or [-1])
         decoder_of = np.where(which < 0, -1, known[which])
@@ -118,30 +120,34 @@ class _Slice:
             if decoder is not None:
                 yield decoder, wanted[decoder_of == index]
 
-    def _read(self, decoder: SchemaDecoder, places: Int64s, bodies: list[bytes], *, fast: bool) -> list[_Part]:
-        objects, sizes = decoder.decode(bodies), lengths(bodies)
+    def _read_messages(
+        self, decoder: SchemaDecoder, places: Int64s, bodies: list[bytes], *, fast: bool
+    ) -> list[_DecodedPart]:
+        objects, sizes = decoder.decode(bodies), measure_lengths(bodies)
         if None in objects:
             missing = np.fromiter((item is None for item in objects), np.bool_, len(objects))
             self._reasons[places[missing]] = self._malformed
             objects = [item for item in objects if item is not None]
             places, sizes = places[~missing], sizes[~missing]
-        parts: list[_Part] = []
+        parts: list[_DecodedPart] = []
         if fast and objects and decoder.layout is not None:
             try:
-                bulk = BulkMessages(decoder, objects, sizes, self._prechecks.select(places), self._types.columns)
+                bulk = BulkMessages(
+                    decoder, objects, sizes, self._prechecks.select_messages(places), self._types.columns
+                )
             except (UnicodeDecodeError, TooDeepError):  # raised by one of the messages: parse each to find it
                 return list(self._parse_singly(decoder, places, objects))
             good = (bulk.reasons == 0) & ~bulk.unsure
             self._reasons[places] = np.where(bulk.unsure, 0, bulk.reasons)
-            parts.append(_Part(places[good], select_messages(bulk.columns, good)))
+            parts.append(_DecodedPart(places[good], select_messages(bulk.columns, good)))
             unsure = np.flatnonzero(bulk.unsure)
             places, objects = places[unsure], [objects[index] for index in unsure.tolist()]
         return [*parts, *self._parse_singly(decoder, places, objects)]
 
-    def _parse_singly(self, decoder: SchemaDecoder, places: Int64s, objects: Sequence[Any]) -> Iterator[_Part]:
+    def _parse_singly(self, decoder: SchemaDecoder, places: Int64s, objects: Sequence[Any]) -> Iterator[_DecodedPart]:
         kept, messages, rescued = [], [], []
         for place, item in zip(places.tolist(), objects, strict=True):
-            found = self._parsed(decoder, item, place)
+            found = self._parse_message(decoder, item, place)
             if isinstance(found, Parsed):
                 kept.append(place)
                 messages.append(found.message)
@@ -149,13 +155,13 @@ class _Slice:
             else:
                 self._reasons[place] = CODE_OF[found]
         if kept:
-            columns = to_columns(messages, rescued if any(rescued) else [], self._types.columns)
-            yield _Part(np.array(kept, np.int64), columns)
+            columns = convert_to_columns(messages, rescued if any(rescued) else [], self._types.columns)
+            yield _DecodedPart(np.array(kept, np.int64), columns)
 
-    def _parsed(self, decoder: SchemaDecoder, item: Any, place: int) -> Parsed | Reason:
+    def _parse_message(self, decoder: SchemaDecoder, item: Any, place: int) -> Parsed | Reason:
         latest, seqless = int(self._prechecks.latest[place]), bool(self._prechecks.seqless[place])
         try:
-            header_fields = decoder.header_fields(item)
+            header_fields = decoder.read_header_fields(item)
             found = parse_object(header_fields | {"rows": []}, self._types, latest_ts=latest, seq_optional=seqless)
             if isinstance(found, Reason):  # refused before its rows are converted, of which there can be many
                 return found
@@ -170,27 +176,27 @@ class _Slice:
 # -- choosing a decoder by schema
 
 
-def _decoders(
+def _create_decoders(
     payload: Payload, headers: Sequence[tuple[int, Path]], used: Int64s, columns: tuple[Column, ...]
 ) -> list[SchemaDecoder | None]:
     """Returns the decoder for each header; None if its schema is unknown or cannot be used."""
     definitions = payload.schemas.definitions(sorted({headers[place][0] for place in np.unique(used).tolist()}))
-    return [_decoder(payload, definitions.get(schema), path, columns) for schema, path in headers]
+    return [_create_decoder_or_none(payload, definitions.get(schema), path, columns) for schema, path in headers]
 
 
 @lru_cache(maxsize=1024)
-def _decoder(
+def _create_decoder_or_none(
     payload: Payload, definition: Definition | None, path: Path, columns: tuple[Column, ...]
 ) -> SchemaDecoder | None:
     if definition is None:
         return None
     try:
-        return decoder_of(payload, definition, path, columns)
+        return create_decoder(payload, definition, path, columns)
     except UnusableSchemaError:
         return None
 
 
-def decoder_of(payload: Payload, definition: Definition, path: Path, columns: tuple[Column, ...]) -> SchemaDecoder:
+def create_decoder(payload: Payload, definition: Definition, path: Path, columns: tuple[Column, ...]) -> SchemaDecoder:
     """Returns the decoder for a schema.
 
     Args:
@@ -203,29 +209,29 @@ def decoder_of(payload: Payload, definition: Definition, path: Path, columns: tu
         UnusableSchemaError: No message can be read with the schema.
     """
     if payload.format is PayloadFormat.AVRO:
-        return _avro(definition, columns)
-    message = payload.message or _type_of(definition, path)
+        return _create_avro_decoder(definition, columns)
+    message = payload.message or _find_message_type(definition, path)
     if message is None:
         raise UnusableSchemaError(f"there is no message type at {list(path)}")
-    return _protobuf(definition, message, columns)
+    return _create_protobuf_decoder(definition, message, columns)
 
 
 # The libraries are imported only when needed: JSON does not need them.
 @lru_cache(maxsize=64)
-def _avro(definition: Definition, columns: tuple[Column, ...]) -> SchemaDecoder:
+def _create_avro_decoder(definition: Definition, columns: tuple[Column, ...]) -> SchemaDecoder:
     from sessionlake.protocol.avro import AvroDecoder
 
     return AvroDecoder(definition, columns)
 
 
 @lru_cache(maxsize=64)
-def _protobuf(definition: Definition, message: str, columns: tuple[Column, ...]) -> SchemaDecoder:
+def _create_protobuf_decoder(definition: Definition, message: str, columns: tuple[Column, ...]) -> SchemaDecoder:
     from sessionlake.protocol.protobuf import ProtobufDecoder
 
     return ProtobufDecoder(definition, message, columns)
 
 
-def _type_of(definition: Definition, path: Path) -> str | None:
-    from sessionlake.protocol.protobuf import type_of
+def _find_message_type(definition: Definition, path: Path) -> str | None:
+    from sessionlake.protocol.protobuf import find_type_name
 
-    return type_of(definition, path)
+    return find_type_name(definition, path)

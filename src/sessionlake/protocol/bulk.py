@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import UNSET
 
-from sessionlake.protocol.assemble import MessageColumns, lengths
+from sessionlake.protocol.assemble import MessageColumns, measure_lengths
 from sessionlake.protocol.columns import ID, Column, JsonType
 from sessionlake.protocol.message import INT64_MAX, MAX_ID_BYTES, NO_SEQ, MessageType
-from sessionlake.protocol.parse import rescued_text
+from sessionlake.protocol.parse import encode_rescued
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.schema_decoder import SET, TYPE_CODES, SchemaDecoder, ValueKind
 from sessionlake.protocol.types import Bools, Int8s, Int64s
@@ -36,9 +36,9 @@ class Prechecks:
     latest: Int64s
     seqless: Bools
 
-    def select(self, which: Any) -> Prechecks:
+    def select_messages(self, selection: Any) -> Prechecks:
         """Returns the prechecks of some of the messages, chosen by a slice, a mask or an array of indices."""
-        return Prechecks(self.reasons[which].copy(), self.latest[which], self.seqless[which])
+        return Prechecks(self.reasons[selection].copy(), self.latest[selection], self.seqless[selection])
 
 
 class BulkMessages:
@@ -68,63 +68,63 @@ class BulkMessages:
         self._decoder, self._columns = decoder, columns
         self.reasons = np.zeros(len(objects), np.int8)
         self.unsure = np.zeros(len(objects), np.bool_)
-        names = decoder.types(objects)
+        names = decoder.read_types(objects)
         types = np.fromiter(map(TYPE_CODES.get, names, repeat(MessageType.MALFORMED)), np.int8, len(names))
-        self._refuse(types < 0, Reason.BAD_TYPE)
-        seq, missing = self._head(objects, "seq", Reason.BAD_SEQ)
-        self._refuse(np.where(missing, ~prechecks.seqless, seq < 0), Reason.BAD_SEQ)
+        self._refuse_messages(types < 0, Reason.BAD_TYPE)
+        seq, missing = self._read_header_field(objects, "seq", Reason.BAD_SEQ)
+        self._refuse_messages(np.where(missing, ~prechecks.seqless, seq < 0), Reason.BAD_SEQ)
         seq = np.where(missing, NO_SEQ, seq)
-        ts, missing = self._head(objects, "ts", Reason.BAD_TS)
-        self._refuse(missing, Reason.BAD_TS)
-        self._refuse(ts > prechecks.latest, Reason.FUTURE_TS)
-        rows_of, n_rows = self._lists(objects, "rows", np.isin(types, _WITH_ROWS))
-        self._refuse((n_rows < 0) & (types == MessageType.SNAPSHOT), Reason.BAD_ROWS)
-        deleted_of, n_deleted = self._lists(objects, "deleted", types == MessageType.UPDATE)
+        ts, missing = self._read_header_field(objects, "ts", Reason.BAD_TS)
+        self._refuse_messages(missing, Reason.BAD_TS)
+        self._refuse_messages(ts > prechecks.latest, Reason.FUTURE_TS)
+        rows_of, n_rows = self._read_lists(objects, "rows", np.isin(types, _WITH_ROWS))
+        self._refuse_messages((n_rows < 0) & (types == MessageType.SNAPSHOT), Reason.BAD_ROWS)
+        deleted_of, n_deleted = self._read_lists(objects, "deleted", types == MessageType.UPDATE)
         n_rows, n_deleted = np.maximum(n_rows, 0), np.maximum(n_deleted, 0)
         deleted = list(chain.from_iterable(deleted_of))
         self._check_lengths(deleted, np.repeat(np.arange(len(objects)), n_deleted), Reason.BAD_ROWS)
         # More rows than fit into the payload if each has an id: refused before they become Python objects.
         crowded = n_rows * (decoder.layout.row_bytes if decoder.layout else 0) > sizes
-        self._refuse(crowded, Reason.BAD_ROW_ID)
-        rows_of, n_rows = _empty_where(rows_of, crowded), np.where(crowded, 0, n_rows)
+        self._refuse_messages(crowded, Reason.BAD_ROW_ID)
+        rows_of, n_rows = _replace_by_empty(rows_of, crowded), np.where(crowded, 0, n_rows)
         rows = list(chain.from_iterable(rows_of))
         self._owner = np.repeat(np.arange(len(objects)), n_rows)
-        ids = decoder.ids(rows)
+        ids = decoder.read_row_ids(rows)
         self._check_ids(ids, n_rows)
-        values = self._values(rows, ids)
-        self.columns = MessageColumns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._rescued(rows))
+        values = self._read_values(rows, ids)
+        self.columns = MessageColumns(types, seq, ts, n_rows, n_deleted, ids, values, deleted, self._read_rescued(rows))
 
-    def _refuse(self, wrong: Bools, reason: Reason) -> None:
+    def _refuse_messages(self, wrong: Bools, reason: Reason) -> None:
         self.reasons[wrong & (self.reasons == 0)] = CODE_OF[reason]
 
     def _refuse_owners(self, wrong_rows: Bools, reason: Reason, owner: Int64s | None = None) -> None:
         wrong = np.zeros(len(self.reasons), np.bool_)
         wrong[(self._owner if owner is None else owner)[wrong_rows]] = True
-        self._refuse(wrong, reason)
+        self._refuse_messages(wrong, reason)
 
-    def _head(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
+    def _read_header_field(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
         """Returns the field `seq` or `ts` of each message, and which messages lack it.
 
         Messages with a number beyond int64 are refused for the given reason.
         """
-        values, missing = self._decoder.numbers(objects, name)
+        values, missing = self._decoder.read_numbers(objects, name)
         try:
             found = np.fromiter(values, np.int64, len(values))
         except OverflowError:  # an unsigned value beyond int64
-            self._refuse(np.fromiter((value > INT64_MAX for value in values), np.bool_, len(values)), reason)
+            self._refuse_messages(np.fromiter((value > INT64_MAX for value in values), np.bool_, len(values)), reason)
             found = np.fromiter((min(value, INT64_MAX) for value in values), np.int64, len(values))
         return found, np.zeros(len(values), np.bool_) if missing is None else missing
 
-    def _lists(self, objects: list[Any], name: str, having: Bools) -> tuple[list[Any], Int64s]:
+    def _read_lists(self, objects: list[Any], name: str, having: Bools) -> tuple[list[Any], Int64s]:
         """Returns the field `rows` or `deleted` of each message, and its length (-1 if the message lacks it).
 
         The list is empty for messages whose type does not have the field. `having` is true for the others.
         """
-        found, missing = self._decoder.lists(objects, name)
-        sizes = lengths(found)
+        found, missing = self._decoder.read_lists(objects, name)
+        sizes = measure_lengths(found)
         strange = (sizes > 0) & ~having
         sizes = np.where(strange, 0, sizes)
-        return _empty_where(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
+        return _replace_by_empty(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
 
     def _check_ids(self, ids: list[str], n_rows: Int64s) -> None:
         codes = self._check_lengths(ids, self._owner, Reason.BAD_ROW_ID)
@@ -133,7 +133,7 @@ class BulkMessages:
             places = np.sort(self._owner * count + codes)
             repeated = np.zeros(len(self.reasons), np.bool_)
             repeated[places[1:][places[1:] == places[:-1]] // count] = True
-            self._refuse(repeated, Reason.DUPLICATE_ROW_ID)
+            self._refuse_messages(repeated, Reason.DUPLICATE_ROW_ID)
 
     def _check_lengths(self, ids: list[str], owner: Int64s, reason: Reason) -> Int64s:
         """Refuses messages that have an id of a wrong length. Returns a code per id; equal ids have equal codes.
@@ -150,8 +150,8 @@ class BulkMessages:
             self._refuse_owners(((sizes < 1) | (sizes > MAX_ID_BYTES))[codes], reason, owner)
         return codes
 
-    def _values(self, rows: list[Any], ids: list[str]) -> list[list[Any]]:
-        layout, sets = self._decoder.layout, self._decoder.set_names(rows)
+    def _read_values(self, rows: list[Any], ids: list[str]) -> list[list[Any]]:
+        layout, sets = self._decoder.layout, self._decoder.read_set_names(rows)
         cells = layout.cells if layout else {}
         if sets is not None:
             self._check_names(sets)
@@ -160,12 +160,12 @@ class BulkMessages:
             if column.name == ID:  # every row has it, whatever its `_set` names
                 found.append(ids)
                 continue
-            values, present = self._decoder.cells(rows, column.name)
-            is_set = _presence(present, sets, column.name)
+            values, present = self._decoder.read_column_values(rows, column.name)
+            is_set = _find_presence(present, sets, column.name)
             if is_set is not None:
                 values = [value if flag else None for value, flag in zip(values, is_set, strict=True)]
             if column.name in cells:
-                values = self._checked(values, column, cells[column.name])
+                values = self._check_values(values, column, cells[column.name])
             if is_set is not None:
                 values = [value if flag else UNSET for value, flag in zip(values, is_set, strict=True)]
             found.append(values)
@@ -177,11 +177,11 @@ class BulkMessages:
         strange = [index for index, names in enumerate(sets) if names and not known.issuperset(names)]
         self.unsure[self._owner[strange]] = True
 
-    def _checked(self, values: list[Any], column: Column, holds: ValueKind) -> list[Any]:
+    def _check_values(self, values: list[Any], column: Column, holds: ValueKind) -> list[Any]:
         """Returns the values converted to the column's type. Refuses messages that have a value beyond its range."""
         if column.json_type is JsonType.INTEGER:
             self._refuse_values(
-                _out_of_range(pa.array(values, pa.uint64() if holds is ValueKind.UNSIGNED else pa.int64()), column)
+                _find_out_of_range(pa.array(values, pa.uint64() if holds is ValueKind.UNSIGNED else pa.int64()), column)
             )
         elif column.json_type is JsonType.NUMBER:
             if holds is not ValueKind.FLOAT:
@@ -195,29 +195,29 @@ class BulkMessages:
     def _refuse_values(self, wrong: pa.Array) -> None:
         self._refuse_owners(pc.fill_null(wrong, fill_value=False).to_numpy(zero_copy_only=False), Reason.BAD_COLUMN)
 
-    def _rescued(self, rows: list[Any]) -> list[str | None] | None:
+    def _read_rescued(self, rows: list[Any]) -> list[str | None] | None:
         layout = self._decoder.layout
         every = layout is not None and layout.undeclared
         texts: list[str | None] = [None] * len(rows)
-        for index in range(len(rows)) if every else self._decoder.rows_with_unknown_fields(rows):
-            texts[index] = rescued_text(self._decoder.row_to_json(rows[index]), self._columns)
+        for index in range(len(rows)) if every else self._decoder.find_rows_with_unknown_fields(rows):
+            texts[index] = encode_rescued(self._decoder.row_to_json(rows[index]), self._columns)
         return texts if any(texts) else None
 
 
-def _empty_where(lists: list[Any], where: Bools) -> list[Any]:
+def _replace_by_empty(lists: list[Any], where: Bools) -> list[Any]:
     if not where.any():
         return lists
     return [() if empty else item for item, empty in zip(lists, where.tolist(), strict=True)]
 
 
-def _out_of_range(values: pa.Array, column: Column) -> pa.Array:
+def _find_out_of_range(values: pa.Array, column: Column) -> pa.Array:
     """Returns a boolean array that is true for integers beyond the range of the column's type."""
     highest = 2 ** (column.bits - 1) - 1
     above = pc.greater(values, pa.scalar(highest, values.type))
     return above if values.type == pa.uint64() else pc.or_(above, pc.less(values, pa.scalar(-highest - 1, values.type)))
 
 
-def _presence(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
+def _find_presence(present: Bools | None, sets: list[Any] | None, name: str) -> list[bool] | None:
     """Returns for each row whether it sets the column; None if all rows do.
 
     Args:

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import contiguous
+from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.message import MessageType
 
-CHUNK_FORMAT = b"sessionlake.chunk/3"
+CHUNK_FORMAT = b"sessionlake.chunk/4"
 _FORMAT_KEY = b"format"
 _IPC_MAGIC = b"\xff\xff\xff\xff"  # every Arrow IPC stream begins with this
 COMPRESSED_MAGIC = b"zstd"
@@ -28,6 +28,8 @@ COMPRESSED_MAGIC = b"zstd"
 COMPRESS_ABOVE_BYTES = 256 << 10
 """Contents with more bytes are compressed."""
 _LENGTH_PREFIX_BYTES = 8
+IGNORED = -2
+"""Code of a message that its feed ignores in a chunk's column `reason`. It does not go to quarantine."""
 
 
 class ChangeKind(IntEnum):
@@ -68,7 +70,8 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the Arrow schema of a chunk. Times are int64 milliseconds since the Unix epoch.
 
     `seq` is null if the message is malformed or has none (class `none`). `size` is the Kafka value's size in bytes.
-    `reason` is a code of `reasons.CODES`: 0 if the message is well-formed, and `erased.CODE` if it was erased.
+    `reason` is a code of `reasons.CODES`: 0 if the message is well-formed, `erased.ERASED_CODE` if it was erased,
+    `IGNORED` if its feed ignores it. A message that its feed splits has several rows, which `part` numbers from 0.
     `clock` is the highest Kafka timestamp that counts, of the message and earlier ones in its segment: messages with
     consecutive offsets that one task reads. The fold computes stream time from it.
     """
@@ -87,6 +90,7 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
             pa.field("clock", pa.int64()),
             pa.field("after", pa.int64()),
             pa.field("link", pa.int8()),
+            pa.field("part", pa.int32()),
             pa.field("changes", pa.list_(pa.struct(build_change_fields(columns)))),
         ],
         metadata={_FORMAT_KEY: CHUNK_FORMAT},
@@ -162,7 +166,7 @@ def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], c
     if list(earlier_columns) == [(column.name, column.sql) for column in columns]:
         return table.replace_schema_metadata(chunk_schema(columns).metadata)
     places = {name: place for place, (name, _) in enumerate(earlier_columns)}
-    lists = contiguous(table["changes"])
+    lists = to_contiguous(table["changes"])
     changes = lists.flatten()
     set_by_all = pc.equal(table["type"], MessageType.SNAPSHOT).combine_chunks()
     owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())

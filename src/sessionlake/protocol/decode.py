@@ -19,22 +19,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import dictionary_codes
-from sessionlake.protocol.assemble import MessageColumns, assemble_chunk, to_columns
+from sessionlake.protocol.arrow import encode_as_codes
+from sessionlake.protocol.assemble import MessageColumns, assemble_chunk, convert_to_columns
 from sessionlake.protocol.binary import decode_binary
 from sessionlake.protocol.bulk import Prechecks
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.erased import is_erased
-from sessionlake.protocol.kafka_time import in_future, kafka_time_reason, latest_event_times
-from sessionlake.protocol.message import INT64_MAX, Message, MessageTypes, message_types
-from sessionlake.protocol.parse import Parsed, key_reason, parse
+from sessionlake.protocol.kafka_time import compute_latest_event_times, find_kafka_time_reason, is_in_future
+from sessionlake.protocol.message import INT64_MAX, Message, MessageTypes, build_message_types
+from sessionlake.protocol.parse import Parsed, find_key_reason, parse_value
 from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Float64s, Int8s, Int64s
 
 
-def _never(topic: str) -> bool:
+def _is_never_optional(topic: str) -> bool:
     del topic
     return False
 
@@ -55,12 +55,12 @@ class DecodeRules:
     columns: tuple[Column, ...]
     max_message_bytes: int
     max_future_skew: int
-    seq_optional: Callable[[str], bool] = _never
+    seq_optional: Callable[[str], bool] = _is_never_optional
     payload: Payload | None = None
 
 
 @dataclass
-class _Decoded:
+class _DecodedMessages:
     """The result of decoding raw messages, in their order.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Decoded:
     rescued: dict[int, list[str | None]]
 
 
-def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
+def decode_messages(raw: pa.Table, rules: DecodeRules, *, in_bulk: bool = True) -> pa.Table:
     """Decodes a table of raw messages into a chunk with one row per raw message.
 
     The chunk's `clock` is each message's own Kafka timestamp. The packer replaces it by stream time.
@@ -84,17 +84,21 @@ def decode(raw: pa.Table, rules: DecodeRules, *, fast: bool = True) -> pa.Table:
         raw: `topic string, partition int32, offset int64, kafka_ts int64 (ms), key binary, value binary, ingested_at
             int64 (ms, null if not known)`.
         rules: The rules that decide whether a message is well-formed.
-        fast: If false, every message is parsed singly; the result is the same.
+        in_bulk: If false, every message is parsed singly; the result is the same.
     """
-    types = message_types(rules.columns)
+    types = build_message_types(rules.columns)
     with _no_garbage_collection():
         if rules.payload is not None:
             prechecks = Prechecks(
-                _refused(raw, rules, fast=fast), _latest(raw, rules), _seq_optional(raw["topic"], rules)
+                _find_refused(raw, rules, fast=in_bulk),
+                _compute_latest_event_times(raw, rules),
+                _find_seq_optional(raw["topic"], rules),
             )
-            return _mark_erased(decode_binary(raw, prechecks, rules.payload, types, fast=fast), raw)
-        decoded = _decode_values(raw, rules, types, fast=fast)
-        return _mark_erased(assemble_chunk(raw, decoded.reasons, _columns(decoded, rules.columns), rules.columns), raw)
+            return _mark_erased(decode_binary(raw, prechecks, rules.payload, types, fast=in_bulk), raw)
+        decoded = _decode_values(raw, rules, types, fast=in_bulk)
+        return _mark_erased(
+            assemble_chunk(raw, decoded.reasons, _build_columns(decoded, rules.columns), rules.columns), raw
+        )
 
 
 def _mark_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
@@ -119,51 +123,51 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fast: bool) -> _Decoded:
+def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fast: bool) -> _DecodedMessages:
     values = raw["value"].to_pylist()
-    latest = _latest(raw, rules)
-    reasons = _head_reasons(raw, rules, fast=fast)
+    latest = _compute_latest_event_times(raw, rules)
+    reasons = _find_header_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
-    out = _Decoded(_decode_all(values, types) if fast else [None] * len(values), reasons, {})
-    optional = _seq_optional(raw["topic"], rules)
+    out = _DecodedMessages(_decode_all(values, types) if fast else [None] * len(values), reasons, {})
+    optional = _find_seq_optional(raw["topic"], rules)
     if fast:
         _decode_seqless(out.messages, values, optional, types)
-        _clear(out.messages, np.flatnonzero(sizes > rules.max_message_bytes))
-        _clear(out.messages, _suspects(out.messages, latest, types))
-    for index in _missing(out.messages):
+        _clear_messages(out.messages, np.flatnonzero(sizes > rules.max_message_bytes))
+        _clear_messages(out.messages, _find_suspects(out.messages, latest, types))
+    for index in _list_missing(out.messages):
         _parse_singly(out, index, values[index], int(latest[index]), rules, types, seq_optional=bool(optional[index]))
-    _clear(out.messages, np.flatnonzero(reasons))
+    _clear_messages(out.messages, np.flatnonzero(reasons))
     return out
 
 
-def _latest(raw: pa.Table, rules: DecodeRules) -> Int64s:
+def _compute_latest_event_times(raw: pa.Table, rules: DecodeRules) -> Int64s:
     """Returns the highest event time (ms) that each message may have."""
-    return latest_event_times(raw["kafka_ts"].to_numpy(), rules.max_future_skew)
+    return compute_latest_event_times(raw["kafka_ts"].to_numpy(), rules.max_future_skew)
 
 
-def _head_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
+def _find_header_reasons(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
     """Returns the reason code of each message with an unusable key or Kafka timestamp; 0 for the others."""
-    reasons = _key_reasons(raw["key"])
-    wrong = future_timestamps(raw, rules) if fast else _in_future_one_by_one(raw, rules)
+    reasons = _find_key_reasons(raw["key"])
+    wrong = find_future_timestamps(raw, rules) if fast else _find_future_one_by_one(raw, rules)
     reasons[(reasons == 0) & wrong] = CODE_OF[Reason.FUTURE_KAFKA_TS]
     return reasons
 
 
-def future_timestamps(raw: pa.Table, rules: DecodeRules) -> Bools:
+def find_future_timestamps(raw: pa.Table, rules: DecodeRules) -> Bools:
     """Returns a boolean per raw message: true if its Kafka timestamp is too far after the time bronze read it."""
     ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
-    return in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
+    return is_in_future(raw["kafka_ts"].to_numpy(), ingested, rules.max_future_skew)
 
 
-def _in_future_one_by_one(raw: pa.Table, rules: DecodeRules) -> Bools:
+def _find_future_one_by_one(raw: pa.Table, rules: DecodeRules) -> Bools:
     times = zip(raw["kafka_ts"].to_pylist(), raw["ingested_at"].to_pylist(), strict=True)
-    found = (kafka_time_reason(said, ingested, rules.max_future_skew) is not None for said, ingested in times)
+    found = (find_kafka_time_reason(said, ingested, rules.max_future_skew) is not None for said, ingested in times)
     return np.fromiter(found, np.bool_, raw.num_rows)
 
 
-def _refused(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
+def _find_refused(raw: pa.Table, rules: DecodeRules, *, fast: bool) -> Int8s:
     """Returns the reason code of each message with an unusable key, Kafka timestamp or size; 0 for the others."""
-    reasons = _head_reasons(raw, rules, fast=fast)
+    reasons = _find_header_reasons(raw, rules, fast=fast)
     sizes = pc.fill_null(pc.binary_length(raw["value"]), 0).to_numpy()
     reasons[(reasons == 0) & (sizes > rules.max_message_bytes)] = CODE_OF[Reason.TOO_LARGE]
     return reasons
@@ -182,9 +186,9 @@ def _decode_all(values: Sequence[bytes | None], types: MessageTypes) -> list[Mes
     return out
 
 
-def _seq_optional(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
+def _find_seq_optional(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
     """Returns True for messages that may lack a seq. The rule is asked once per topic."""
-    code, names = dictionary_codes(topics)
+    code, names = encode_as_codes(topics)
     answers = np.array([rules.seq_optional(name) for name in names.to_pylist()], np.bool_)
     return answers[code] if len(answers) else np.zeros(len(topics), np.bool_)
 
@@ -195,33 +199,33 @@ def _decode_seqless(
     if not optional.any():
         return
     decode_one = types.seqless_decoder.decode
-    for index in _missing(messages):
+    for index in _list_missing(messages):
         if optional[index]:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, TypeError, RecursionError):
                 messages[index] = decode_one(values[index])  # type: ignore[arg-type]  # None raises the TypeError that is caught
 
 
-def _missing(messages: Sequence[Message | None]) -> Iterable[int]:
+def _list_missing(messages: Sequence[Message | None]) -> Iterable[int]:
     return (index for index, message in enumerate(messages) if message is None) if None in messages else ()
 
 
-def _clear(messages: list[Message | None], indices: Iterable[Any]) -> None:
+def _clear_messages(messages: list[Message | None], indices: Iterable[Any]) -> None:
     for index in indices:
         messages[index] = None
 
 
-def _key_reasons(keys: pa.ChunkedArray) -> Int8s:
+def _find_key_reasons(keys: pa.ChunkedArray) -> Int8s:
     """Returns the reason code of each key. Each distinct key is checked once."""
     encoded = pc.dictionary_encode(keys, null_encoding="encode").combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = (
             encoded.chunk(0) if encoded.num_chunks else pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), [])
         )
-    verdicts = [CODE_OF[Reason.BAD_KEY] if key_reason(key) else 0 for key in encoded.dictionary.to_pylist()]
+    verdicts = [CODE_OF[Reason.BAD_KEY] if find_key_reason(key) else 0 for key in encoded.dictionary.to_pylist()]
     return np.array(verdicts, np.int8)[encoded.indices.to_numpy()] if verdicts else np.zeros(len(keys), np.int8)
 
 
-def _suspects(messages: list[Message | None], latest: Int64s, types: MessageTypes) -> Int64s:
+def _find_suspects(messages: list[Message | None], latest: Int64s, types: MessageTypes) -> Int64s:
     """Returns the indices of decoded messages that may be malformed, so that they must be parsed singly.
 
     They have an event time after `latest`, the same row id twice, or a number beyond the range of a float.
@@ -230,29 +234,29 @@ def _suspects(messages: list[Message | None], latest: Int64s, types: MessageType
     good = messages if index is None else [m for m in messages if m is not None]
     if not good:
         return np.zeros(0, np.int64)
-    bad = _attribute(good, "ts") > (latest if index is None else latest[index])
+    bad = _read_attribute(good, "ts") > (latest if index is None else latest[index])
     rows = list(map(attrgetter("rows"), good))
     counts = np.fromiter(map(len, rows), np.int64, len(rows))
     owner = np.repeat(np.arange(len(good)), counts)
-    bad[_owners_of_repeated_ids(rows, counts)] = True
+    bad[_find_messages_with_repeated_ids(rows, counts)] = True
     for i, column in enumerate(types.columns):
         if column.sql == "float":
-            values = _floats(list(map(attrgetter(f"c{i}"), chain.from_iterable(rows))))
+            values = _to_floats(list(map(attrgetter(f"c{i}"), chain.from_iterable(rows))))
             with np.errstate(over="ignore"):
                 bad[owner[np.isinf(values.astype(np.float32))]] = True
     found = np.flatnonzero(bad)
     return found if index is None else index[found]
 
 
-def _attribute(messages: Sequence[Message], name: str) -> Int64s:
+def _read_attribute(messages: Sequence[Message], name: str) -> Int64s:
     return np.fromiter(map(attrgetter(name), messages), np.int64, len(messages))
 
 
-def _floats(values: list[Any]) -> Float64s:
+def _to_floats(values: list[Any]) -> Float64s:
     return np.array([v if isinstance(v, float) else 0.0 for v in values], np.float64)
 
 
-def _owners_of_repeated_ids(rows: list[Any], counts: Int64s) -> Int64s:
+def _find_messages_with_repeated_ids(rows: list[Any], counts: Int64s) -> Int64s:
     """Returns the indices of messages that have the same id twice in their rows."""
     several = np.flatnonzero(counts > 1)
     if not len(several):
@@ -266,7 +270,7 @@ def _owners_of_repeated_ids(rows: list[Any], counts: Int64s) -> Int64s:
 
 
 def _parse_singly(
-    out: _Decoded,
+    out: _DecodedMessages,
     index: int,
     value: bytes | None,
     latest: int,
@@ -277,7 +281,7 @@ def _parse_singly(
 ) -> None:
     if out.reasons[index]:
         return
-    found = parse(value, types, latest_ts=latest, max_bytes=rules.max_message_bytes, seq_optional=seq_optional)
+    found = parse_value(value, types, latest_ts=latest, max_bytes=rules.max_message_bytes, seq_optional=seq_optional)
     if not isinstance(found, Parsed):
         out.reasons[index] = CODE_OF[found]
         return
@@ -286,11 +290,11 @@ def _parse_singly(
         out.rescued[index] = found.rescued
 
 
-def _columns(decoded: _Decoded, columns: tuple[Column, ...]) -> MessageColumns:
+def _build_columns(decoded: _DecodedMessages, columns: tuple[Column, ...]) -> MessageColumns:
     malformed = decoded.reasons != 0
     if not malformed.any():
         rescued = [decoded.rescued.get(i) for i in range(len(malformed))] if decoded.rescued else []
-        return to_columns(decoded.messages, rescued, columns)
+        return convert_to_columns(decoded.messages, rescued, columns)
     good = [(i, message) for i, message in enumerate(decoded.messages) if message is not None]
     rescued = [decoded.rescued.get(i) for i, _ in good] if decoded.rescued else []
-    return to_columns([message for _, message in good], rescued, columns)
+    return convert_to_columns([message for _, message in good], rescued, columns)

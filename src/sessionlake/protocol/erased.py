@@ -11,12 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-KEY = b"\0erased"
+ERASED_KEY = b"\0erased"
 """The key of a placeholder. Its value and headers are null."""
-CODE = -1
+ERASED_CODE = -1
 """Code of an erased message in a chunk's column `reason`. Such a message does not go to quarantine."""
 
 
 def is_erased(keys: Any, values: Any) -> Any:
     """Returns a boolean array that is true for placeholders of erased messages, by their keys and values. No nulls."""
-    return pc.fill_null(pc.and_(pc.equal(keys, pa.scalar(KEY, pa.binary())), pc.is_null(values)), fill_value=False)
+    return pc.fill_null(
+        pc.and_(pc.equal(keys, pa.scalar(ERASED_KEY, pa.binary())), pc.is_null(values)), fill_value=False
+    )

@@ -55,9 +55,9 @@ def parse_json(
     try:
         loaded = json.loads(
             text,
-            parse_constant=_no_constant,
-            parse_float=number or _finite,
-            parse_int=_integer if integer is None else lambda digits: integer(_bounded(digits)),
+            parse_constant=_refuse_constant,
+            parse_float=number or _parse_finite,
+            parse_int=_parse_integer if integer is None else lambda digits: integer(_require_bounded(digits)),
         )
     except ValueError:
         raise InvalidJsonError(Reason.NOT_JSON) from None
@@ -77,22 +77,22 @@ def is_too_deep(text: str) -> bool:
     return bool(len(steps)) and int(np.cumsum(steps, dtype=np.int32).max()) > MAX_DEPTH
 
 
-def _no_constant(_: str) -> Any:
+def _refuse_constant(_: str) -> Any:
     raise ValueError
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError
     return number
 
 
-def _integer(text: str) -> int:
-    return int(_bounded(text))
+def _parse_integer(text: str) -> int:
+    return int(_require_bounded(text))
 
 
-def _bounded(text: str) -> str:
+def _require_bounded(text: str) -> str:
     if len(text.lstrip("-")) > _DIGITS:
         raise ValueError
     return text

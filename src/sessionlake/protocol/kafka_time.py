@@ -24,7 +24,7 @@ NOT_COUNTED = INT64_MIN
 """Stands for a Kafka timestamp (ms) that does not count, in arrays of times."""
 
 
-def kafka_time_reason(kafka_ts: int, ingested_at: int | None, max_skew: int) -> Reason | None:
+def find_kafka_time_reason(kafka_ts: int, ingested_at: int | None, max_skew: int) -> Reason | None:
     """Returns FUTURE_KAFKA_TS if a Kafka timestamp is too far ahead of the time at which bronze read the message.
 
     Args:
@@ -36,42 +36,42 @@ def kafka_time_reason(kafka_ts: int, ingested_at: int | None, max_skew: int) -> 
     return Reason.FUTURE_KAFKA_TS if too_far else None
 
 
-def in_future(kafka_ts: Int64s, ingested_at: Int64s, max_skew: int) -> Bools:
+def is_in_future(kafka_ts: Int64s, ingested_at: Int64s, max_skew: int) -> Bools:
     """Returns True for each Kafka timestamp that is too far ahead of the time at which bronze read the message.
 
     All arguments are in ms. If it is not known when bronze read a message, its `ingested_at` is `INT64_MAX`.
     """
-    found: Bools = kafka_ts > _add(ingested_at, max_skew)
+    found: Bools = kafka_ts > _add_skew(ingested_at, max_skew)
     return found
 
 
-def latest_event_time(kafka_ts: int, max_skew: int) -> int:
+def compute_latest_event_time(kafka_ts: int, max_skew: int) -> int:
     """Returns the highest event time (ms) that a message may have. Without a Kafka timestamp there is no limit."""
     return INT64_MAX if kafka_ts == NO_KAFKA_TIME else min(kafka_ts + max_skew, INT64_MAX)
 
 
-def latest_event_times(kafka_ts: Int64s, max_skew: int) -> Int64s:
+def compute_latest_event_times(kafka_ts: Int64s, max_skew: int) -> Int64s:
     """Returns the highest event time (ms) that each message may have."""
-    return np.where(kafka_ts == NO_KAFKA_TIME, INT64_MAX, _add(kafka_ts, max_skew))
+    return np.where(kafka_ts == NO_KAFKA_TIME, INT64_MAX, _add_skew(kafka_ts, max_skew))
 
 
-def counted_times(kafka_ts: Int64s, future: Bools) -> Int64s:
+def select_counted_times(kafka_ts: Int64s, future: Bools) -> Int64s:
     """Returns each Kafka timestamp (ms), or `NOT_COUNTED` if it is missing or in the future."""
     unsaid = future | (kafka_ts == NO_KAFKA_TIME)
     return np.where(unsaid, NOT_COUNTED, kafka_ts) if unsaid.any() else kafka_ts
 
 
-def message_time(kafka_ts: int, stream_time: int) -> int:
+def choose_message_time(kafka_ts: int, stream_time: int) -> int:
     """Returns a message's time in ms: its Kafka timestamp, or stream time so far if it has none."""
     return stream_time if kafka_ts == NO_KAFKA_TIME else kafka_ts
 
 
-def message_times(kafka_ts: Int64s, stream_time: Int64s) -> Int64s:
+def choose_message_times(kafka_ts: Int64s, stream_time: Int64s) -> Int64s:
     """Returns each message's time in ms: its Kafka timestamp, or stream time so far if it has none."""
     missing = kafka_ts == NO_KAFKA_TIME
     return np.where(missing, stream_time, kafka_ts) if missing.any() else kafka_ts
 
 
-def _add(times: Int64s, skew: int) -> Int64s:
+def _add_skew(times: Int64s, skew: int) -> Int64s:
     """Returns each time plus the skew, in ms. A sum beyond int64 becomes the highest int64."""
     return np.minimum(times, INT64_MAX - skew) + skew

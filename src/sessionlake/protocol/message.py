@@ -22,7 +22,7 @@ MAX_DEPTH = 64
 NO_SEQ = -1
 """Stands for the seq of a message that has none, which class `none` allows."""
 
-ANY = INT64_MIN
+ANY_SEQ = INT64_MIN
 """Stands for the `after` of a message that may follow any seq, so that there is never a gap before it."""
 
 Seq = Annotated[int, Meta(ge=0, le=INT64_MAX)]
@@ -89,8 +89,8 @@ class MessageTypes:
 
     Attributes:
         columns: The declared columns.
-        row: The struct of a row. `field_of` returns the name of its attribute for a column, which is UNSET in a row
-            without the column.
+        row: The struct of a row. `name_row_field` returns the name of its attribute for a column, which is UNSET
+            in a row without the column.
         snapshot: The struct of a snapshot.
         update: The struct of an update.
         decoder: JSON decoder for messages that have only declared fields, with values of the right types.
@@ -105,7 +105,7 @@ class MessageTypes:
     seqless_decoder: msgspec.json.Decoder[Any]
 
 
-def field_of(column: Column, place: int) -> str:
+def name_row_field(column: Column, place: int) -> str:
     """Returns the name of a row struct's attribute for a declared column.
 
     Args:
@@ -115,48 +115,48 @@ def field_of(column: Column, place: int) -> str:
     return ID if column.name == ID else f"c{place}"
 
 
-def is_plain(name: str) -> bool:
+def is_plain_name(name: str) -> bool:
     """Returns True if JSON writes the name without escapes, so that msgspec finds a field of this name."""
     return not {'"', "\\"} & {*name}
 
 
 @lru_cache(maxsize=8)
-def message_types(columns: tuple[Column, ...]) -> MessageTypes:
+def build_message_types(columns: tuple[Column, ...]) -> MessageTypes:
     """Returns the structs and decoders for declared columns. They are built once per set of columns."""
     others = [(i, column) for i, column in enumerate(columns) if column.name != ID]
     fields: list[tuple[str, Any, Any]] = [
-        (f"c{i}", Union[_value_type(column), None, UnsetType] if is_plain(column.name) else _NOTHING, UNSET)  # noqa: UP007 - built at run time
+        (f"c{i}", Union[_choose_value_type(column), None, UnsetType] if is_plain_name(column.name) else _NOTHING, UNSET)  # noqa: UP007 - built at run time
         for i, column in others
     ]
-    names = {f"c{i}": column.name if is_plain(column.name) else internal(f"c{i}") for i, column in others}
+    names = {f"c{i}": column.name if is_plain_name(column.name) else internal(f"c{i}") for i, column in others}
     row = msgspec.defstruct(
         "Row", [(ID, RowId), *fields], gc=False, forbid_unknown_fields=True, rename=names, module=__name__
     )
     rows = list[row]  # type: ignore[valid-type]  # the struct is made at run time
-    snapshot, update = _snapshot(_Message, rows), _update(_Message, rows)
+    snapshot, update = _build_snapshot_struct(_Message, rows), _build_update_struct(_Message, rows)
     decoder = msgspec.json.Decoder(Union[snapshot, update, Heartbeat, End])  # noqa: UP007 - built at run time
     seqless: Any = Union[  # noqa: UP007 - built at run time
-        _snapshot(_Seqless, rows),
-        _update(_Seqless, rows),
-        _struct("heartbeat", _Seqless, [], MessageType.HEARTBEAT, rows=(), deleted=()),
-        _struct("end", _Seqless, [], MessageType.END, rows=(), deleted=()),
+        _build_snapshot_struct(_Seqless, rows),
+        _build_update_struct(_Seqless, rows),
+        _build_struct("heartbeat", _Seqless, [], MessageType.HEARTBEAT, rows=(), deleted=()),
+        _build_struct("end", _Seqless, [], MessageType.END, rows=(), deleted=()),
     ]
     return MessageTypes(columns, row, snapshot, update, decoder, msgspec.json.Decoder(seqless))
 
 
-def _snapshot(base: type[Struct], rows: Any) -> type[Struct]:
-    return _struct("snapshot", base, [("rows", rows)], MessageType.SNAPSHOT, deleted=())
+def _build_snapshot_struct(base: type[Struct], rows: Any) -> type[Struct]:
+    return _build_struct("snapshot", base, [("rows", rows)], MessageType.SNAPSHOT, deleted=())
 
 
-def _update(base: type[Struct], rows: Any) -> type[Struct]:
+def _build_update_struct(base: type[Struct], rows: Any) -> type[Struct]:
     fields: list[Any] = [
         ("rows", rows, msgspec.field(default_factory=list)),
         ("deleted", list[RowId], msgspec.field(default_factory=list)),
     ]
-    return _struct("update", base, fields, MessageType.UPDATE)
+    return _build_struct("update", base, fields, MessageType.UPDATE)
 
 
-def _struct(tag: str, base: type[Struct], fields: Sequence[Any], code: MessageType, **fixed: Any) -> type[Struct]:
+def _build_struct(tag: str, base: type[Struct], fields: Sequence[Any], code: MessageType, **fixed: Any) -> type[Struct]:
     """Returns the struct class for a type of messages.
 
     Args:
@@ -180,7 +180,7 @@ def _struct(tag: str, base: type[Struct], fields: Sequence[Any], code: MessageTy
     )
 
 
-def _value_type(column: Column) -> Any:
+def _choose_value_type(column: Column) -> Any:
     if column.json_type is JsonType.BOOLEAN:
         return bool
     if column.json_type is JsonType.INTEGER:

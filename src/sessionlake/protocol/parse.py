@@ -49,7 +49,7 @@ class Parsed:
     rescued: list[str | None] | None
 
 
-def key_reason(key: bytes | None) -> Reason | None:
+def find_key_reason(key: bytes | None) -> Reason | None:
     """Returns BAD_KEY unless the key is a session id: 1 to 256 bytes of UTF-8 without control characters."""
     if not key or len(key) > MAX_KEY_BYTES:
         return Reason.BAD_KEY
@@ -60,7 +60,7 @@ def key_reason(key: bytes | None) -> Reason | None:
     return Reason.BAD_KEY if any(unicodedata.category(c) == "Cc" for c in text) else None
 
 
-def parse(
+def parse_value(
     value: bytes | None, types: MessageTypes, *, latest_ts: int, max_bytes: int, seq_optional: bool = False
 ) -> Parsed | Reason:
     """Parses one Kafka value in JSON.
@@ -76,7 +76,7 @@ def parse(
         The message. If it is malformed for several reasons, the first of them in the order of `Reason`.
     """
     try:
-        return _message(_load(value, max_bytes), types, latest_ts, seq_optional=seq_optional)
+        return _build_message(_load_json(value, max_bytes), types, latest_ts, seq_optional=seq_optional)
     except _Refused as refused:
         return refused.reason
 
@@ -89,12 +89,12 @@ def parse_object(
     Returns the message, or the reason why it is malformed.
     """
     try:
-        return _message(loaded, types, latest_ts, seq_optional=seq_optional)
+        return _build_message(loaded, types, latest_ts, seq_optional=seq_optional)
     except _Refused as refused:
         return refused.reason
 
 
-def _load(value: bytes | None, max_bytes: int) -> Any:
+def _load_json(value: bytes | None, max_bytes: int) -> Any:
     if value is None:
         raise _Refused(Reason.NOT_JSON)
     if len(value) > max_bytes:
@@ -109,7 +109,7 @@ def _load(value: bytes | None, max_bytes: int) -> Any:
         raise _Refused(error.reason) from None
 
 
-def _message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_optional: bool) -> Parsed:
+def _build_message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_optional: bool) -> Parsed:
     if not isinstance(loaded, dict):
         raise _Refused(Reason.NOT_OBJECT)
     kind = loaded.get("type")
@@ -128,16 +128,16 @@ def _message(loaded: Any, types: MessageTypes, latest_ts: int, *, seq_optional: 
         return Parsed(Heartbeat(seq, ts), None)
     if kind == "end":
         return Parsed(End(seq, ts), None)
-    rows = _rows(loaded, required=kind == "snapshot")
-    deleted = _deleted(loaded) if kind == "update" else []
+    rows = _read_rows(loaded, required=kind == "snapshot")
+    deleted = _read_deleted_ids(loaded) if kind == "update" else []
     _check_ids(rows)
-    parsed = [_row(row, types) for row in rows]
-    rescued = [rescued_text(row, types.columns) for row in rows]
+    parsed = [_build_row(row, types) for row in rows]
+    rescued = [encode_rescued(row, types.columns) for row in rows]
     message = types.snapshot(seq, ts, parsed) if kind == "snapshot" else types.update(seq, ts, parsed, deleted)
     return Parsed(message, rescued if any(rescued) else None)
 
 
-def _rows(loaded: dict[str, Any], *, required: bool) -> list[dict[str, Any]]:
+def _read_rows(loaded: dict[str, Any], *, required: bool) -> list[dict[str, Any]]:
     if "rows" not in loaded and not required:
         return []
     rows = loaded.get("rows")
@@ -146,7 +146,7 @@ def _rows(loaded: dict[str, Any], *, required: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def _deleted(loaded: dict[str, Any]) -> list[str]:
+def _read_deleted_ids(loaded: dict[str, Any]) -> list[str]:
     deleted = loaded.get("deleted", [])
     if not isinstance(deleted, list) or not all(_is_id(item) for item in deleted):
         raise _Refused(Reason.BAD_ROWS)
@@ -164,12 +164,12 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, str) and 1 <= len(value.encode()) <= MAX_ID_BYTES
 
 
-def _row(row: dict[str, Any], types: MessageTypes) -> Any:
-    values = [_fit(row.get(column.name, UNSET), column) for column in types.columns if column.name != ID]
+def _build_row(row: dict[str, Any], types: MessageTypes) -> Any:
+    values = [_fit_value(row.get(column.name, UNSET), column) for column in types.columns if column.name != ID]
     return types.row(row[ID], *values)
 
 
-def _fit(value: Any, column: Column) -> Any:
+def _fit_value(value: Any, column: Column) -> Any:
     """Returns the value if it fits the column without a cast, and raises an error otherwise.
 
     Only an integer in a column of floats or doubles is converted.
@@ -187,11 +187,11 @@ def _fit(value: Any, column: Column) -> Any:
     ):
         return value
     if type(value) in (int, float) and column.json_type is JsonType.NUMBER:
-        return _number(value, column)
+        return _fit_number(value, column)
     raise _Refused(Reason.BAD_COLUMN)
 
 
-def _number(value: float, column: Column) -> float:
+def _fit_number(value: float, column: Column) -> float:
     """Returns the value as a finite double, rounded if the column is a `float`."""
     try:
         number = float(value)
@@ -203,7 +203,7 @@ def _number(value: float, column: Column) -> float:
         raise _Refused(Reason.BAD_COLUMN) from None
 
 
-def rescued_text(row: dict[str, Any], columns: tuple[Column, ...]) -> str | None:
+def encode_rescued(row: dict[str, Any], columns: tuple[Column, ...]) -> str | None:
     """Returns a row's undeclared columns as JSON text with sorted names; None if it has none."""
     known = {ID} | {column.name for column in columns}
     extra = {name: value for name, value in row.items() if name not in known}

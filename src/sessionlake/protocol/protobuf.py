@@ -24,12 +24,12 @@ from sessionlake.protocol.schema_decoder import (
     HEADER_FIELDS,
     ROW_LEVEL,
     SET,
-    Layout,
+    ColumnLayout,
     TooDeepError,
     ValueKind,
     apply_set_names,
     fits_column,
-    message_type_of,
+    parse_message_type,
     to_json_value,
 )
 from sessionlake.protocol.types import Bools
@@ -75,10 +75,10 @@ class ProtobufDecoder:
         self._plain_names = {"id", *(column.name for column in columns)}
         self._type = find_message_type(definition, message)
         self._parse: Callable[[bytes], ProtobufMessage] = GetMessageClass(self._type).FromString
-        self._fields = _Fields(self._type)
+        self._fields = _MessageFields(self._type)
         rows = self._type.fields_by_name.get("rows")
-        self._row = _Fields(rows.message_type) if rows is not None and rows.message_type is not None else None
-        self.layout = _layout(self._fields, self._row, columns)
+        self._row = _MessageFields(rows.message_type) if rows is not None and rows.message_type is not None else None
+        self.layout = _find_layout(self._fields, self._row, columns)
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Returns each payload as a Protobuf message; None if it is not a message of the type."""
@@ -91,23 +91,23 @@ class ProtobufDecoder:
                 found.append(None)  # `extend` kept the messages before it, and `rest` continues after it
         return found
 
-    def types(self, objects: Sequence[Any]) -> list[Any]:
+    def read_types(self, objects: Sequence[Any]) -> list[Any]:
         """Returns the name of each message's type; None if it is missing or unknown."""
-        found, present = list(map(attrgetter("type"), objects)), self._fields.present(objects, "type")
-        symbols = self._fields.symbols("type")
+        found, present = list(map(attrgetter("type"), objects)), self._fields.find_present(objects, "type")
+        symbols = self._fields.list_symbols("type")
         names = found if symbols is None else list(map(symbols.get, found))
         if present is None or present.all():
             return names
         return [name if there else None for name, there in zip(names, present.tolist(), strict=True)]
 
-    def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
+    def read_numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
         """Returns the field `seq` or `ts` of each message, 0 if it is missing, and which lack it (None: none does)."""
         if name not in self._fields.holds:
             return [0] * len(objects), np.ones(len(objects), np.bool_)
-        present = self._fields.present(objects, name)
+        present = self._fields.find_present(objects, name)
         return list(map(attrgetter(name), objects)), None if present is None else ~present
 
-    def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """Returns the field `rows` or `deleted` of each message, and which lack it (None: none does).
 
         Either all messages lack it, because their type does, or none.
@@ -116,64 +116,66 @@ class ProtobufDecoder:
             return list(map(attrgetter(name), objects)), None
         return [()] * len(objects), np.ones(len(objects), np.bool_)
 
-    def ids(self, rows: Sequence[Any]) -> list[str]:
+    def read_row_ids(self, rows: Sequence[Any]) -> list[str]:
         """Returns the `id` of each row."""
         return list(map(attrgetter("id"), rows))
 
-    def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
+    def read_set_names(self, rows: Sequence[Any]) -> list[Any] | None:
         """Returns the field `_set` of each row, None if it is empty. None instead of the list: no row has it."""
         found = list(map(attrgetter(SET), rows)) if self._row is not None and SET in self._row.holds else []
         return [names or None for names in found] if any(found) else None
 
-    def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_column_values(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """Returns the value of a declared column in each row, and which rows have the column (None: all)."""
         if self._row is None or name not in self._row.holds:
             return [None] * len(rows), np.zeros(len(rows), np.bool_)
-        values, present = list(map(attrgetter(name), rows)), self._row.present(rows, name)
+        values, present = list(map(attrgetter(name), rows)), self._row.find_present(rows, name)
         if present is None or present.all():
             return values, None
         return [value if there else None for value, there in zip(values, present.tolist(), strict=True)], present
 
-    def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
+    def find_rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
         """Returns the indices of rows with fields that the descriptor does not have."""
         return np.flatnonzero(np.fromiter(map(len, map(UnknownFieldSet, rows)), np.int64, len(rows))).tolist()
 
     def row_to_json(self, row: Any) -> dict[str, Any]:
         """Returns a row as the equivalent JSON object."""
         fields = {field.name: field for field in row.DESCRIPTOR.fields if field.name in self._plain_names}
-        to_json_object = {name: _value(row, field) for name, field in fields.items() if _is_set(row, field)}
-        sent = {field.name: _value(row, field) for field, _ in row.ListFields() if field.name not in self._plain_names}
+        to_json_object = {name: _read_value(row, field) for name, field in fields.items() if _is_set(row, field)}
+        sent = {
+            field.name: _read_value(row, field) for field, _ in row.ListFields() if field.name not in self._plain_names
+        }
         named = apply_set_names(
             to_json_object | {name: value if name == SET else to_json_value(value) for name, value in sent.items()}
         )
         # `_set` cannot name unknown fields, so all are kept. A declared column may have digits as its name.
-        unknown = _unknown_fields(UnknownFieldSet(row))
+        unknown = _read_unknown_fields(UnknownFieldSet(row))
         return named | {
             f"#{name}" if name in self._plain_names else name: to_json_value(value) for name, value in unknown.items()
         }
 
-    def header_fields(self, message: Any) -> dict[str, Any]:
+    def read_header_fields(self, message: Any) -> dict[str, Any]:
         """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
         fields = message.DESCRIPTOR.fields_by_name
         known = [fields[name] for name in HEADER_FIELDS if name in fields]
-        header_fields = {field.name: _value(message, field) for field in known if _is_set(message, field)}
+        header_fields = {field.name: _read_value(message, field) for field in known if _is_set(message, field)}
         if isinstance(header_fields.get("type"), str) and fields["type"].enum_type is not None:
-            header_fields["type"] = message_type_of(header_fields["type"])
+            header_fields["type"] = parse_message_type(header_fields["type"])
         return header_fields
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
         """Returns a message as the equivalent JSON object."""
-        to_json_object, fields = self.header_fields(message), message.DESCRIPTOR.fields_by_name
+        to_json_object, fields = self.read_header_fields(message), message.DESCRIPTOR.fields_by_name
         if "deleted" in fields and _is_set(message, fields["deleted"]):
-            to_json_object["deleted"] = _value(message, fields["deleted"])
+            to_json_object["deleted"] = _read_value(message, fields["deleted"])
         if "rows" in fields and _is_set(message, fields["rows"]):
-            to_json_object["rows"] = self._plain_rows(message, fields["rows"])
+            to_json_object["rows"] = self._read_plain_rows(message, fields["rows"])
         return to_json_object
 
-    def _plain_rows(self, message: Any, field: FieldDescriptor) -> Any:
+    def _read_plain_rows(self, message: Any, field: FieldDescriptor) -> Any:
         if _is_repeated(field) and field.message_type is not None and not _is_map(field):
             return [self.row_to_json(row) for row in message.rows]
-        return _value(message, field)
+        return _read_value(message, field)
 
 
 def find_message_type(definition: Definition, message: str) -> Descriptor:
@@ -183,22 +185,22 @@ def find_message_type(definition: Definition, message: str) -> Descriptor:
         UnusableSchemaError: The definition is not a Protobuf descriptor, or does not have the type.
     """
     try:
-        return _pool(definition).FindMessageTypeByName(message)
+        return _create_pool(definition).FindMessageTypeByName(message)
     except KeyError:
         raise UnusableSchemaError(
-            f"there is no message type {message!r}; there are {', '.join(type_names(definition))}"
+            f"there is no message type {message!r}; there are {', '.join(list_type_names(definition))}"
         ) from None
 
 
-def type_names(definition: Definition) -> list[str]:
+def list_type_names(definition: Definition) -> list[str]:
     """Returns the full names of the schema's message types that are not nested in others."""
-    file = _file(definition)
+    file = _parse_file(definition)
     return [f"{file.package}.{message.name}" if file.package else message.name for message in file.message_type]
 
 
-def type_of(definition: Definition, path: Path) -> str | None:
+def find_type_name(definition: Definition, path: Path) -> str | None:
     """Returns the full name of the message type at a path of indices in the schema's file; None if there is none."""
-    file = _file(definition)
+    file = _parse_file(definition)
     names, inside = [file.package] if file.package else [], file.message_type
     for number in path:
         if number >= len(inside):
@@ -209,7 +211,7 @@ def type_of(definition: Definition, path: Path) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _file(definition: Definition) -> FileDescriptorProto:
+def _parse_file(definition: Definition) -> FileDescriptorProto:
     try:
         return FileDescriptorProto.FromString(definition[-1])
     except DecodeError as error:
@@ -217,7 +219,7 @@ def _file(definition: Definition) -> FileDescriptorProto:
 
 
 @lru_cache(maxsize=64)
-def _pool(definition: Definition) -> DescriptorPool:
+def _create_pool(definition: Definition) -> DescriptorPool:
     pool = DescriptorPool()
     try:
         files = [FileDescriptorProto.FromString(text) for text in definition]
@@ -242,37 +244,41 @@ def _add_well_known(pool: DescriptorPool, name: str) -> None:
     pool.AddSerializedFile(file.serialized_pb)
 
 
-class _Fields:
+class _MessageFields:
     """The fields of a message type: the kind of their values, and which of them show whether they were sent."""
 
     def __init__(self, descriptor: Descriptor) -> None:
-        self.holds = {field.name: _value_kind(field) for field in descriptor.fields}
+        self.holds = {field.name: _find_value_kind(field) for field in descriptor.fields}
         self.repeated = {field.name: _is_repeated(field) for field in descriptor.fields}
         self.type: dict[str, FieldDescriptor] = dict(descriptor.fields_by_name)
         self._presence = {field.name for field in descriptor.fields if field.has_presence}
 
-    def present(self, messages: Sequence[Any], name: str) -> Bools | None:
+    def find_present(self, messages: Sequence[Any], name: str) -> Bools | None:
         """Returns which messages have the field; None if it is of a kind that every message has."""
         if name not in self._presence or not messages:
             return None
         return np.fromiter(map(type(messages[0]).HasField, messages, repeat(name)), np.bool_, len(messages))
 
-    def symbols(self, name: str) -> dict[int, str] | None:
+    def list_symbols(self, name: str) -> dict[int, str] | None:
         """Returns the message type that each enum number of a field means; None if the field is not an enum."""
         enum = self.type[name].enum_type
-        return None if enum is None else {n: message_type_of(value.name) for n, value in enum.values_by_number.items()}
+        return (
+            None if enum is None else {n: parse_message_type(value.name) for n, value in enum.values_by_number.items()}
+        )
 
 
-def _layout(fields: _Fields, row: _Fields | None, columns: tuple[Column, ...]) -> Layout | None:
-    if not (_heads_fit(fields) and _is_string_list(fields, "deleted") and _rows_fit(fields, row)):
+def _find_layout(
+    fields: _MessageFields, row: _MessageFields | None, columns: tuple[Column, ...]
+) -> ColumnLayout | None:
+    if not (_do_header_fields_fit(fields) and _is_string_list(fields, "deleted") and _do_row_fields_fit(fields, row)):
         return None
     cells = {c.name: row.holds[c.name] for c in columns if row and c.name in row.holds}
     if not all(fits_column(cells[c.name], c) and row and not row.repeated[c.name] for c in columns if c.name in cells):
         return None
-    return Layout(cells, bool(row and row.holds.keys() - cells.keys() - {"id", SET}), _ROW_BYTES)
+    return ColumnLayout(cells, bool(row and row.holds.keys() - cells.keys() - {"id", SET}), _ROW_BYTES)
 
 
-def _heads_fit(fields: _Fields) -> bool:
+def _do_header_fields_fit(fields: _MessageFields) -> bool:
     if "type" not in fields.holds or any(fields.repeated.get(name) for name in HEADER_FIELDS):
         return False
     if fields.type["type"].enum_type is None and fields.holds["type"] is not ValueKind.STRING:
@@ -281,7 +287,7 @@ def _heads_fit(fields: _Fields) -> bool:
     return numbers <= {ValueKind.INTEGER, ValueKind.UNSIGNED}
 
 
-def _rows_fit(fields: _Fields, row: _Fields | None) -> bool:
+def _do_row_fields_fit(fields: _MessageFields, row: _MessageFields | None) -> bool:
     if row is None:
         return "rows" not in fields.holds
     if not fields.repeated["rows"] or _is_map(fields.type["rows"]):
@@ -289,21 +295,21 @@ def _rows_fit(fields: _Fields, row: _Fields | None) -> bool:
     return row.holds.get("id") is ValueKind.STRING and not row.repeated["id"] and _is_string_list(row, SET)
 
 
-def _is_string_list(fields: _Fields, name: str) -> bool:
+def _is_string_list(fields: _MessageFields, name: str) -> bool:
     """Returns True if the field does not exist or is a repeated string."""
     return name not in fields.holds or (fields.holds[name] is ValueKind.STRING and fields.repeated[name])
 
 
-def _value_kind(field: FieldDescriptor) -> ValueKind:
+def _find_value_kind(field: FieldDescriptor) -> ValueKind:
     return _VALUE_KINDS.get(field.type, ValueKind.OTHER)
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:
-    return field.name in _repeated_names(field.containing_type)
+    return field.name in _list_repeated_fields(field.containing_type)
 
 
 @lru_cache(maxsize=256)
-def _repeated_names(descriptor: Descriptor) -> frozenset[str]:
+def _list_repeated_fields(descriptor: Descriptor) -> frozenset[str]:
     # The descriptor's attribute for this has different names in the supported versions.
     proto = DescriptorProto()
     descriptor.CopyToProto(proto)
@@ -318,26 +324,30 @@ def _is_set(message: Any, field: FieldDescriptor) -> bool:
     return bool(not field.has_presence or message.HasField(field.name))
 
 
-def _value(message: Any, field: FieldDescriptor) -> Any:
+def _read_value(message: Any, field: FieldDescriptor) -> Any:
     """Returns a field's value for JSON: lists, dicts and simple values, with the names of enum values."""
     value = getattr(message, field.name)
     if _is_map(field):
         of_value = field.message_type.fields_by_name["value"]
-        return {_key(key): _single(value[key], of_value) for key in value}
-    return [_single(item, field) for item in value] if _is_repeated(field) else _single(value, field)
+        return {_format_map_key(key): _convert_single_value(value[key], of_value) for key in value}
+    return (
+        [_convert_single_value(item, field) for item in value]
+        if _is_repeated(field)
+        else _convert_single_value(value, field)
+    )
 
 
-def _single(value: Any, field: FieldDescriptor) -> Any:
+def _convert_single_value(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None:
-        named = {inner.name: _value(value, inner) for inner, _ in value.ListFields()}
-        return named | _unknown_fields(UnknownFieldSet(value))
+        named = {inner.name: _read_value(value, inner) for inner, _ in value.ListFields()}
+        return named | _read_unknown_fields(UnknownFieldSet(value))
     if field.enum_type is not None:
         symbol = field.enum_type.values_by_number.get(value)
         return value if symbol is None else symbol.name
     return value
 
 
-def _unknown_fields(fields: UnknownFieldSet, level: int = ROW_LEVEL + 1) -> dict[str, Any]:
+def _read_unknown_fields(fields: UnknownFieldSet, level: int = ROW_LEVEL + 1) -> dict[str, Any]:
     """Returns the fields that the descriptor does not have, by field number, with their values.
 
     A value is an unsigned integer, bytes, or for a group a dict. A field that occurs repeatedly has a list of values.
@@ -353,10 +363,10 @@ def _unknown_fields(fields: UnknownFieldSet, level: int = ROW_LEVEL + 1) -> dict
         raise TooDeepError
     found: dict[str, list[Any]] = {}
     for field in fields:
-        value = _unknown_fields(field.data, level + 1) if field.wire_type == _GROUP else field.data
+        value = _read_unknown_fields(field.data, level + 1) if field.wire_type == _GROUP else field.data
         found.setdefault(str(field.field_number), []).append(value)
     return {number: values[0] if len(values) == 1 else values for number, values in found.items()}
 
 
-def _key(key: Any) -> str:
+def _format_map_key(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)

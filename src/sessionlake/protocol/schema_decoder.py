@@ -43,13 +43,13 @@ _FITS = {
 }
 
 
-def fits_column(holds: ValueKind, column: Column) -> bool:
+def fits_column(value_kind: ValueKind, column: Column) -> bool:
     """Returns True if values of this kind have the column's type. Whether they are in its range is not checked."""
-    return holds in _FITS[column.json_type]
+    return value_kind in _FITS[column.json_type]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ColumnLayout:
     """The fields of a schema whose messages can be read column by column.
 
     Attributes:
@@ -70,52 +70,52 @@ class SchemaDecoder(Protocol):
         layout: The fields of the schema; None if its messages must be parsed singly.
     """
 
-    layout: Layout | None
+    layout: ColumnLayout | None
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Decodes each payload into an object of the Avro or Protobuf library; None if it cannot be decoded."""
 
-    def types(self, objects: Sequence[Any]) -> list[Any]:
+    def read_types(self, objects: Sequence[Any]) -> list[Any]:
         """Returns the value of each message's field `type`: the name of its type, or a value that names none."""
 
-    def numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
+    def read_numbers(self, objects: Sequence[Any], name: str) -> tuple[list[int], Bools | None]:
         """Returns the field `seq` or `ts`, as `name` says, of each message, and which messages lack it.
 
         The number of a message that lacks the field has no meaning. None instead of the second value: none lacks it.
         """
 
-    def lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_lists(self, objects: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """Returns the field `rows` or `deleted`, as `name` says, of each message, and which messages lack it.
 
         The list of a message that lacks the field is empty. None instead of the second value: none lacks it.
         """
 
-    def ids(self, rows: Sequence[Any]) -> list[str]:
+    def read_row_ids(self, rows: Sequence[Any]) -> list[str]:
         """Returns the `id` of each row."""
 
-    def set_names(self, rows: Sequence[Any]) -> list[Any] | None:
+    def read_set_names(self, rows: Sequence[Any]) -> list[Any] | None:
         """Returns the field `_set` of each row, None for a row without it. None instead of the list: no row has it."""
 
-    def cells(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
+    def read_column_values(self, rows: Sequence[Any], name: str) -> tuple[list[Any], Bools | None]:
         """Returns the value of a declared column in each row, and which rows have the column.
 
         The value is None if the column is null. None instead of the second value: all rows have it.
         """
 
-    def rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
+    def find_rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
         """Returns the indices of rows with fields that the schema does not have."""
 
     def row_to_json(self, row: Any) -> dict[str, Any]:
         """Returns a row as the equivalent JSON object. Values of declared columns are not converted."""
 
-    def header_fields(self, message: Any) -> dict[str, Any]:
+    def read_header_fields(self, message: Any) -> dict[str, Any]:
         """Returns the fields `type`, `seq` and `ts` of a message by name, without fields that it lacks."""
 
     def to_json_object(self, message: Any) -> dict[str, Any]:
         """Returns a message as the equivalent JSON object."""
 
 
-def message_type_of(symbol: str) -> str:
+def parse_message_type(symbol: str) -> str:
     """Returns the message type that an enum symbol names, such as `update` for `TYPE_UPDATE`.
 
     A symbol that names no message type is returned unchanged.

@@ -45,12 +45,12 @@ class _Value(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Value)
 
 
-def encode(silences: Iterable[Silence]) -> bytes:
+def encode_silences(silences: Iterable[Silence]) -> bytes:
     """Returns silences as JSON for the `value` of one row of `bronze.messages`."""
     return msgspec.json.encode(_Value([*silences]))
 
 
-def decode(values: Iterable[bytes]) -> Iterator[Silence]:
+def decode_silences(values: Iterable[bytes]) -> Iterator[Silence]:
     """Yields the silences in values of `bronze.messages`.
 
     Raises:

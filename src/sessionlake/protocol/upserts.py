@@ -49,7 +49,7 @@ _json = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True)
-class Messages:
+class UpsertMessages:
     """A `mapInArrow` function that converts rows of a change feed to Kafka messages.
 
     The rows must have no pre-images and be sorted by version, then key, then deletes before upserts. If a version both
@@ -65,12 +65,12 @@ class Messages:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the messages of the task's rows in their order, with the columns of `SCHEMA`."""
-        for rows in _last_of_runs(batches, (VERSION, *self.key)):
-            yield from self._encoded(rows)
+        for rows in _select_last_of_runs(batches, (VERSION, *self.key)):
+            yield from self._encode_rows(rows)
 
-    def _encoded(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    def _encode_rows(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         names = [name for name in rows.column_names if name not in FEED]
-        columns = {name: _json_values(name, rows[name]) for name in names}
+        columns = {name: _encode_json_values(name, rows[name]) for name in names}
         keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _transpose(columns, self.key)]
         changes, versions = rows[CHANGE].to_pylist(), rows[VERSION].to_pylist()
         batch, chunk, size = str(self.batch).encode(), [], 0
@@ -80,19 +80,19 @@ class Messages:
             chunk.append((key, value, headers, version))
             size += len(key) + len(value or b"")
             if size >= _CHUNK_BYTES:
-                yield _record_batch(chunk)
+                yield _build_record_batch(chunk)
                 chunk, size = [], 0
         if chunk:
-            yield _record_batch(chunk)
+            yield _build_record_batch(chunk)
 
 
-def _record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
+def _build_record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
     columns = zip(*messages, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _last_of_runs(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> Iterator[pa.Table]:
+def _select_last_of_runs(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> Iterator[pa.Table]:
     """Yields the last of consecutive rows with equal values in the columns `by`. They may be in several batches."""
     held: pa.Table | None = None
     for batch in batches:
@@ -111,11 +111,13 @@ def _transpose(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[
     return zip(*(columns[name] for name in names), strict=True)
 
 
-def _json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
+def _encode_json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
     """Returns a column's values in types that JSON has."""
     kind = column.type
     if pa.types.is_floating(kind):
-        return [value if value is None or math.isfinite(value) else _spelled(value) for value in column.to_pylist()]
+        return [
+            value if value is None or math.isfinite(value) else _spell_number(value) for value in column.to_pylist()
+        ]
     if pa.types.is_timestamp(kind):
         return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
     if pa.types.is_date32(kind):
@@ -130,5 +132,5 @@ def _json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
     )
 
 
-def _spelled(value: float) -> str:
+def _spell_number(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

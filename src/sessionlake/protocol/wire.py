@@ -23,7 +23,7 @@ _MAX_VARINT = 5
 
 
 @dataclass(frozen=True)
-class Headers:
+class WireHeaders:
     """The wire headers of many payloads.
 
     Attributes:
@@ -38,7 +38,7 @@ class Headers:
     bodies: pa.Array
 
 
-def split_headers(values: pa.Array, *, with_path: bool) -> Headers:
+def split_headers(values: pa.Array, *, with_path: bool) -> WireHeaders:
     """Splits payloads into headers and bodies. Each distinct header is parsed once.
 
     Args:
@@ -51,14 +51,14 @@ def split_headers(values: pa.Array, *, with_path: bool) -> Headers:
     pending, width = np.arange(len(values)), _FIXED
     while len(pending) and width <= _MAX_HEADER_BYTES:
         heads = pc.binary_slice(values.take(pa.array(pending)), 0, width).dictionary_encode()
-        read = [_read(head, width, with_path=with_path) for head in heads.dictionary.to_pylist()]
+        read = [_parse_header(head, width, with_path=with_path) for head in heads.dictionary.to_pylist()]
         places = [-1 if head in {None, _NO_HEADER} else found.setdefault(head, len(found)) for head in read]
         of_value = pc.fill_null(heads.indices, len(read)).to_numpy()
         which[pending] = np.array([*places, -1])[of_value]
         sizes[pending] = width
         pending = pending[np.array([*(head is None for head in read), False])[of_value]]
         width += 1
-    return Headers(which, list(found), _bodies(values, np.where(which < 0, 0, sizes), which < 0))
+    return WireHeaders(which, list(found), _cut_bodies(values, np.where(which < 0, 0, sizes), which < 0))
 
 
 def read_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | None:
@@ -69,26 +69,26 @@ def read_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | No
         with_path: True if headers have the path of a Protobuf message type.
     """
     for width in range(_FIXED, _MAX_HEADER_BYTES + 1):
-        found = _read(value[:width], width, with_path=with_path)
+        found = _parse_header(value[:width], width, with_path=with_path)
         if found is not None:
             return None if found == _NO_HEADER else (found, width)
     return None
 
 
-def _read(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
+def _parse_header(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
     """Parses the first `width` bytes of a payload as a header.
 
     Returns the header, `_NO_HEADER` if it is invalid, or None if the header may be longer than `width`.
     """
     if len(head) < width or head[0] != 0:
         return _NO_HEADER
-    path = _path(head[_FIXED:]) if with_path else ()
+    path = _parse_path(head[_FIXED:]) if with_path else ()
     if path is None:
         return None
     return _NO_HEADER if path == _INVALID_PATH else (int.from_bytes(head[1:_FIXED], "big"), path)
 
 
-def _path(text: bytes) -> Path | None:
+def _parse_path(text: bytes) -> Path | None:
     """Parses the path of a Protobuf message type, as zigzag varints: the number of indices, then the indices.
 
     A single 0 is short for the path `[0]`, the first type in the file.
@@ -114,7 +114,7 @@ def _path(text: bytes) -> Path | None:
     return tuple(numbers[1:]) if len(numbers) == numbers[0] + 1 else None
 
 
-def _bodies(values: pa.Array, skip: Int64s, without: Bools) -> pa.Array:
+def _cut_bodies(values: pa.Array, skip: Int64s, without: Bools) -> pa.Array:
     bodies: pa.Array = pa.nulls(len(values), pa.binary())
     end = pc.max(pc.binary_length(values)).as_py() or 0  # must be given: slices without an end fail on short values
     for width in np.unique(skip[~without]).tolist():

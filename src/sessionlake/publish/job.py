@@ -19,7 +19,7 @@ from sessionlake.kafka.clients import require_broker, spark_kafka_options
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.protocol.names import quote
-from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, Messages
+from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, UpsertMessages
 from sessionlake.publish.failures import PublishQuery
 from sessionlake.publish.publishable import require_publishable
 from sessionlake.publish.topic import BATCH_BYTES, prepare_topic, require_topic
@@ -223,7 +223,7 @@ class _PublishBatch:
             .repartition(tasks, *map(quote, key))
             .sortWithinPartitions(VERSION, *map(quote, key), written)
         )
-        return map_batches(ordered, Messages(key, batch), DDL)
+        return map_batches(ordered, UpsertMessages(key, batch), DDL)
 
 
 def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:

@@ -131,6 +131,11 @@ class CaptureSettings(Section):
         if self.feeds and "columns" in self.model_fields_set:
             raise ValueError("columns: beside capture.feeds, each feed declares its columns; remove capture.columns")
         _refuse_names(self.feeds)
+        for feed in self.feeds:
+            classes = (
+                {feed.integrity} if feed.integrity else {self.integrity, *(rule.integrity for rule in self.by_topic)}
+            )
+            feed.refuse_classes({one for one in classes if one})
         _columns_of(self.feeds)
         return self
 

@@ -99,6 +99,11 @@ class OrderSettings(Section):
     modulo: int | None = Field(None, ge=4)
     """The number at which the counter starts again at 0."""
 
+    @property
+    def is_step(self) -> bool:
+        """True if the seq rises by one with each message of a session."""
+        return not (self.after or self.first or self.rising or self.chain or self.modulo)
+
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         given = [name for name in ("after", "first", "rising", "modulo") if getattr(self, name)]

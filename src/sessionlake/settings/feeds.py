@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path as FilePath
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sessionlake.feeds.feed import Check, DecoderUse, Feed, Keep, KeyFormat, Order, Ordering, Time
+from sessionlake.feeds.feed import Check, DecoderUse, Feed, Keep, KeyFormat, Kind, Order, Ordering, Time
 from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.values import FeedColumn, feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
@@ -97,6 +98,17 @@ class FeedSettings(Section):
         self.made()
         return self
 
+    def refuse_classes(self, classes: Collection[Integrity]) -> None:
+        """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
+        orders = {rule.order or self.order for rule in self.messages if rule.is_ is not Kind.IGNORE} or {self.order}
+        is_counting = all(not isinstance(order, str) and order.is_step for order in orders)
+        for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
+            if not is_counting:
+                raise ValueError(
+                    f"feed {self.name!r}: class {found} remembers every seq, so it needs an order whose seq rises by "
+                    f"one (order: {{seq: PATH}}); set integrity of this feed to none, order or strict"
+                )
+
     def made(self) -> Feed:
         """Returns the settings in the form that the package `feeds` uses."""
         return _feed(self)
@@ -116,6 +128,7 @@ def _feed(settings: FeedSettings) -> Feed:
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
     _check_decoder(settings)
     check = settings.check
+    text = settings.model_dump_json()
     defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
     return Feed(
         name=settings.name,
@@ -134,6 +147,8 @@ def _feed(settings: FeedSettings) -> Feed:
         refuse_repeats=settings.repeats == "refuse",
         keep=_keep(settings.keep, columns),
         check=None if check is None else Check(check.checksum, check.with_, check.rows),
+        fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
+        reads_headers="kafka.headers" in text or settings.decoder is not None,
         decoder=_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )

@@ -233,8 +233,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _add_product_processors(self) -> Self:
-        # The settings are frozen; this validator is the only place that completes them.
+        # The settings are frozen; only validators complete them.
         object.__setattr__(self, "processors", add_product_processors(self.processors, self.gold))
+        return self
+
+    @model_validator(mode="after")
+    def _read_topics_of_feeds(self) -> Self:
+        if self.capture.feeds and "topic_pattern" not in self.kafka.model_fields_set:
+            topics = "|".join(f"(?:{feed.topics})" for feed in self.capture.feeds)
+            object.__setattr__(self, "kafka", self.kafka.model_copy(update={"topic_pattern": topics}))
         return self
 
     @model_validator(mode="after")

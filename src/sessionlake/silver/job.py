@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sessionlake.delta.commit import append
-from sessionlake.delta.lake import SKIP_REMOVALS, Lake
+from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
@@ -32,16 +32,16 @@ from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.decisions import list_ledger_decisions, read_binding_decisions
-from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
+from sessionlake.silver.packing import build_packed_stream
 from sessionlake.silver.quarantine import add_raw_messages
-from sessionlake.silver.stream_times import StreamTimesLog, open_stored_times, require_continued_times
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
 from sessionlake.spark.frames import Rows, UnappliedMap
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
-from sessionlake.streaming.checkpoint import choose_starting_options, read_last_committed_batch, read_last_planned_batch
+from sessionlake.streaming.checkpoint import read_last_committed_batch
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.guards import refuse_fresh_checkpoint, refuse_removed_history
@@ -49,9 +49,8 @@ from sessionlake.streaming.handover import Handover
 from sessionlake.streaming.journal import discard_building, require_uninterrupted
 from sessionlake.streaming.manifest import record_commit, record_shard_count, record_stop
 from sessionlake.streaming.operation import REBUILD_SILVER
-from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake.streaming.query import LayerQuery
-from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
+from sessionlake.streaming.sharded import ShardFold, fold_shards
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,54 +136,6 @@ def load_offset_log(spark: SparkSession, lake: Lake, settings: Settings, layer: 
     following = first_batch + (0 if done is None else done + 1)
     before = None if checkpoint.app_id is None else Txn(checkpoint.app_id, following)
     return OffsetLog.load_from_ledger(spark, lake, layer, before)
-
-
-def build_packed_stream(
-    spark: SparkSession,
-    lake: Lake,
-    settings: Settings,
-    layer: str,
-    topic_pattern: str = ".*",
-    resume_from: Handover | None = None,
-) -> DataFrame:
-    """Returns the stream of bronze's messages, packed by shard, as `shard int, chunk binary`.
-
-    Args:
-        spark: The Spark session.
-        lake: The lake.
-        settings: The settings of the lake.
-        layer: The layer whose checkpoint and notes of stream time are used.
-        topic_pattern: Regular expression that matches the whole name of each topic to read.
-        resume_from: The handover to start from; messages before it are not read again. None starts with all messages.
-    """
-    from pyspark.sql import functions as F
-
-    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
-    if resume_from is not None:
-        options["startingVersion"] = resume_from.bronze_version + 1
-    elif read_last_planned_batch(settings.checkpoint(layer)) is None:
-        options |= _read_first_read_options(spark, lake, layer)
-    else:
-        options |= choose_starting_options(settings.checkpoint(layer))
-    raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
-    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(settings.silver.shards)).cast("int").alias("shard")
-    times = open_stored_times(settings, layer)
-    packer = Packer(build_payload_rules(settings.capture), settings.silver.shards, topic_pattern, times)
-    return raw.select(shard, *BRONZE_COLUMNS).mapInArrow(packer, PACKED_SCHEMA)
-
-
-def _read_first_read_options(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
-    """Returns options for a stream that reads all of bronze for the first time, after checking that this is possible.
-
-    If it is not, the error says how to build the layer instead.
-    """
-    try:
-        return lake.storage.first_read_options(spark, MESSAGES)
-    except LakeError as error:
-        name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
-        raise LakeError(
-            f"{layer}: {error}", fix=f"Run `sessionlake rebuild {name}`, which builds it from all that bronze has"
-        ) from error
 
 
 class _SilverBatchWriter:
@@ -329,14 +280,14 @@ def sum_partition_counts(reports: list[ShardReport]) -> list[PartitionCounts]:
     sums: dict[tuple[str, int], PartitionCounts] = {}
     for part in (p for report in reports for p in report.partitions):
         known = sums.setdefault((part.topic, part.partition), PartitionCounts(part.topic, part.partition, -1, -1, 0))
-        if part.messages:
-            known.first_offset = min(known.first_offset, part.first_offset) if known.messages else part.first_offset
+        if part.parts:
+            known.first_offset = min(known.first_offset, part.first_offset) if known.parts else part.first_offset
             # Every shard should report the same offset. If one reports a lower one, it judged with a wrong stream time.
             before = part.previous_offset
-            known.previous_offset = min(known.previous_offset, before) if known.messages else before
+            known.previous_offset = min(known.previous_offset, before) if known.parts else before
             known.stream_time = max(known.stream_time, part.stream_time)
             known.last_offset = max(known.last_offset, part.last_offset)
-        for name in (*COUNTS, "erased"):
+        for name in ("messages", *COUNTS, "erased"):
             setattr(known, name, getattr(known, name) + getattr(part, name))
     return [sums[place] for place in sorted(sums)]
 
@@ -348,12 +299,13 @@ def list_offset_ranges(partitions: Sequence[PartitionCounts]) -> tuple[OffsetRan
 
 
 def sum_ledger_counts(partitions: Sequence[PartitionCounts]) -> dict[str, Any]:
-    """Returns the numbers of applied, duplicate, quarantined and held messages of the batch, by column of the ledger.
+    """Returns the numbers of messages, of their parts and of each verdict, by column of the ledger.
 
     Erased messages count only in the offset ranges, because they are not judged.
     """
-    counts = {name: sum(getattr(part, name) for part in partitions) for name in COUNTS}
-    return counts | {"messages": counts["messages"] - sum(part.erased for part in partitions)}
+    counts = {name: sum(getattr(part, name) for part in partitions) for name in ("messages", *COUNTS)}
+    erased = sum(part.erased for part in partitions)
+    return counts | {name: counts[name] - erased for name in ("messages", "parts")}
 
 
 class SilverStoppedError(IntegrityViolationError):

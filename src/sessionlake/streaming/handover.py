@@ -224,7 +224,7 @@ def read_last_version(settings: Settings, layer: str, *, is_change_feed: bool = 
         return begin.bronze_version if begin else None
     version, is_complete = read_version_reached(settings, layer, batch, is_change_feed=is_change_feed)
     if not is_complete:
-        raise LakeError(f"{layer} has read only a part of one commit of the layer before it", fix=run)
+        raise LakeError(f"{layer} has read only a part of one commit of its source table", fix=run)
     return version
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from sessionlake.errors import ConfigError
+from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.rules import build_decode_rules
 from sessionlake.kafka.registry import RegistrySchemas
-from sessionlake.protocol.binary import decoder_of
+from sessionlake.protocol.binary import create_decoder
 from sessionlake.protocol.decode import DecodeRules
 from sessionlake.protocol.payload import (
     ConfiguredSchemas,
@@ -19,6 +20,7 @@ from sessionlake.protocol.payload import (
     UnusableSchemaError,
 )
 from sessionlake.settings.model import CaptureSettings, PayloadSettings
+from sessionlake.settings.section import milliseconds
 
 
 def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
@@ -28,6 +30,20 @@ def build_payload_rules(capture: CaptureSettings) -> DecodeRules:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
     return replace(build_decode_rules(capture), payload=read_payload_settings(capture))
+
+
+def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | None:
+    """Returns the decoder of messages that feeds read; None if all messages have the form of sessionlake.
+
+    Args:
+        capture: The capture settings.
+        shards: Number of shards.
+    """
+    if not capture.feeds:
+        return None
+    feeds = tuple(feed.made() for feed in capture.feeds)
+    skew = milliseconds(capture.max_future_skew)
+    return FeedDecoder(feeds, capture.declared, capture.max_message_bytes, skew, shards)
 
 
 def read_payload_settings(capture: CaptureSettings) -> Payload | None:
@@ -55,7 +71,7 @@ def _read_payload(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
     for schema, file in _list_schema_files(found).items():
         definition = payload.schemas.definitions([schema])[schema]
         try:
-            decoder_of(payload, definition, (0,), capture.declared if kind is capture.format else ())
+            create_decoder(payload, definition, (0,), capture.declared if kind is capture.format else ())
         except UnusableSchemaError as error:
             raise ConfigError(
                 f"capture.payload: the schema file {file} cannot be used: {error}",

@@ -165,9 +165,11 @@ class LayerQuery:
         return bool(ended)
 
     def check(self) -> None:
-        """Does nothing while the query runs; raises an error if it failed or was stopped from outside."""
+        """Raises an error if the query failed or was stopped by other code than sessionlake."""
         if not self.is_active and self.wait(0):
-            raise SessionlakeError(f"{self.layer} was stopped from outside", fix="Run it again")
+            raise SessionlakeError(
+                f"{self.layer}: its query was stopped, but not by sessionlake", fix="Run the layer again"
+            )
 
     def drain(self) -> None:
         """Waits until all rows that the source has now are committed.

@@ -10,12 +10,12 @@ import typer
 
 from sessionlake.cli.context import Config, Form, settings_of
 from sessionlake.cli.show import OutputFormat
-from sessionlake_lab.cli.simulate import every_fault, with_scenario_options
+from sessionlake_lab.cli.simulate import set_rate_of_all_faults, with_scenario_options
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-class Mode(StrEnum):
+class TimestampMode(StrEnum):
     """How the timestamps that `simulate` writes relate to the present time."""
 
     LIVE = "live"
@@ -26,7 +26,9 @@ class Mode(StrEnum):
 @app.command()
 @with_scenario_options
 def simulate(
-    mode: Annotated[Mode, typer.Option("--mode", help="live sends in real time; burst and bench do not.")] = Mode.LIVE,
+    mode: Annotated[
+        TimestampMode, typer.Option("--mode", help="live sends in real time; burst and bench do not.")
+    ] = TimestampMode.LIVE,
     messages: Annotated[int | None, typer.Option("--messages", help="Total number, instead of a duration.")] = None,
     every: Annotated[float | None, typer.Option("--faults", help="Share of each fault without its own option.")] = None,
     truth: Annotated[Path | None, typer.Option("--truth", help="Folder for the expected silver tables.")] = None,
@@ -36,18 +38,18 @@ def simulate(
 ) -> None:
     """Send simulated captures to Kafka, with optional faults; the same seed gives the same messages."""
     settings = settings_of(config)
-    from sessionlake.cli.show import show
+    from sessionlake.cli.show import show_rows
     from sessionlake.local.signals import StopFlag
     from sessionlake_lab.cli.simulate import ProgressLine
     from sessionlake_lab.simulate.run import run_simulation
 
-    options = every_fault(every, scenario | {"messages": messages})
+    options = set_rate_of_all_faults(every, scenario | {"messages": messages})
     line = ProgressLine()
     with StopFlag() as stop:
         report = run_simulation(settings, mode=mode.value, truth=truth, stop=stop, on_progress=line, **options)
-    line.end()
+    line.clear_line()
     found = report.to_dict()
-    show(list(found), [list(found.values())], form)
+    show_rows(list(found), [list(found.values())], form)
 
 
 @app.command()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from rich.console import Console
 
-from sessionlake.cli.query import fetch
-from sessionlake.cli.show import console_on, table_of, text_of
+from sessionlake.cli.query import fetch_query_result
+from sessionlake.cli.show import make_console, make_terminal_table, make_visible_text
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import MachineError
 from sessionlake.history.report.page import write_report
@@ -32,8 +32,8 @@ from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake.spark.session import spark_session, stop_spark
 from sessionlake.streaming.errors import explain_errors
 from sessionlake_lab.cli.demo_late import LatePoints, send_late_points
-from sessionlake_lab.cli.demo_view import Progress
-from sessionlake_lab.compare import verify
+from sessionlake_lab.cli.demo_view import DemoProgress
+from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.readback import truth_from_broker
 from sessionlake_lab.simulate.run import SimulationReport, run_simulation
 
@@ -85,15 +85,17 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
         MachineError: Another demo runs in this home.
         SessionlakeError: The broker, the sensors or a layer failed.
     """
-    begun, out = time.monotonic(), console_on(sys.stdout)
-    demo_settings = _demo_settings(settings)
+    begun, out = time.monotonic(), make_console(sys.stdout)
+    demo_settings = _make_demo_settings(settings)
     scenario = {"duration": seconds, "rate": rate, "seed": seed, **FAULTS}
-    with _exclusive_home(settings), StopFlag() as stop:
+    with _lock_and_empty_home(settings), StopFlag() as stop:
         try:
             with explain_errors():
-                code = _Demo(demo_settings, out, stop, scenario).play()
+                code = _Demo(demo_settings, out, stop, scenario).run()
         except _InterruptedError:
-            out.print(f"interrupted: everything was stopped, and committed data stays in {_short(demo_settings.home)}")
+            out.print(
+                f"interrupted: everything was stopped, and committed data stays in {_shorten_path(demo_settings.home)}"
+            )
             return _SIGNALLED + stop.signal
         finally:
             stop_spark()
@@ -106,24 +108,24 @@ class _Demo:
 
     def __init__(self, settings: Settings, out: Console, stop: StopFlag, scenario: dict[str, Any]) -> None:
         self._settings, self._out, self._stop, self._scenario = settings, out, stop, scenario
-        self._progress = Progress()
+        self._progress = DemoProgress()
         self._connected = threading.Event()
         self._late: LatePoints | None = None
 
-    def play(self) -> int:
+    def run(self) -> int:
         """Runs the live phase, verifies the tables and prints results. Returns the exit code."""
         settings, out = self._settings, self._out
-        sensors: _Background | None = None
+        sensors: _BackgroundThread | None = None
         try:
-            with self._progress.shown(out):
-                sensors = _Background(self._run_sensors)  # while Spark starts
+            with self._progress.draw_during_block(out):
+                sensors = _BackgroundThread(self._run_sensors)  # while Spark starts
                 spark = spark_session(settings, app="demo", records_classes=True)
                 self._stop.install_handlers()
-                report = self._live(spark, sensors)
+                report = self._run_live_phase(spark, sensors)
             _write_settings(settings)
             out.print(f"{report.produced.messages:,} messages sent; comparing every session table with the truth …")
-            truth = _Background(lambda: truth_from_broker(settings))
-            self._wait_for(truth)
+            truth = _BackgroundThread(lambda: truth_from_broker(settings))
+            self._wait_for_thread(truth)
         finally:
             self._stop.set()
             if sensors is not None:
@@ -133,12 +135,12 @@ class _Demo:
             return 1
         for title, sql in ANSWERS.items():
             self._check_stop()
-            out.print(table_of(*fetch(spark, settings, sql), title=title))
-        for title, columns, rows in self._late.shown(spark, settings) if self._late else ():
-            out.print(table_of(columns, rows, title=title))
+            out.print(make_terminal_table(*fetch_query_result(spark, settings, sql), title=title))
+        for title, columns, rows in self._late.make_tables_to_show(spark, settings) if self._late else ():
+            out.print(make_terminal_table(columns, rows, title=title))
         self._check_stop()
         page = write_report(Lake(settings).reader(spark), settings)
-        _next_steps(settings, truth.value, page, out)
+        _describe_next_steps(settings, truth.value, page, out)
         if class_archive.find_archive() is None:
             out.print("storing Spark's loaded classes, so that its next start is faster (once) …", style="dim")
             class_archive.write_archive(spark)
@@ -147,33 +149,35 @@ class _Demo:
     def _run_sensors(self) -> SimulationReport:
         broker.start_broker(self._settings)
         self._connected.set()
-        return run_simulation(self._settings, stop=self._stop, on_progress=self._progress.sent, **self._scenario)
+        return run_simulation(
+            self._settings, stop=self._stop, on_progress=self._progress.record_sent_messages, **self._scenario
+        )
 
-    def _live(self, spark: SparkSession, sensors: _Background) -> SimulationReport:
+    def _run_live_phase(self, spark: SparkSession, sensors: _BackgroundThread) -> SimulationReport:
         """Runs the layers until the sensors are done and every table has all messages."""
         while not self._connected.is_set() and sensors.is_alive():
             self._check_stop()
             time.sleep(_LOOK_SECONDS)
         sensors.raise_error()
-        with Pipeline(spark, self._settings, on_commit=self._progress.committed) as pipeline:
+        with Pipeline(spark, self._settings, on_commit=self._progress.record_batch) as pipeline:
             self._progress.phase = "live"
-            self._wait_for(sensors, pipeline)
+            self._wait_for_thread(sensors, pipeline)
             self._progress.phase = "the sensors are done, the layers catch up"
-            self._wait_for(_Background(pipeline.process_all_available), pipeline)
+            self._wait_for_thread(_BackgroundThread(pipeline.process_all_available), pipeline)
             self._progress.phase = "two late points arrive"
             self._late = send_late_points(spark, self._settings)
-            self._wait_for(_Background(pipeline.process_all_available), pipeline)
+            self._wait_for_thread(_BackgroundThread(pipeline.process_all_available), pipeline)
         report: SimulationReport = sensors.value
         return report
 
-    def _wait_for(self, work: _Background, pipeline: Pipeline | None = None) -> None:
+    def _wait_for_thread(self, work: _BackgroundThread, pipeline: Pipeline | None = None) -> None:
         while work.is_alive():
             self._check_stop()
             if pipeline is not None:
                 pipeline.check_layers()
                 latest = pipeline.queries[Layer.GOLD].query.lastProgress
                 if latest is not None:
-                    self._progress.gold(latest["batchId"], latest["numInputRows"])
+                    self._progress.record_gold_batch(latest["batchId"], latest["numInputRows"])
             work.join(_LOOK_SECONDS)
         self._check_stop()
         work.raise_error()
@@ -183,7 +187,7 @@ class _Demo:
             raise _InterruptedError
 
 
-class _Background(threading.Thread):
+class _BackgroundThread(threading.Thread):
     """A thread that keeps the result and the exception of its work."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -206,7 +210,7 @@ class _Background(threading.Thread):
 
 
 @contextmanager
-def _exclusive_home(settings: Settings) -> Iterator[None]:
+def _lock_and_empty_home(settings: Settings) -> Iterator[None]:
     """Locks the demo's home, stops a broker that a killed demo left running, and deletes the home's content."""
     home = create_home(settings)
     with (home / "demo.lock").open("w") as lock:
@@ -216,13 +220,13 @@ def _exclusive_home(settings: Settings) -> Iterator[None]:
             raise MachineError(
                 f"a demo is running in {home}", fix="Wait until it ends, or name another home with SESSIONLAKE_HOME"
             ) from None
-        demo_settings = _demo_settings(settings)
+        demo_settings = _make_demo_settings(settings)
         broker.stop_broker(demo_settings)
         shutil.rmtree(demo_settings.home, ignore_errors=True)
         yield
 
 
-def _demo_settings(settings: Settings) -> Settings:
+def _make_demo_settings(settings: Settings) -> Settings:
     address = f"127.0.0.1:{find_free_port()}"
     capture: dict[str, object] = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
     capture |= {"format": PayloadFormat.JSON, "payload": PayloadSettings()}  # the simulated sensors send JSON
@@ -247,18 +251,26 @@ def _write_settings(settings: Settings) -> None:
 
 
 def _verify_tables(spark: SparkSession, settings: Settings, truth: Tables, out: Console) -> bool:
-    outcome = verify(spark, Lake(settings), truth)
+    outcome = verify_session_rows(spark, Lake(settings), truth)
     result = f"{outcome.exact} of {outcome.sessions} session tables exact"
     if not outcome.differences:
-        out.print(text_of(result, "bold green").append_text(text_of(f"; {_summary(truth)}", "not bold default")))
+        out.print(
+            make_visible_text(result, "bold green").append_text(
+                make_visible_text(f"; {_summarize_truth(truth)}", "not bold default")
+            )
+        )
         return True
-    out.print(text_of(result, "bold red").append_text(text_of("; the first differences:", "not bold default")))
+    out.print(
+        make_visible_text(result, "bold red").append_text(
+            make_visible_text("; the first differences:", "not bold default")
+        )
+    )
     for (topic, partition, session), difference in list(outcome.differences.items())[:_SHOWN_DIFFERENCES]:
         out.print(f"  {topic} {partition} {session}: {difference}")
     return False
 
 
-def _summary(truth: Tables) -> str:
+def _summarize_truth(truth: Tables) -> str:
     events = Counter((event["event"], event["action"]) for event in truth.integrity_events)
     isolated = sorted({event["session_id"] for event in truth.integrity_events if event["action"] == "isolated"})
     reasons = Counter(str(row["reason"]) for row in truth.quarantine).most_common()
@@ -270,23 +282,23 @@ def _summary(truth: Tables) -> str:
     )
 
 
-def _next_steps(settings: Settings, truth: Tables, page: Path, out: Console) -> None:
-    command = f"SESSIONLAKE_HOME={_short(settings.home)} {_program()}"
+def _describe_next_steps(settings: Settings, truth: Tables, page: Path, out: Console) -> None:
+    command = f"SESSIONLAKE_HOME={_shorten_path(settings.home)} {_find_program_name()}"
     session = max(truth.sessions.values(), key=lambda row: row["messages"])["session_id"]
-    out.print(f"A report on one page: {_short(page)}", soft_wrap=True)
+    out.print(f"A report on one page: {_shorten_path(page)}", soft_wrap=True)
     out.print("The tables are kept. Try next:")
     for words in NEXT:
         out.print(f"  {command} {words.format(session=session)}", soft_wrap=True)
 
 
-def _short(path: Path) -> str:
+def _shorten_path(path: Path) -> str:
     """Returns the path relative to the working folder if it is below it, else the full path."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _program() -> str:
+def _find_program_name() -> str:
     """Returns how to call this command line: its name if the shell finds it, else its path."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
-        return f"{_short(Path(sys.executable))} -m sessionlake"
-    return called.name if shutil.which(called.name) == str(called.absolute()) else _short(called.absolute())
+        return f"{_shorten_path(Path(sys.executable))} -m sessionlake"
+    return called.name if shutil.which(called.name) == str(called.absolute()) else _shorten_path(called.absolute())

@@ -51,24 +51,24 @@ class LatePoints:
     late_ms: int
     limit: float
 
-    def shown(self, spark: SparkSession, settings: Settings) -> Iterator[Shown]:
+    def make_tables_to_show(self, spark: SparkSession, settings: Settings) -> Iterator[Shown]:
         """Yields tables of the corrected averages and the rule's alerts."""
         reader = Lake(settings).reader(spark)
         title = f"One point was {self.late_ms / 1000:.1f} s late: the averages it corrected ({RESTATEMENTS})"
         columns = ["row_id", "metric", "at", "before", "after", "points", "revision", "pane"]
-        yield title, columns, _rows(columns, map(_corrected, self._restatements(reader)))
+        yield title, columns, _select_columns(columns, map(_describe_correction, self._read_corrections(reader)))
         columns = ["rule", "row_id", "event", "from", "until", "value", "late"]
         title = f"A rule added to running gold, max({self.series['metric']}) over 1 min > {self.limit} ({RULE_EVENTS})"
-        yield title, columns, _rows(columns, map(_alert, self._alerts(reader)))
+        yield title, columns, _select_columns(columns, map(_describe_alert, self._read_alerts(reader)))
 
-    def _restatements(self, reader: TableReader) -> list[Row]:
+    def _read_corrections(self, reader: TableReader) -> list[Row]:
         found = reader.rows(RESTATEMENTS, ("topic", eq, self.series["topic"]), ("table", eq, AVERAGES))
-        return sorted((row for row in found if self._because(row)), key=itemgetter("ts"))
+        return sorted((row for row in found if self._is_caused_by_late_point(row)), key=itemgetter("ts"))
 
-    def _because(self, row: Row) -> bool:
+    def _is_caused_by_late_point(self, row: Row) -> bool:
         return any((cause["partition"], cause["offset"]) == self.corrects for cause in row["because"])
 
-    def _alerts(self, reader: TableReader) -> list[Row]:
+    def _read_alerts(self, reader: TableReader) -> list[Row]:
         own = [(name, eq, self.series[name]) for name in ("topic", "session_id", "partition", "row_id")]
         return sorted(reader.rows(RULE_EVENTS, *own), key=itemgetter("window_end"))
 
@@ -85,13 +85,13 @@ def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | No
     reader = Lake(settings).reader(spark)
     opened = [row for row in reader.rows(SESSIONS, ("status", eq, "open")) if not row["gaps"]]
     for session in sorted(opened, key=itemgetter("messages"), reverse=True)[:_SESSIONS]:
-        line = _longest(reader, session)
+        line = _read_longest_series(reader, session)
         if len(line) > _BACK:
-            return _send(spark, settings, session, line)
+            return _send_late_updates(spark, settings, session, line)
     return None
 
 
-def _send(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
+def _send_late_updates(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
     point, highest = line[-_BACK], max(abs(row["value"]) for row in line)
     limit = round(2 * highest, 3)
     _apply_rule(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
@@ -104,7 +104,7 @@ def _send(spark: SparkSession, settings: Settings, session: Row, line: Sequence[
         | {"rows": [{"id": point["row_id"], point["metric"]: value}]}
         for place, (ts, value) in enumerate(late_points)
     ]
-    offset, *_ = _produce(settings, session, [json.dumps(update).encode() for update in updates])
+    offset, *_ = _send_messages(settings, session, [json.dumps(update).encode() for update in updates])
     return LatePoints(point, (session["partition"], offset), line[-1]["ts"] - late_points[0][0], limit)
 
 
@@ -112,10 +112,10 @@ def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
     written, problems = parse_rules_file(text, declared_columns(settings))
     if problems:
         raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")
-    rules.apply(spark, settings, written, lambda _: None, only=False)
+    rules.apply_rules(spark, settings, written, lambda _: None, only=False)
 
 
-def _longest(reader: TableReader, session: Row) -> list[Row]:
+def _read_longest_series(reader: TableReader, session: Row) -> list[Row]:
     """Returns the points of the session's longest series of doubles, in order of event time."""
     own = [(name, eq, session[name]) for name in ("topic", "session_id", "partition")]
     lines: dict[tuple[str, str], list[Row]] = {}
@@ -126,7 +126,7 @@ def _longest(reader: TableReader, session: Row) -> list[Row]:
     return sorted(longest, key=itemgetter("ts", "_life", "_seq", "position", "ordinal"))
 
 
-def _produce(settings: Settings, session: Row, values: Sequence[bytes]) -> list[int]:
+def _send_messages(settings: Settings, session: Row, values: Sequence[bytes]) -> list[int]:
     """Sends messages of the session and returns their offsets."""
     from confluent_kafka import KafkaException, Producer
 
@@ -153,16 +153,16 @@ def _produce(settings: Settings, session: Row, values: Sequence[bytes]) -> list[
     return offsets
 
 
-def _rows(columns: Sequence[str], rows: Iterator[Row]) -> list[list[object]]:
+def _select_columns(columns: Sequence[str], rows: Iterator[Row]) -> list[list[object]]:
     return [[row[name] for name in columns] for row in rows]
 
 
-def _corrected(row: Row) -> Row:
+def _describe_correction(row: Row) -> Row:
     at = datetime.fromtimestamp(row["ts"] / 1000, UTC).strftime("%H:%M:%S.%f")[:-5]
     return row | {"at": at, "before": round(row["average_before"], 3), "after": round(row["average"], 3)}
 
 
-def _alert(row: Row) -> Row:
+def _describe_alert(row: Row) -> Row:
     values = [round(value, 3) for _, value in row["values"] or ()]
     times = {"from": f"{row['window_start']:%H:%M}", "until": f"{row['window_end']:%H:%M}"}
     return row | times | {"value": values[0] if values else None}

@@ -18,7 +18,7 @@ from sessionlake.ledger.entries import LedgerEntry
 _RATE_SECONDS = 5.0
 
 
-class Progress:
+class DemoProgress:
     """Collects counts from the simulator, the layers' commits and gold's stream, and draws them as a table."""
 
     def __init__(self) -> None:
@@ -30,33 +30,33 @@ class Progress:
         self._gold: dict[int, int] = {}
         self._history: list[tuple[float, dict[str, int]]] = []
 
-    def sent(self, messages: int) -> None:
+    def record_sent_messages(self, messages: int) -> None:
         """Records how many messages the sensors have sent so far."""
         self._sent = messages
 
-    def committed(self, entry: LedgerEntry) -> None:
+    def record_batch(self, entry: LedgerEntry) -> None:
         """Records a committed batch of bronze, silver or the table merger."""
         self._read[entry.layer] += entry.messages
         for output in entry.outputs:
             self._written[output.table] += output.rows
 
-    def gold(self, batch: int, changes: int) -> None:
+    def record_gold_batch(self, batch: int, changes: int) -> None:
         """Records how many session changes gold's latest batch has read."""
         self._gold[batch] = max(changes, self._gold.get(batch, 0))
 
     @contextmanager
-    def shown(self, console: Console) -> Iterator[None]:
+    def draw_during_block(self, console: Console) -> Iterator[None]:
         """Draws the counts during the block on a terminal. Elsewhere it only prints the phase."""
         if not console.is_terminal:
             console.print(f"{self.phase} …")
             yield
             return
-        with Live(get_renderable=self._draw, console=console, refresh_per_second=4, transient=True):
+        with Live(get_renderable=self._draw_table, console=console, refresh_per_second=4, transient=True):
             yield
 
-    def _draw(self) -> Table:
-        counts = self._counts()
-        rates = self._rates(counts)
+    def _draw_table(self) -> Table:
+        counts = self._copy_counts()
+        rates = self._compute_rates(counts)
         table = Table(title=f"{self.phase}, {time.monotonic() - self._begun:.0f} s", title_justify="left")
         for name in ("table", "read", "per second", "behind", "rows written"):
             table.add_column(name, justify="left" if name == "table" else "right")
@@ -70,11 +70,11 @@ class Progress:
         table.add_row("gold.* (changes)", f"{counts['gold']:,}", f"{rates['gold']:,.0f}", f"{behind:,}", "")
         return table
 
-    def _counts(self) -> dict[str, int]:
+    def _copy_counts(self) -> dict[str, int]:
         layers = {layer: self._read[layer] for layer in (BRONZE, SILVER, SILVER_TABLES)}
         return {"sent": self._sent, "gold": sum(self._gold.copy().values()), **layers}
 
-    def _rates(self, counts: dict[str, int]) -> dict[str, float]:
+    def _compute_rates(self, counts: dict[str, int]) -> dict[str, float]:
         now = time.monotonic()
         self._history.append((now, counts))
         while self._history[0][0] < now - _RATE_SECONDS:

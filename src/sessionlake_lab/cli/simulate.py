@@ -35,13 +35,13 @@ def with_scenario_options(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(**given: Any) -> None:
         command(**given)
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*named, *_parameters())]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*named, *_list_scenario_parameters())]
     wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it, types lack it
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapped
 
 
-def every_fault(rate: float | None, options: dict[str, Any]) -> dict[str, Any]:
+def set_rate_of_all_faults(rate: float | None, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options, with each fault that is None set to the rate."""
     if rate is None:
         return options
@@ -60,7 +60,7 @@ class ProgressLine:
         if self._shown:
             self._write(f"\r{messages:,} messages")
 
-    def end(self) -> None:
+    def clear_line(self) -> None:
         """Clears the line."""
         if self._shown:
             self._write("\r\x1b[K")
@@ -71,27 +71,27 @@ class ProgressLine:
         out.flush()
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
+def _list_scenario_parameters() -> Iterator[inspect.Parameter]:
     for owner, panel in _PANELS:
-        described = _descriptions(owner)
+        described = _read_field_descriptions(owner)
         for item in fields(owner):
             if item.name in _LEFT_OUT:
                 continue
             name = _SHORT.get(item.name, item.name)
-            help_text = f"{described[item.name]} [{_default(item)}]"
+            help_text = f"{described[item.name]} [{_describe_default(item)}]"
             option = typer.Option(f"--{name.replace('_', '-')}", help=help_text, rich_help_panel=panel)
             kind: Any = _TYPES[str(item.type)] | None
             annotation: Any = Annotated[kind, option]
             yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _default(item: Field[Any]) -> str:
+def _describe_default(item: Field[Any]) -> str:
     if item.name == "start_ms":
         return "live: starts now, burst: ends now"
     return "as described" if item.default is None else str(item.default)
 
 
-def _descriptions(owner: type) -> dict[str, str]:
+def _read_field_descriptions(owner: type) -> dict[str, str]:
     """Returns the description of each field from the class's docstring."""
     text = inspect.cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2]
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)

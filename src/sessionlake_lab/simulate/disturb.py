@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sessionlake_lab.simulate.block import END, FIRST, Block
-from sessionlake_lab.simulate.malformed import Victim, variants
-from sessionlake_lab.simulate.rows import json_name
+from sessionlake_lab.simulate.malformed import ValidMessage, malformed_variants
+from sessionlake_lab.simulate.rows import to_json_name
 from sessionlake_lab.simulate.scenario import Faults
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ECHO = 40
 MODEST_BYTES = 100_000
 
 
-class Disturber:
+class FaultInjector:
     """Applies a scenario's faults to complete blocks.
 
     Args:
@@ -40,8 +40,8 @@ class Disturber:
 
     def __init__(self, scenario: Scenario, columns: Sequence[Column], rng: np.random.Generator) -> None:
         self._scenario, self._faults, self._rng = scenario, scenario.faults, rng
-        self._variants = variants(columns, too_large=True)
-        self._sample = b'{"id":"r0",%b:null}' % json_name(columns[0].name)
+        self._variants = malformed_variants(columns, too_large=True)
+        self._sample = b'{"id":"r0",%b:null}' % to_json_name(columns[0].name)
         self._turn = 0
         self._held: dict[int, KafkaRecord] = {}
         in_transit = replace(scenario.faults, reordered=0.0, late=0.0)
@@ -66,35 +66,37 @@ class Disturber:
         """
         if self._has_no_transit_faults:
             return messages
-        arriving = _Arriving(messages)
-        self._release(messages, block, arriving)
-        self._lifecycle(messages, block, arriving)
-        self._in_transit(messages, block, arriving)
-        return arriving.assembled()
+        arriving = _MessagesBySlot(messages)
+        self._insert_swapped_messages(messages, block, arriving)
+        self._apply_lifecycle_faults(messages, block, arriving)
+        self._apply_faults_per_message(messages, block, arriving)
+        return arriving.list_all_messages()
 
-    def pending(self, timestamp: int) -> list[KafkaRecord]:
+    def end_swapped_messages(self, timestamp: int) -> list[KafkaRecord]:
         """Returns the swapped messages whose session sends no further message, with this Kafka timestamp (ms)."""
         held, self._held = list(self._held.values()), {}
         return [message._replace(timestamp=timestamp) for message in held]
 
-    def _release(self, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
+    def _insert_swapped_messages(self, messages: list[KafkaRecord], block: Block, arriving: _MessagesBySlot) -> None:
         """Inserts swapped messages of earlier blocks directly after their session's next message."""
         for session in list(self._held):
             successors = np.flatnonzero(block.session == session)
             if len(successors):
                 slot = int(successors[0])
-                arriving.at(slot).append(self._held.pop(session)._replace(timestamp=messages[slot].timestamp))
+                arriving.messages_of_slot(slot).append(
+                    self._held.pop(session)._replace(timestamp=messages[slot].timestamp)
+                )
 
-    def _lifecycle(self, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
+    def _apply_lifecycle_faults(self, messages: list[KafkaRecord], block: Block, arriving: _MessagesBySlot) -> None:
         for slot in np.flatnonzero(block.kind == FIRST).tolist():
             if self._rng.random() < self._faults.orphans:
-                arriving.drop(slot)
+                arriving.drop_drawn_message(slot)
         for slot in np.flatnonzero(block.kind == END).tolist():
             if self._rng.random() < self._faults.after_end:
                 value = _STRAY % (block.seq[slot] + 1, block.ts[slot] + 1)
-                arriving.at(slot).append(messages[slot]._replace(value=value))
+                arriving.messages_of_slot(slot).append(messages[slot]._replace(value=value))
 
-    def _in_transit(self, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
+    def _apply_faults_per_message(self, messages: list[KafkaRecord], block: Block, arriving: _MessagesBySlot) -> None:
         faults = self._faults
         limits = np.cumsum([faults.duplicates, faults.gaps, faults.swaps, faults.malformed])
         drawn = np.searchsorted(limits, self._rng.random(len(messages)), side="right")
@@ -103,28 +105,32 @@ class Disturber:
             match int(drawn[slot]):
                 case 0:
                     echo = min(slot + int(self._rng.integers(ECHO)), len(messages) - 1)
-                    arriving.at(echo).append(message._replace(timestamp=messages[echo].timestamp))
+                    arriving.messages_of_slot(echo).append(message._replace(timestamp=messages[echo].timestamp))
                 case 1:
-                    arriving.drop(slot)
+                    arriving.drop_drawn_message(slot)
                 case 2:
-                    arriving.drop(slot)
-                    self._hold(slot, messages, block, arriving)
+                    arriving.drop_drawn_message(slot)
+                    self._hold_swapped_message(slot, messages, block, arriving)
                 case _:
-                    arriving.at(slot).append(self._malformed(message, int(block.seq[slot]), int(block.ts[slot])))
+                    arriving.messages_of_slot(slot).append(
+                        self._make_malformed_message(message, int(block.seq[slot]), int(block.ts[slot]))
+                    )
 
-    def _hold(self, slot: int, messages: list[KafkaRecord], block: Block, arriving: _Arriving) -> None:
+    def _hold_swapped_message(
+        self, slot: int, messages: list[KafkaRecord], block: Block, arriving: _MessagesBySlot
+    ) -> None:
         session = int(block.session[slot])
         successors = np.flatnonzero(block.session[slot + 1 :] == session)
         if len(successors):
             behind = slot + 1 + int(successors[0])
-            arriving.at(behind).append(messages[slot]._replace(timestamp=messages[behind].timestamp))
+            arriving.messages_of_slot(behind).append(messages[slot]._replace(timestamp=messages[behind].timestamp))
         else:
             self._held[session] = messages[slot]
 
-    def _malformed(self, message: KafkaRecord, seq: int, ts: int) -> KafkaRecord:
+    def _make_malformed_message(self, message: KafkaRecord, seq: int, ts: int) -> KafkaRecord:
         """Returns a malformed message of the next kind, made from a message that was just written."""
         limit = self._scenario.max_message_bytes
-        victim = Victim(
+        victim = ValidMessage(
             message.key or b"",
             seq,
             ts,
@@ -136,29 +142,29 @@ class Disturber:
         reason, make = self._variants[self._turn % len(self._variants)]
         self._turn += 1
         if reason == "too_large" and limit > MODEST_BYTES and self._turn > len(self._variants):
-            return self._malformed(message, seq, ts)
+            return self._make_malformed_message(message, seq, ts)
         key, value = make(victim)
         return message._replace(key=key, value=value)
 
 
-class _Arriving:
+class _MessagesBySlot:
     """The messages that are written to Kafka in each slot: at first, the one that was drawn for the slot."""
 
     def __init__(self, messages: list[KafkaRecord]) -> None:
         self._messages = messages
         self._changed: dict[int, list[KafkaRecord]] = {}
 
-    def at(self, slot: int) -> list[KafkaRecord]:
+    def messages_of_slot(self, slot: int) -> list[KafkaRecord]:
         """Returns the list of a slot's messages, which the caller may change."""
         return self._changed.setdefault(slot, [self._messages[slot]])
 
-    def drop(self, slot: int) -> None:
+    def drop_drawn_message(self, slot: int) -> None:
         """Removes the message that was drawn for the slot, and keeps messages that were added to the slot."""
-        contents = self.at(slot)
+        contents = self.messages_of_slot(slot)
         if contents and contents[0] is self._messages[slot]:
             del contents[0]
 
-    def assembled(self) -> list[KafkaRecord]:
+    def list_all_messages(self) -> list[KafkaRecord]:
         """Returns the messages of all slots in order."""
         found: list[KafkaRecord] = []
         begin = 0

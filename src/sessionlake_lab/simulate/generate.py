@@ -14,11 +14,11 @@ import numpy as np
 
 from sessionlake.protocol.columns import ID
 from sessionlake_lab.simulate.block import DELETE, END, FIRST, HEARTBEAT, SNAPSHOT, UPDATE, Block
-from sessionlake_lab.simulate.disturb import Disturber
-from sessionlake_lab.simulate.malformed import odd_forms
-from sessionlake_lab.simulate.rows import RowText, hot_rows
+from sessionlake_lab.simulate.disturb import FaultInjector
+from sessionlake_lab.simulate.malformed import unusual_valid_forms
+from sessionlake_lab.simulate.rows import RowFormatter, draw_hot_rows
 from sessionlake_lab.simulate.scenario import KafkaRecord, Scenario
-from sessionlake_lab.simulate.sensors import FAMILIES, World
+from sessionlake_lab.simulate.sensors import FAMILIES, SensorWorld
 from sessionlake_lab.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _DROPPED = 0.1
 _LATENCY_MS = (2, 60)
 
 
-def generate(scenario: Scenario, columns: Sequence[Column]) -> Iterator[KafkaRecord]:
+def generate_messages(scenario: Scenario, columns: Sequence[Column]) -> Iterator[KafkaRecord]:
     """Generates a scenario's messages.
 
     Args:
@@ -50,39 +50,39 @@ def generate(scenario: Scenario, columns: Sequence[Column]) -> Iterator[KafkaRec
         Messages in the order in which they are to be written. Their timestamps never decrease.
     """
     others = [column for column in columns if column.name != ID]  # every row has an id, even if it is not declared
-    return chain.from_iterable(_Generator(scenario, others).blocks())
+    return chain.from_iterable(_MessageGenerator(scenario, others).generate_blocks())
 
 
-class _Generator:
+class _MessageGenerator:
     def __init__(self, scenario: Scenario, columns: Sequence[Column]) -> None:
         self._scenario = scenario
         self._rng = rng = np.random.default_rng(scenario.seed)
-        self._world = World(scenario, columns, rng)
-        self._text = RowText(self._world, columns, scenario.mix, rng)
+        self._world = SensorWorld(scenario, columns, rng)
+        self._text = RowFormatter(self._world, columns, scenario.mix, rng)
         self._timeline = Timeline(scenario, rng)
-        self._disturb = Disturber(scenario, columns, rng)
+        self._disturb = FaultInjector(scenario, columns, rng)
         self._latency = rng.integers(*_LATENCY_MS, scenario.sessions)
-        self._addresses = _addresses(scenario)
-        self._odd = odd_forms()
+        self._addresses = _list_session_addresses(scenario)
+        self._odd = unusual_valid_forms()
 
-    def blocks(self) -> Iterator[list[KafkaRecord]]:
+    def generate_blocks(self) -> Iterator[list[KafkaRecord]]:
         slots, size = self._scenario.slots, self._scenario.block
         for begin in range(0, slots, size):
-            block = self._draw(begin, min(size, slots - begin))
+            block = self._draw_block(begin, min(size, slots - begin))
             self._disturb.shift_event_times(block.ts, block.session)
             messages = [
                 KafkaRecord(*address, value, time)
                 for address, value, time in zip(
                     map(self._addresses.__getitem__, block.session.tolist()),
-                    self._values(block),
+                    self._format_messages(block),
                     block.time.tolist(),
                     strict=True,
                 )
             ]
             yield self._disturb.apply_transit_faults(messages, block)
-        yield self._disturb.pending(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
+        yield self._disturb.end_swapped_messages(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
 
-    def _draw(self, begin: int, count: int) -> Block:
+    def _draw_block(self, begin: int, count: int) -> Block:
         """Draws a block: which session sends which kind of message, and when."""
         step = 1000 / self._scenario.rate
         elapsed = ((begin + np.arange(count)) * step).astype(np.int64)
@@ -90,20 +90,20 @@ class _Generator:
         others = self._timeline.choose_senders(count - len(starting) - len(ending))
         session = np.concatenate([np.array(starting + ending, np.int64), others])
         own = np.repeat(np.array([FIRST, END], np.int8), [len(starting), len(ending)])
-        kind = np.concatenate([own, self._kinds(len(others))])
+        kind = np.concatenate([own, self._draw_kinds(len(others))])
         time = self._scenario.start_ms + elapsed[: len(session)]
         return Block(session, kind, self._timeline.assign_seqs(session), time - self._latency[session], time)
 
-    def _kinds(self, count: int) -> NDArray[np.int8]:
+    def _draw_kinds(self, count: int) -> NDArray[np.int8]:
         mix = self._scenario.mix
         limits = np.cumsum([mix.snapshots, mix.deletes, mix.heartbeats])
         kinds = np.array([SNAPSHOT, DELETE, HEARTBEAT, UPDATE], np.int8)
         return kinds[np.searchsorted(limits, self._rng.random(count), side="right")]
 
-    def _values(self, block: Block) -> list[bytes]:
+    def _format_messages(self, block: Block) -> list[bytes]:
         """Returns the text of every message. Formats all as updates first, then replaces those of other kinds."""
         seqs, times = block.seq.tolist(), block.ts.tolist()
-        values = [_UPDATE % fields for fields in zip(seqs, times, self._update_rows(block), strict=True)]
+        values = [_UPDATE % fields for fields in zip(seqs, times, self._format_update_rows(block), strict=True)]
         for index in np.flatnonzero(block.kind == HEARTBEAT).tolist():
             values[index] = _HEARTBEAT % (seqs[index], times[index])
         for index in np.flatnonzero(block.kind == END).tolist():
@@ -115,25 +115,25 @@ class _Generator:
                 values[index] = self._odd[int(self._rng.integers(len(self._odd)))](values[index])
         return values
 
-    def _update_rows(self, block: Block) -> list[bytes]:
+    def _format_update_rows(self, block: Block) -> list[bytes]:
         """Returns the rows of an update for each slot, as joined JSON text."""
         count, mean = len(block.session), self._scenario.mix.rows_per_update
-        first = hot_rows(self._scenario, self._rng, count)
+        first = draw_hot_rows(self._scenario, self._rng, count)
         elapsed = (block.time - self._scenario.start_ms) / 1000
         if mean == 1 or self._scenario.rows == 1:
-            return self._text.varied(block.session, first, elapsed)
+            return self._text.format_varied_rows(block.session, first, elapsed)
         sizes = np.minimum(1 + self._rng.poisson(mean - 1, count), self._scenario.rows)
         ends = np.cumsum(sizes)
         # The other rows follow the first one, so that no row occurs twice in a message.
         offset = np.arange(ends[-1] if count else 0) - np.repeat(ends - sizes, sizes)
         row = (np.repeat(first, sizes) + offset) % self._scenario.rows
-        text = self._text.varied(np.repeat(block.session, sizes), row, np.repeat(elapsed, sizes))
+        text = self._text.format_varied_rows(np.repeat(block.session, sizes), row, np.repeat(elapsed, sizes))
         bounds = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
         return [text[low] if high - low == 1 else b",".join(text[low:high]) for low, high in bounds]
 
     def _add_deletes(self, values: list[bytes], block: Block) -> None:
         where = np.flatnonzero(block.kind == DELETE)
-        row_ids = self._world.ids(block.session[where], hot_rows(self._scenario, self._rng, len(where)))
+        row_ids = self._world.make_row_ids(block.session[where], draw_hot_rows(self._scenario, self._rng, len(where)))
         for number, (index, row_id) in enumerate(zip(where.tolist(), row_ids, strict=True)):
             if number % 2:
                 values[index] = values[index][:-1] + b',"deleted":["%b"]}' % row_id
@@ -146,7 +146,7 @@ class _Generator:
         rows = self._scenario.rows
         elapsed = (block.time[where] - self._scenario.start_ms) / 1000
         session = np.repeat(block.session[where], rows)
-        text = self._text.full(session, np.tile(np.arange(rows), len(where)), np.repeat(elapsed, rows))
+        text = self._text.format_full_rows(session, np.tile(np.arange(rows), len(where)), np.repeat(elapsed, rows))
         for number, index in enumerate(where.tolist()):
             table = text[number * rows : (number + 1) * rows]
             if block.kind[index] == SNAPSHOT:
@@ -160,7 +160,7 @@ def partition_of(key: bytes, partitions: int) -> int:
     return int.from_bytes(blake2b(key, digest_size=4).digest()) % partitions
 
 
-def _addresses(scenario: Scenario) -> list[tuple[str, int, bytes]]:
+def _list_session_addresses(scenario: Scenario) -> list[tuple[str, int, bytes]]:
     """Returns topic, partition and key of every session.
 
     The key contains a hash of seed and start time, since a restarted producer takes new session ids.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sessionlake.protocol.columns import Column, JsonType
-from sessionlake_lab.simulate.rows import json_name
+from sessionlake_lab.simulate.rows import to_json_name
 
 MAX_DEPTH = 64
 MAX_KEY = 256
@@ -19,7 +19,7 @@ INT64 = 2**63
 
 
 @dataclass(frozen=True)
-class Victim:
+class ValidMessage:
     """The valid message from which a malformed one is made.
 
     Attributes:
@@ -42,10 +42,10 @@ class Victim:
 
 
 Broken = tuple[bytes | None, bytes]
-Variant = tuple[str, Callable[[Victim], Broken]]
+Variant = tuple[str, Callable[[ValidMessage], Broken]]
 
 
-def variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
+def malformed_variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
     """Returns all ways to break a message: pairs of the quarantine reason, and a function that makes key and value.
 
     In the list, reasons alternate.
@@ -56,11 +56,11 @@ def variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
     """
     found = [*_bad_keys(), *_bad_texts(), *_bad_headers(), *_bad_rows(), *_bad_columns(columns)]
     if too_large:
-        found.append(("too_large", lambda v: (v.key, _message(v).ljust(v.limit + 1))))
-    return _in_turns(found)
+        found.append(("too_large", lambda v: (v.key, _format_message(v).ljust(v.limit + 1))))
+    return _alternate_between_reasons(found)
 
 
-def odd_forms() -> list[Callable[[bytes], bytes]]:
+def unusual_valid_forms() -> list[Callable[[bytes], bytes]]:
     """Returns functions that rewrite a compact message without changing its meaning."""
     return [
         lambda value: b" \r\n\t" + value.replace(b',"', b' ,\r\n\t "') + b"\n ",
@@ -73,7 +73,7 @@ def odd_forms() -> list[Callable[[bytes], bytes]]:
     ]
 
 
-def _in_turns(found: list[Variant]) -> list[Variant]:
+def _alternate_between_reasons(found: list[Variant]) -> list[Variant]:
     """Orders variants: the first one of every reason, then the second one of every reason, and so on."""
     seen: dict[str, int] = {}
     ranked = []
@@ -93,7 +93,7 @@ def _bad_keys() -> list[Variant]:
         b"nul\x00",
         b"c1-\xc2\x85",
     )
-    return [("bad_key", partial(_under_key, key)) for key in keys]
+    return [("bad_key", partial(_with_broken_key, key)) for key in keys]
 
 
 def _bad_texts() -> list[Variant]:
@@ -110,16 +110,16 @@ def _bad_texts() -> list[Variant]:
         b'"x":1,',
     )
     return [
-        ("not_utf8", lambda v: (v.key, _message(v).replace(b"update", b"upd\xe4te"))),
-        ("not_utf8", lambda v: (v.key, b"\xff\xfe" + _message(v))),
+        ("not_utf8", lambda v: (v.key, _format_message(v).replace(b"update", b"upd\xe4te"))),
+        ("not_utf8", lambda v: (v.key, b"\xff\xfe" + _format_message(v))),
         ("not_json", lambda v: (v.key, b"")),
-        ("not_json", lambda v: (v.key, _message(v)[:-1])),
-        ("not_json", lambda v: (v.key, _message(v) + b"}")),
+        ("not_json", lambda v: (v.key, _format_message(v)[:-1])),
+        ("not_json", lambda v: (v.key, _format_message(v) + b"}")),
         ("not_json", lambda v: (v.key, b"sensor rebooting")),
-        *_each("not_json", wrong, _beside),
-        *_each("too_deep", deep, _beside),
-        ("not_object", lambda v: (v.key, b"[" + _message(v) + b"]")),
-        *_each("not_object", (b'"heartbeat"', b"42", b"null", b"true"), lambda _, text: text),
+        *_make_variants("not_json", wrong, _add_unknown_field),
+        *_make_variants("too_deep", deep, _add_unknown_field),
+        ("not_object", lambda v: (v.key, b"[" + _format_message(v) + b"]")),
+        *_make_variants("not_object", (b'"heartbeat"', b"42", b"null", b"true"), lambda _, text: text),
     ]
 
 
@@ -147,11 +147,11 @@ def _bad_headers() -> list[Variant]:
         b'"ts":%d' % (-INT64 - 1),
     )
     return [
-        *_each("bad_type", kinds, lambda v, text: _message(v, kind=text)),
-        *_each("bad_seq", seqs, lambda v, text: _message(v, seq=text)),
-        *_each("bad_ts", times, lambda v, text: _message(v, ts=text)),
-        ("future_ts", lambda v: (v.key, _message(v, ts=b'"ts":%d' % (v.timestamp + v.skew + 1)))),
-        ("future_ts", lambda v: (v.key, _message(v, ts=b'"ts":%d' % (INT64 - 1)))),
+        *_make_variants("bad_type", kinds, lambda v, text: _format_message(v, kind=text)),
+        *_make_variants("bad_seq", seqs, lambda v, text: _format_message(v, seq=text)),
+        *_make_variants("bad_ts", times, lambda v, text: _format_message(v, ts=text)),
+        ("future_ts", lambda v: (v.key, _format_message(v, ts=b'"ts":%d' % (v.timestamp + v.skew + 1)))),
+        ("future_ts", lambda v: (v.key, _format_message(v, ts=b'"ts":%d' % (INT64 - 1)))),
     ]
 
 
@@ -161,33 +161,37 @@ def _bad_rows() -> list[Variant]:
     deletions = (b"null", b'"r0"', b"[1]", b'[""]', b'["%b"]' % (b"d" * (MAX_ROW_ID + 1)))
     ids = (b"{}", b'{"id":null}', b'{"id":7}', b'{"id":""}', b'{"id":"%b"}' % (b"r" * (MAX_ROW_ID + 1)), b'{"ID":"r0"}')
     return [
-        *_each("bad_rows", lists, lambda v, text: _message(v, body=text)),
-        *_each("bad_rows", deletions, lambda v, text: _message(v, body=b'"deleted":' + text)),
-        ("bad_rows", lambda v: (v.key, _message(v, kind=b'"type":"snapshot"', body=b""))),
-        *_each("bad_row_id", ids, lambda v, text: _message(v, body=b'"rows":[%b]' % text)),
-        ("duplicate_row_id", lambda v: (v.key, _message(v, body=b'"rows":[%b,%b]' % (v.row, v.row)))),
+        *_make_variants("bad_rows", lists, lambda v, text: _format_message(v, body=text)),
+        *_make_variants("bad_rows", deletions, lambda v, text: _format_message(v, body=b'"deleted":' + text)),
+        ("bad_rows", lambda v: (v.key, _format_message(v, kind=b'"type":"snapshot"', body=b""))),
+        *_make_variants("bad_row_id", ids, lambda v, text: _format_message(v, body=b'"rows":[%b]' % text)),
+        ("duplicate_row_id", lambda v: (v.key, _format_message(v, body=b'"rows":[%b,%b]' % (v.row, v.row)))),
     ]
 
 
 def _bad_columns(columns: Sequence[Column]) -> list[Variant]:
     """Returns rows with a column value of the wrong type. Values are never cast."""
-    cells = [b"%b:%b" % (json_name(column.name), text) for column in columns for text in _misfits(column)]
-    return _each("bad_column", cells, lambda v, text: _message(v, body=b'"rows":[{"id":"r0",%b}]' % text))
+    cells = [
+        b"%b:%b" % (to_json_name(column.name), text) for column in columns for text in _values_of_wrong_type(column)
+    ]
+    return _make_variants(
+        "bad_column", cells, lambda v, text: _format_message(v, body=b'"rows":[{"id":"r0",%b}]' % text)
+    )
 
 
-def _each(reason: str, texts: Sequence[bytes], make: Callable[[Victim, bytes], bytes]) -> list[Variant]:
-    return [(reason, partial(_under_own_key, make, text)) for text in texts]
+def _make_variants(reason: str, texts: Sequence[bytes], make: Callable[[ValidMessage, bytes], bytes]) -> list[Variant]:
+    return [(reason, partial(_with_valid_key, make, text)) for text in texts]
 
 
-def _under_own_key(make: Callable[[Victim, bytes], bytes], text: bytes, victim: Victim) -> Broken:
+def _with_valid_key(make: Callable[[ValidMessage, bytes], bytes], text: bytes, victim: ValidMessage) -> Broken:
     return victim.key, make(victim, text)
 
 
-def _under_key(key: bytes | None, victim: Victim) -> Broken:
-    return key, _message(victim)
+def _with_broken_key(key: bytes | None, victim: ValidMessage) -> Broken:
+    return key, _format_message(victim)
 
 
-def _misfits(column: Column) -> list[bytes]:
+def _values_of_wrong_type(column: Column) -> list[bytes]:
     if column.json_type is JsonType.STRING:
         return [b"7", b"true", b'["OPEN"]']
     if column.json_type is JsonType.BOOLEAN:
@@ -198,8 +202,8 @@ def _misfits(column: Column) -> list[bytes]:
     return [b'"7"', b"1.0", b"false", b"2.5", b"%d" % 2 ** (column.bits - 1), b"%d" % (-(2 ** (column.bits - 1)) - 1)]
 
 
-def _message(
-    victim: Victim,
+def _format_message(
+    victim: ValidMessage,
     *,
     kind: bytes = b'"type":"update"',
     seq: bytes | None = None,
@@ -216,6 +220,6 @@ def _message(
     return b"{" + b",".join(part for part in parts if part) + b"}"
 
 
-def _beside(victim: Victim, field: bytes) -> bytes:
+def _add_unknown_field(victim: ValidMessage, field: bytes) -> bytes:
     """Returns the victim with an additional unknown field, for texts that are invalid anywhere in the message."""
-    return b"{" + field + b"," + _message(victim)[1:]
+    return b"{" + field + b"," + _format_message(victim)[1:]

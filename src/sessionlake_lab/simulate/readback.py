@@ -35,17 +35,17 @@ def truth_from_broker(settings: Settings, rules: Rules | None = None, silences: 
         BrokerError: Kafka cannot be read.
         Violation: Under `on_violation: fail`, at the message at which silver must stop.
     """
-    truth, silent_until = Truth(rules or rules_of(settings)), defaultdict[tuple[str, int, int], list[int]](list)
+    truth, silent_until = Truth(rules or make_rules(settings)), defaultdict[tuple[str, int, int], list[int]](list)
     for silence in silences:
         silent_until[silence.topic, silence.partition, silence.behind].append(silence.until)
-    for message in read_back(settings):
-        truth.feed(message)
+    for message in read_all_messages(settings):
+        truth.judge_message(message)
         for until in silent_until[message[:3]]:
-            truth.silence(message.topic, message.partition, until)
+            truth.apply_silence(message.topic, message.partition, until)
     return truth.finish()
 
 
-def rules_of(settings: Settings) -> Rules:
+def make_rules(settings: Settings) -> Rules:
     """Returns the ground truth's rules for a configuration."""
     capture = settings.capture
     return Rules(
@@ -58,11 +58,11 @@ def rules_of(settings: Settings) -> Rules:
         max_future_skew_ms=milliseconds(capture.max_future_skew),
         max_message_bytes=capture.max_message_bytes,
         snapshot_interval_ms=milliseconds(settings.silver.snapshot_interval),
-        by_topic=tuple((rule.pattern, _overrides(rule)) for rule in capture.by_topic),
+        by_topic=tuple((rule.pattern, _read_overrides(rule)) for rule in capture.by_topic),
     )
 
 
-def _overrides(rule: TopicRule) -> dict[str, str | int]:
+def _read_overrides(rule: TopicRule) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
     if rule.integrity is not None:
         found["integrity"] = rule.integrity.value
@@ -73,7 +73,7 @@ def _overrides(rule: TopicRule) -> dict[str, str | int]:
     return found
 
 
-def read_back(settings: Settings) -> Iterator[KafkaMessage]:
+def read_all_messages(settings: Settings) -> Iterator[KafkaMessage]:
     """Yields all committed messages of all matching topics up to their current ends, by partition in offset order.
 
     A partition ends before the first message of an open transaction.
@@ -89,15 +89,15 @@ def read_back(settings: Settings) -> Iterator[KafkaMessage]:
     }
     consumer = Consumer(consumer_config(settings, "truth") | config)
     try:
-        for topic, partition in _partitions(consumer, settings):
+        for topic, partition in _list_partitions(consumer, settings):
             yield from _read_partition(consumer, topic, partition)
     except KafkaException as error:
-        raise _unreadable(settings.kafka.bootstrap_servers, str(error.args[0])) from None
+        raise _make_unreadable_error(settings.kafka.bootstrap_servers, str(error.args[0])) from None
     finally:
         consumer.close()
 
 
-def _partitions(consumer: Consumer, settings: Settings) -> list[tuple[str, int]]:
+def _list_partitions(consumer: Consumer, settings: Settings) -> list[tuple[str, int]]:
     matches = re.compile(settings.kafka.topic_pattern).fullmatch
     topics = consumer.list_topics(timeout=TIMEOUT_S).topics
     return sorted((name, number) for name, topic in topics.items() if matches(name) for number in topic.partitions)
@@ -116,7 +116,7 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
         if batch:
             deadline = time.monotonic() + TIMEOUT_S
         elif time.monotonic() > deadline:
-            raise _unreadable(
+            raise _make_unreadable_error(
                 topic, f"partition {partition} sent nothing for {TIMEOUT_S:.0f} s at offset {reached} of {end}"
             )
         for message in batch:
@@ -131,7 +131,7 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
         reached = max(reached, consumer.position([where])[0].offset)
 
 
-def _unreadable(what: str, reason: str) -> BrokerError:
+def _make_unreadable_error(what: str, reason: str) -> BrokerError:
     return BrokerError(
         f"Kafka could not be read back from {what}: {reason}",
         fix="Run `sessionlake broker status` to check the broker. `sessionlake broker up` starts the local one",

@@ -11,7 +11,7 @@ from sessionlake.errors import MachineError, UsageError
 from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
-from sessionlake_lab.simulate.generate import generate
+from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def simulate(
         BrokerError: Kafka cannot be reached or rejects messages.
         MachineError: The Kafka client is not installed.
     """
-    _check_prefix(settings, scenario)
+    _require_matching_prefix(settings, scenario)
     if settings.capture.format is not PayloadFormat.JSON:
         raise UsageError(
             f"the simulator writes JSON, but capture.format is {settings.capture.format}",
@@ -127,8 +127,8 @@ def simulate(
         if error.name != "confluent_kafka":
             raise
         raise MachineError("the simulator needs a Kafka client", fix="Run `pip install 'sessionlake[local]'`") from None
-    messages = generate(scenario, settings.capture.declared)
-    produced = sink.produce(
+    messages = generate_messages(scenario, settings.capture.declared)
+    produced = sink.produce_messages(
         settings, messages, partitions=scenario.partitions, pace=pace, stop=stop, on_progress=on_progress
     )
     if truth is not None:
@@ -153,13 +153,13 @@ def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) ->
         raise UsageError(f"simulate: unknown mode {mode!r}", fix=f"Use one of {', '.join(MODES)}")
     given = {_SHORT.get(name, name): value for name, value in options.items() if value is not None}
     total = given.pop("messages", None)
-    _check_known(given)
+    _require_known_options(given)
     limits: dict[str, Any] = {
         "lateness_s": milliseconds(settings.capture.lateness) / 1000,
         "max_message_bytes": settings.capture.max_message_bytes,
         "future_skew_s": milliseconds(settings.capture.max_future_skew) / 1000,
     }
-    base = _bench(given, total) if mode == "bench" else Scenario(**limits)
+    base = _build_bench_scenario(given, total) if mode == "bench" else Scenario(**limits)
     mix = replace(base.mix, **{name: value for name, value in given.items() if name in _MIX})
     faults = replace(base.faults, **{name: value for name, value in given.items() if name in _FAULTS})
     plain = {name: value for name, value in given.items() if name in _SCENARIO}
@@ -172,7 +172,7 @@ def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) ->
     return replace(scenario, start_ms=now if mode == "live" else now - round(scenario.duration_s * 1000))
 
 
-def _bench(given: dict[str, Any], total: int | None) -> Scenario:
+def _build_bench_scenario(given: dict[str, Any], total: int | None) -> Scenario:
     sensors = given.get("sensors", 4)
     sessions = given.get("sessions_per_sensor", 125) * sensors
     shape = {name: given[name] for name in ("rows", "seed", "rate") if name in given}
@@ -182,14 +182,14 @@ def _bench(given: dict[str, Any], total: int | None) -> Scenario:
     )  # fmt: skip
 
 
-def _check_known(given: dict[str, Any]) -> None:
+def _require_known_options(given: dict[str, Any]) -> None:
     known = _SCENARIO | _MIX | _FAULTS | {"messages", *_SHORT}
     for name in given:
         if name not in known:
             raise UsageError(f"simulate: unknown option {name!r}", fix=f"Use one of {', '.join(sorted(known))}")
 
 
-def _check_prefix(settings: Settings, scenario: Scenario) -> None:
+def _require_matching_prefix(settings: Settings, scenario: Scenario) -> None:
     example = f"{scenario.prefix}chamber-00"
     if not re.fullmatch(settings.kafka.topic_pattern, example):
         raise UsageError(
@@ -203,4 +203,4 @@ def _write_truth(settings: Settings, folder: Path) -> None:
     from sessionlake_lab import truth as judge
     from sessionlake_lab.simulate.readback import truth_from_broker
 
-    judge.write(truth_from_broker(settings), folder)
+    judge.write_tables(truth_from_broker(settings), folder)

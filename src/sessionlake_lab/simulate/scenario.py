@@ -151,19 +151,19 @@ class Scenario:
             UsageError: A number is out of range. The text has the option, its value and the range.
         """
         for name in ("sensors", "sessions_per_sensor", "rows", "partitions"):
-            _within(name, getattr(self, name), 1, 10_000_000)
-        _within("seed", self.seed, 0, MAX_INT32)
-        _within("rate", self.rate, 0.001, 10_000_000)
-        _within("duration_s", self.duration_s, 0.001, 10 * 365 * DAY_S)
-        _within("day_s", self.day if self.day_s is None else self.day_s, 0.001, 10 * 365 * DAY_S)
-        _within("rows_per_update", self.mix.rows_per_update, 1, 1000)
-        _within("hot", self.mix.hot, 0.1, 10)
+            _require_within(name, getattr(self, name), 1, 10_000_000)
+        _require_within("seed", self.seed, 0, MAX_INT32)
+        _require_within("rate", self.rate, 0.001, 10_000_000)
+        _require_within("duration_s", self.duration_s, 0.001, 10 * 365 * DAY_S)
+        _require_within("day_s", self.day if self.day_s is None else self.day_s, 0.001, 10 * 365 * DAY_S)
+        _require_within("rows_per_update", self.mix.rows_per_update, 1, 1000)
+        _require_within("hot", self.mix.hot, 0.1, 10)
         for name in ("late_sensors", "joining", "ended", "silent"):
-            _within(name, getattr(self, name), 0, 1)
+            _require_within(name, getattr(self, name), 0, 1)
         for part in (self.mix, self.faults):
             for item in fields(part):
                 if item.name not in ("rows_per_update", "hot"):
-                    _within(item.name, getattr(part, item.name), 0, 1)
+                    _require_within(item.name, getattr(part, item.name), 0, 1)
 
     @classmethod
     def bench(cls, *, sessions: int, rows: int, messages: int, seed: int = 0, rate: float = 1000.0) -> Self:
@@ -204,6 +204,6 @@ class Scenario:
         return self.day_s if self.day_s is not None else max(1.0, min(DAY_S, self.duration_s))
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
+def _require_within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise UsageError(f"simulate: {name} = {value:g}", fix=f"Give a value from {low:g} to {high:g}")

@@ -29,7 +29,7 @@ GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True)
-class Metric:
+class PhysicalQuantity:
     """One physical quantity: its mean, daily amplitude, noise, and the spread between rows."""
 
     base: float
@@ -39,7 +39,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Family:
+class SensorFamily:
     """A kind of sensor. Its metrics are assigned to numeric columns in turn; the first string column is the state.
 
     Attributes:
@@ -52,24 +52,27 @@ class Family:
 
     name: str
     row: str
-    metrics: tuple[Metric, Metric]
+    metrics: tuple[PhysicalQuantity, PhysicalQuantity]
     states: tuple[str, str, str, str]
     ladder: bool = False
 
 
-_CHAMBER = (Metric(40, 6, 0.15, 2), Metric(1200, 150, 8, 60))  # degrees Celsius; fan speed per minute
-_TURBINE = (Metric(1450, 600, 25, 120), Metric(14, 4, 0.4, 2))  # kilowatts; rotor speed per minute
-_PARCEL = (Metric(12.5, 3, 0.6, 4), Metric(80, 50, 5, 20))  # kilograms; parcels waiting
-_DEPTH = (Metric(101, 0.8, 0.02, 1.5), Metric(420, 160, 35, 90))  # price; lots
+_CHAMBER = (
+    PhysicalQuantity(40, 6, 0.15, 2),
+    PhysicalQuantity(1200, 150, 8, 60),
+)  # degrees Celsius; fan speed per minute
+_TURBINE = (PhysicalQuantity(1450, 600, 25, 120), PhysicalQuantity(14, 4, 0.4, 2))  # kilowatts; rotor speed per minute
+_PARCEL = (PhysicalQuantity(12.5, 3, 0.6, 4), PhysicalQuantity(80, 50, 5, 20))  # kilograms; parcels waiting
+_DEPTH = (PhysicalQuantity(101, 0.8, 0.02, 1.5), PhysicalQuantity(420, 160, 35, 90))  # price; lots
 FAMILIES = (
-    Family("chamber", "probe-", _CHAMBER, ("OK", "DEFROST", "DOOR_OPEN", "ALARM")),
-    Family("turbine", "wtg-", _TURBINE, ("RUN", "YAW", "ICING", "TRIPPED")),
-    Family("parcel", "bay-", _PARCEL, ("READY", "FULL", "JAM", "OFFLINE")),
-    Family("depth", "lvl-", _DEPTH, ("OPEN", "PART", "HIDDEN", "HALT"), ladder=True),
+    SensorFamily("chamber", "probe-", _CHAMBER, ("OK", "DEFROST", "DOOR_OPEN", "ALARM")),
+    SensorFamily("turbine", "wtg-", _TURBINE, ("RUN", "YAW", "ICING", "TRIPPED")),
+    SensorFamily("parcel", "bay-", _PARCEL, ("READY", "FULL", "JAM", "OFFLINE")),
+    SensorFamily("depth", "lvl-", _DEPTH, ("OPEN", "PART", "HIDDEN", "HALT"), ladder=True),
 )
 
 
-class World:
+class SensorWorld:
     """State of every row of every session. Each reading advances the row's state.
 
     Args:
@@ -89,18 +92,20 @@ class World:
         self._state = np.zeros(shape, np.int8)
         self._noise = [np.zeros(shape, np.float32) for column in columns if column.is_numeric]
         self._ladder = np.array([family.ladder for family in FAMILIES])[self.family]
-        self._metrics = _per_session(self.family)
+        self._metrics = _draw_quantities_per_session(self.family)
         self._anomalies = _Anomalies(scenario, rng)
         width = len(str(scenario.rows - 1))
         self._ids = [f"{family.row}{row:0{width}d}".encode() for family in FAMILIES for row in range(scenario.rows)]
         self._names = [state.encode() for family in FAMILIES for state in family.states]
 
-    def ids(self, session: NDArray[np.int64], row: NDArray[np.int64]) -> list[bytes]:
+    def make_row_ids(self, session: NDArray[np.int64], row: NDArray[np.int64]) -> list[bytes]:
         """Returns the row ids, as UTF-8, of the given rows of the given sessions."""
         ids = self._ids
         return [ids[index] for index in (self.family[session] * self._rows + row).tolist()]
 
-    def read(self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]) -> list[list[Any]]:
+    def read_sensors(
+        self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]
+    ) -> list[list[Any]]:
         """Returns a reading of every declared column.
 
         Args:
@@ -117,12 +122,14 @@ class World:
         numeric = strings = 0
         for column in self._columns:
             if column.is_numeric:
-                found.append(_fit(column, self._measure(numeric, session, row, elapsed, place)))
+                found.append(
+                    _convert_to_column_type(column, self._read_numeric_column(numeric, session, row, elapsed, place))
+                )
                 numeric += 1
             elif column.json_type is JsonType.BOOLEAN:
                 found.append([b"true" if flag else b"false" for flag in (state == 0).tolist()])
             else:
-                found.append(self._words(strings, session, row, state))
+                found.append(self._read_text_column(strings, session, row, state))
                 strings += 1
         return found
 
@@ -136,7 +143,7 @@ class World:
         self._state[session, row] = state
         return state
 
-    def _measure(
+    def _read_numeric_column(
         self,
         number: int,
         session: NDArray[np.int64],
@@ -158,7 +165,7 @@ class World:
         )
         return reading
 
-    def _words(
+    def _read_text_column(
         self, number: int, session: NDArray[np.int64], row: NDArray[np.int64], state: NDArray[np.int8]
     ) -> list[bytes]:
         if number > 0:  # the location of the row, which never changes
@@ -201,13 +208,13 @@ class _Anomalies:
         return frozen, extra
 
 
-def _per_session(family: NDArray[np.int64]) -> list[tuple[NDArray[np.float64], ...]]:
+def _draw_quantities_per_session(family: NDArray[np.int64]) -> list[tuple[NDArray[np.float64], ...]]:
     """Returns base, swing, noise and spread of every session, for each of the two metrics."""
     table = np.array([[(m.base, m.swing, m.noise, m.spread) for m in kind.metrics] for kind in FAMILIES])
     return [tuple(table[family, number, part] for part in range(4)) for number in range(2)]
 
 
-def _fit(column: Column, reading: NDArray[np.float64]) -> list[Any]:
+def _convert_to_column_type(column: Column, reading: NDArray[np.float64]) -> list[Any]:
     """Returns values of the column's type: floats, or integers rounded and clipped to the column's range."""
     if column.json_type is JsonType.NUMBER:
         return reading.tolist()

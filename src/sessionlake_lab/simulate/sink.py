@@ -59,7 +59,7 @@ class ProduceResult:
         return self.messages / self.seconds if self.seconds else 0.0
 
 
-def produce(
+def produce_messages(
     settings: Settings,
     messages: Iterable[KafkaRecord],
     *,
@@ -82,10 +82,10 @@ def produce(
         BrokerError: Kafka cannot be reached, rejects messages, or has lost some.
         UsageError: A topic exists with fewer partitions than the messages use.
     """
-    return _Writer(settings, partitions, pace=pace).write(messages, stop, on_progress)
+    return _KafkaWriter(settings, partitions, pace=pace).write(messages, stop, on_progress)
 
 
-class _Writer:
+class _KafkaWriter:
     def __init__(self, settings: Settings, partitions: int, *, pace: bool) -> None:
         self._settings, self._partitions = settings, partitions
         self._pace = _Pace() if pace else None
@@ -116,24 +116,29 @@ class _Writer:
                 self._hand_over(chunk, stop)
                 if on_progress is not None and result.messages % CHUNK < len(chunk):
                     on_progress(result.messages)
-            self._finish()
+            self._wait_and_compare_offsets()
         except KeyboardInterrupt:  # like the stop flag: messages that were sent are still delivered
             result.stopped = True
-            self._finish()
+            self._wait_and_compare_offsets()
             result.messages = sum(end - first for first, end in result.offsets.values())
         except KafkaException as error:
-            raise self._error(str(error.args[0])) from None
+            raise self._make_error(str(error.args[0])) from None
         finally:
             self._consumer.close()
         result.seconds = time.perf_counter() - begin
         return result
 
     def _hand_over(self, chunk: list[KafkaRecord], stop: Event | None) -> None:
-        send, poll, known, delivered = self._producer.produce, self._producer.poll, self._known, self._delivered
+        send, poll, known, delivered = (
+            self._producer.produce,
+            self._producer.poll,
+            self._known,
+            self._record_delivery_error,
+        )
         size = 0
         for topic, partition, key, value, timestamp in chunk:
             if topic not in known:
-                self._open(topic)
+                self._create_topic(topic)
             if self._pace:
                 self._pace.wait(timestamp, poll, stop)
             while True:
@@ -148,9 +153,9 @@ class _Writer:
         self._result.messages += len(chunk)
         self._result.value_bytes += size
         if self._failures:
-            raise self._error(self._failures[0])
+            raise self._make_error(self._failures[0])
 
-    def _open(self, topic: str) -> None:
+    def _create_topic(self, topic: str) -> None:
         """Creates the topic unless it exists, and records the end offsets of its partitions."""
         config = {"retention.ms": "-1", "max.message.bytes": str(self._largest), "message.timestamp.type": "CreateTime"}
         future = self._admin.create_topics([NewTopic(topic, self._partitions, 1, config=config)])[topic]
@@ -177,7 +182,7 @@ class _Writer:
             if found.error is None and found.partitions and all(p.leader >= 0 for p in found.partitions.values()):
                 return len(found.partitions)
             time.sleep(0.02)
-        raise self._error(f"topic {topic} has no leader after {TIMEOUT_S:.0f} s")
+        raise self._make_error(f"topic {topic} has no leader after {TIMEOUT_S:.0f} s")
 
     def _end_offset(self, topic: str, partition: int) -> int:
         deadline = time.monotonic() + TIMEOUT_S
@@ -190,16 +195,16 @@ class _Writer:
                     raise
             time.sleep(0.02)
 
-    def _delivered(self, error: KafkaError | None, _message: Any) -> None:
+    def _record_delivery_error(self, error: KafkaError | None, _message: Any) -> None:
         """Records a failed delivery. It is called for failures only (`delivery.report.only.error`), for speed."""
         if error is not None:
             self._failures.append(error.str())
 
-    def _finish(self) -> None:
+    def _wait_and_compare_offsets(self) -> None:
         """Waits until all messages are acknowledged, then compares their number with the broker's offsets."""
         left = self._producer.flush(TIMEOUT_S)
         if left or self._failures:
-            raise self._error(
+            raise self._make_error(
                 self._failures[0] if self._failures else f"{left} messages were not acknowledged in {TIMEOUT_S:.0f} s"
             )
         for (topic, partition), begin in self._begin.items():
@@ -208,9 +213,9 @@ class _Writer:
                 self._result.offsets[topic, partition] = (begin, end)
         arrived = sum(end - begin for begin, end in self._result.offsets.values())
         if arrived < self._result.messages:
-            raise self._error(f"{self._result.messages} messages were acknowledged, but Kafka has only {arrived}")
+            raise self._make_error(f"{self._result.messages} messages were acknowledged, but Kafka has only {arrived}")
 
-    def _error(self, reason: str) -> BrokerError:
+    def _make_error(self, reason: str) -> BrokerError:
         servers = self._settings.kafka.bootstrap_servers
         return BrokerError(
             f"Kafka at {servers} (kafka.bootstrap_servers) did not accept the simulated messages: {reason}",

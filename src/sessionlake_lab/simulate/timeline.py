@@ -34,8 +34,8 @@ class Timeline:
         self._says_end = fate < scenario.ended
         leaves = fate < scenario.ended + scenario.silent
         stop = np.where(leaves, rng.uniform(start + 0.3 * (end - start), end), np.inf)
-        self._starts = _in_order(start)
-        self._stops = _in_order(stop)
+        self._starts = _sort_latest_first(start)
+        self._stops = _sort_latest_first(stop)
         self._started = np.zeros(count, np.bool_)
         self._most_starts = max(1, MAX_SNAPSHOT_ROWS // scenario.rows)
         self._round_robin, self._turn = scenario.round_robin, 0
@@ -101,7 +101,7 @@ def _sensor_starts(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.f
     return starts
 
 
-def _in_order(when: NDArray[np.float64]) -> list[tuple[float, int]]:
+def _sort_latest_first(when: NDArray[np.float64]) -> list[tuple[float, int]]:
     """Returns the finite times and their session numbers, latest first, so that `pop` returns the next one."""
     order = np.argsort(when, kind="stable")[::-1]
     return [(float(when[session]), int(session)) for session in order if np.isfinite(when[session])]

@@ -6,8 +6,18 @@ code with the pipeline, so an error goes unnoticed only if both implementations 
 
 from __future__ import annotations
 
-from sessionlake_lab.truth.files import read, rows_digest, table_digest, write
+from sessionlake_lab.truth.files import hash_session_tables, hash_table, read_tables, write_tables
 from sessionlake_lab.truth.judge import Truth
 from sessionlake_lab.truth.model import KafkaMessage, Rules, Tables, Violation
 
-__all__ = ["KafkaMessage", "Rules", "Tables", "Truth", "Violation", "read", "rows_digest", "table_digest", "write"]
+__all__ = [
+    "KafkaMessage",
+    "Rules",
+    "Tables",
+    "Truth",
+    "Violation",
+    "hash_session_tables",
+    "hash_table",
+    "read_tables",
+    "write_tables",
+]

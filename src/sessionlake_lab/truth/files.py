@@ -17,12 +17,12 @@ _FORMAT = 4
 _BYTES = ("key", "value")
 
 
-def rows_digest(tables: Tables) -> dict[SessionKey, str]:
+def hash_session_tables(tables: Tables) -> dict[SessionKey, str]:
     """Returns a hash of each session's table. Equal tables have equal hashes."""
-    return {key: table_digest(rows) for key, rows in tables.session_rows.items()}
+    return {key: hash_table(rows) for key, rows in tables.session_rows.items()}
 
 
-def table_digest(rows: Mapping[str, Mapping[str, Any]]) -> str:
+def hash_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the hash of one session's table, whatever the order of its rows and columns.
 
     Args:
@@ -31,50 +31,50 @@ def table_digest(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def write(tables: Tables, folder: Path) -> None:
+def write_tables(tables: Tables, folder: Path) -> None:
     """Writes `<folder>/<table>.jsonl.gz` for every table, and replaces existing files."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "format.jsonl.gz", [_FORMAT])
-    _write(folder / "session_rows.jsonl.gz", [[*key, rows] for key, rows in tables.session_rows.items()])
-    _write(folder / "sessions.jsonl.gz", list(tables.sessions.values()))
-    _write(folder / "counts.jsonl.gz", [[*where, counts] for where, counts in tables.counts.items()])
-    _write(folder / "session_changes.jsonl.gz", tables.session_changes)
-    _write(folder / "session_cuts.jsonl.gz", tables.session_cuts)
-    _write(folder / "session_snapshots.jsonl.gz", tables.session_snapshots)
-    _write(folder / "integrity_events.jsonl.gz", tables.integrity_events)
-    _write(folder / "quarantine.jsonl.gz", [_as_text(message) for message in tables.quarantine])
+    _write_lines(folder / "format.jsonl.gz", [_FORMAT])
+    _write_lines(folder / "session_rows.jsonl.gz", [[*key, rows] for key, rows in tables.session_rows.items()])
+    _write_lines(folder / "sessions.jsonl.gz", list(tables.sessions.values()))
+    _write_lines(folder / "counts.jsonl.gz", [[*where, counts] for where, counts in tables.counts.items()])
+    _write_lines(folder / "session_changes.jsonl.gz", tables.session_changes)
+    _write_lines(folder / "session_cuts.jsonl.gz", tables.session_cuts)
+    _write_lines(folder / "session_snapshots.jsonl.gz", tables.session_snapshots)
+    _write_lines(folder / "integrity_events.jsonl.gz", tables.integrity_events)
+    _write_lines(folder / "quarantine.jsonl.gz", [_encode_bytes(message) for message in tables.quarantine])
 
 
-def read(folder: Path) -> Tables:
-    """Reads the tables that `write` wrote into the folder.
+def read_tables(folder: Path) -> Tables:
+    """Reads the tables that `write_tables` wrote into the folder.
 
     Raises:
         LakeError: A file is missing, or has another format.
     """
-    found = _read(folder / "format.jsonl.gz")
+    found = _read_lines(folder / "format.jsonl.gz")
     if found != [_FORMAT]:
         raise LakeError(
             f"ground truth in {folder}: found format {found}, expected [{_FORMAT}]", fix="Simulate again to write it"
         )
-    rows, sessions = (_read(folder / f"{name}.jsonl.gz") for name in ("session_rows", "sessions"))
+    rows, sessions = (_read_lines(folder / f"{name}.jsonl.gz") for name in ("session_rows", "sessions"))
     return Tables(
         session_rows={(topic, partition, session): held for topic, partition, session, held in rows},
         sessions={(row["topic"], row["partition"], row["session_id"]): row for row in sessions},
-        counts={(topic, partition): counts for topic, partition, counts in _read(folder / "counts.jsonl.gz")},
-        session_changes=_read(folder / "session_changes.jsonl.gz"),
-        session_cuts=_read(folder / "session_cuts.jsonl.gz"),
-        session_snapshots=_read(folder / "session_snapshots.jsonl.gz"),
-        integrity_events=_read(folder / "integrity_events.jsonl.gz"),
-        quarantine=[_as_bytes(message) for message in _read(folder / "quarantine.jsonl.gz")],
+        counts={(topic, partition): counts for topic, partition, counts in _read_lines(folder / "counts.jsonl.gz")},
+        session_changes=_read_lines(folder / "session_changes.jsonl.gz"),
+        session_cuts=_read_lines(folder / "session_cuts.jsonl.gz"),
+        session_snapshots=_read_lines(folder / "session_snapshots.jsonl.gz"),
+        integrity_events=_read_lines(folder / "integrity_events.jsonl.gz"),
+        quarantine=[_decode_bytes(message) for message in _read_lines(folder / "quarantine.jsonl.gz")],
     )
 
 
-def _write(file: Path, lines: list[Any]) -> None:
+def _write_lines(file: Path, lines: list[Any]) -> None:
     with gzip.open(file, "wt", compresslevel=1, encoding="utf-8") as out:
         out.writelines(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
 
 
-def _read(file: Path) -> list[Any]:
+def _read_lines(file: Path) -> list[Any]:
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             return [json.loads(line) for line in lines]
@@ -82,7 +82,7 @@ def _read(file: Path) -> list[Any]:
         raise LakeError(f"ground truth {file} cannot be read ({error})", fix="Simulate again to write it") from None
 
 
-def _as_text(message: Row) -> Row:
+def _encode_bytes(message: Row) -> Row:
     """Encodes bytes as base64, since a quarantined message may have any content."""
     return {
         **message,
@@ -90,5 +90,5 @@ def _as_text(message: Row) -> Row:
     }
 
 
-def _as_bytes(message: Row) -> Row:
+def _decode_bytes(message: Row) -> Row:
     return {**message, **{name: base64.b64decode(message[name]) for name in _BYTES if message[name] is not None}}

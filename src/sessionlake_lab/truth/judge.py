@@ -24,7 +24,7 @@ from sessionlake_lab.truth.model import KafkaMessage, Rules, SessionKey, Tables
 from sessionlake_lab.truth.outcomes import PartitionState
 from sessionlake_lab.truth.reading import NO_TIMESTAMP, MalformedError, ParsedMessage
 from sessionlake_lab.truth.session import ENDED, EXPIRED, Cause, Life, Session, add_seq, is_known_seq
-from sessionlake_lab.truth.snapshots import Snapshots, table_of
+from sessionlake_lab.truth.snapshots import TableCutter, read_current_table
 from sessionlake_lab.truth.verdict import MessageJudge, TopicRules
 
 ERASED = (b"\0erased", None)
@@ -44,12 +44,12 @@ class Truth:
         self._rules = rules
         self._terms: dict[str, TopicRules] = {}
         self._sessions: dict[SessionKey, Session] = {}
-        self._judge = MessageJudge(self._applied, keep_changes=keep_changes)
+        self._judge = MessageJudge(self._handle_applied_message, keep_changes=keep_changes)
         self._outcomes = self._judge.outcomes
-        self._snapshots = Snapshots(self._outcomes.tables, self._release_all, keep=keep_changes)
+        self._snapshots = TableCutter(self._outcomes.tables, self._release_all_messages, keep=keep_changes)
         self._finished = False
 
-    def feed(self, message: KafkaMessage) -> None:
+    def judge_message(self, message: KafkaMessage) -> None:
         """Judges one message.
 
         Raises:
@@ -60,8 +60,8 @@ class Truth:
             raise UsageError(
                 "the ground truth is finished and accepts no further messages", fix="Feed all messages to a new Truth"
             )
-        terms = self._terms_of(message.topic)
-        partition = self._outcomes.partition_of(message)
+        terms = self._find_rules_of_topic(message.topic)
+        partition = self._outcomes.find_partition_state(message)
         partition.counts["messages"] += 1
         if message.timestamp != NO_TIMESTAMP and not terms.parser.is_from_the_future(message):
             self._advance_time(partition, message.timestamp, message.topic, message.partition)
@@ -70,21 +70,21 @@ class Truth:
         if (message.key, message.value) == ERASED:
             return
         try:
-            parsed = terms.parser.parse(message, partition.stream_time)
+            parsed = terms.parser.parse_message(message, partition.stream_time)
         except MalformedError as error:
-            self._outcomes.quarantine(message, error.reason)
+            self._outcomes.quarantine_message(message, error.reason)
             return
-        session = self._session_of(terms, parsed)
-        self._arrive(terms, session, parsed)
-        self._snapshots.after(partition, terms, session)
+        session = self._find_session(terms, parsed)
+        self._handle_arrival(terms, session, parsed)
+        self._snapshots.handle_message(partition, terms, session)
 
-    def silence(self, topic: str, partition: int, until: int) -> None:
+    def apply_silence(self, topic: str, partition: int, until: int) -> None:
         """Applies a silence: the topic-partition has no further messages until the stream time `until` (ms).
 
         Raises:
             Violation: Under `fail`, if an expiry releases a violating message, or a gap was not filled in time.
         """
-        found, terms = self._outcomes.partitions.get((topic, partition)), self._terms_of(topic)
+        found, terms = self._outcomes.partitions.get((topic, partition)), self._find_rules_of_topic(topic)
         if found is not None:
             self._advance_time(found, until, topic, partition)
             self._judge.judge_due_gaps(found, terms)
@@ -103,8 +103,8 @@ class Truth:
             session.next_check = None
         partition.checks.clear()
         for session in mine:
-            self._snapshots.schedule_check(partition, self._terms_of(topic), session)
-        self._judge.restart_deadlines(partition, self._terms_of(topic))
+            self._snapshots.schedule_check(partition, self._find_rules_of_topic(topic), session)
+        self._judge.restart_deadlines(partition, self._find_rules_of_topic(topic))
 
     def finish(self) -> Tables:
         """Expires idle sessions up to the last stream time, and returns the expected tables.
@@ -117,12 +117,12 @@ class Truth:
             raise UsageError("the ground truth is finished already", fix="Use the tables that finish returned")
         self._finished = True
         for (topic, _), partition in self._outcomes.partitions.items():
-            self._judge.judge_due_gaps(partition, self._terms_of(topic))
+            self._judge.judge_due_gaps(partition, self._find_rules_of_topic(topic))
         for key, session in self._sessions.items():
             self._expire_if_idle(session)
-            terms = self._terms_of(session.topic)
-            self._outcomes.tables.session_rows[key] = table_of(session, terms)
-            self._outcomes.tables.sessions[key] = session.as_row()
+            terms = self._find_rules_of_topic(session.topic)
+            self._outcomes.tables.session_rows[key] = read_current_table(session, terms)
+            self._outcomes.tables.sessions[key] = session.to_row()
             self._outcomes.partitions[session.topic, session.partition].counts["held"] += len(session.life.held)
         self._record_split_sessions()
         return self._outcomes.tables
@@ -135,15 +135,15 @@ class Truth:
         for (topic, session_id), partitions in where.items():
             if len(partitions) > 1:
                 for partition in partitions:
-                    self._outcomes.split(topic, partition, session_id)
+                    self._outcomes.record_split_session(topic, partition, session_id)
 
-    def _terms_of(self, topic: str) -> TopicRules:
+    def _find_rules_of_topic(self, topic: str) -> TopicRules:
         terms = self._terms.get(topic)
         if terms is None:
             terms = self._terms[topic] = TopicRules(self._rules.for_topic(topic))
         return terms
 
-    def _session_of(self, terms: TopicRules, parsed: ParsedMessage) -> Session:
+    def _find_session(self, terms: TopicRules, parsed: ParsedMessage) -> Session:
         """Returns the message's session with its last offset and time updated. Starts a new life if the old expired."""
         kafka = parsed.kafka
         key = kafka.topic, kafka.partition, parsed.session_id
@@ -165,19 +165,19 @@ class Truth:
     def _is_expired(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> bool:
         """Returns True if the session expired before this message, by its timestamp or as its state was dropped."""
         last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
-        now = self._outcomes.partition_of(parsed.kafka).stream_time
+        now = self._outcomes.find_partition_state(parsed.kafka).stream_time
         return last is not None and (parsed.time > last + timeout or now > last + 2 * timeout)
 
-    def _arrive(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
+    def _handle_arrival(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
         integrity, life = terms.rules.integrity, session.life
         if _is_duplicate(integrity, life, parsed.seq):
             life.duplicates += 1
-            self._outcomes.count(parsed.kafka, "duplicates")
-            self._outcomes.event(parsed, "duplicate", "dropped", life.next_seq)
+            self._outcomes.count_messages(parsed.kafka, "duplicates")
+            self._outcomes.record_event(parsed, "duplicate", "dropped", life.next_seq)
         elif integrity == "window":
             self._hold_back(terms, session, parsed)
         else:
-            self._judge.judge(terms, session, parsed, self._arrival(parsed))
+            self._judge.judge_message(terms, session, parsed, self._make_cause_of_arrival(parsed))
 
     # -- class `window`: messages are held back until the watermark passes them
 
@@ -186,53 +186,53 @@ class Truth:
         life.highest_ts = parsed.ts if life.highest_ts is None else max(life.highest_ts, parsed.ts)
         if parsed.ts < life.highest_ts - lateness:
             life.late += 1
-            self._outcomes.event(parsed, "late", "quarantined", life.next_seq)
-            self._outcomes.quarantine(parsed.kafka, "late")
+            self._outcomes.record_event(parsed, "late", "quarantined", life.next_seq)
+            self._outcomes.quarantine_message(parsed.kafka, "late")
             return
         if parsed.seq is not None and self._judge.has_too_many_gaps(terms, session, parsed, parsed.seq):
             return
         if parsed.seq is not None:
             add_seq(life, parsed.seq, terms.rules.max_gaps)
         insort(life.held, parsed, key=lambda held: (held.ts, held.seq))
-        self._release(terms, session, self._arrival(parsed))
-        self._limit_held(terms, session, parsed)
+        self._release_due_messages(terms, session, self._make_cause_of_arrival(parsed))
+        self._limit_held_messages(terms, session, parsed)
 
-    def _limit_held(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
+    def _limit_held_messages(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
         rules, held = terms.rules, session.life.held
 
         def exceeds_limit() -> bool:
-            return len(held) > rules.max_held_messages or sum(map(_size, held)) > rules.max_held_bytes
+            return len(held) > rules.max_held_messages or sum(map(_count_message_bytes, held)) > rules.max_held_bytes
 
         if exceeds_limit() and self._judge.record_or_isolate(terms, session, parsed, "held_limit"):
             while exceeds_limit():
-                self._judge.judge(terms, session, held.pop(0), self._arrival(parsed))
+                self._judge.judge_message(terms, session, held.pop(0), self._make_cause_of_arrival(parsed))
         elif exceeds_limit():
             held.remove(parsed)
 
-    def _release(self, terms: TopicRules, session: Session, cause: Cause) -> None:
+    def _release_due_messages(self, terms: TopicRules, session: Session, cause: Cause) -> None:
         life = session.life
         while life.held and life.highest_ts is not None and life.held[0].ts < life.highest_ts - terms.rules.lateness_ms:
-            self._judge.judge(terms, session, life.held.pop(0), cause)
+            self._judge.judge_message(terms, session, life.held.pop(0), cause)
 
-    def _release_all(self, terms: TopicRules, session: Session, cause: Cause) -> None:
+    def _release_all_messages(self, terms: TopicRules, session: Session, cause: Cause) -> None:
         while session.life.held:
-            self._judge.judge(terms, session, session.life.held.pop(0), cause)
+            self._judge.judge_message(terms, session, session.life.held.pop(0), cause)
 
-    def _arrival(self, parsed: ParsedMessage) -> Cause:
+    def _make_cause_of_arrival(self, parsed: ParsedMessage) -> Cause:
         offset = parsed.kafka.offset
-        return Cause(offset, self._outcomes.partition_of(parsed.kafka).stream_time, offset)
+        return Cause(offset, self._outcomes.find_partition_state(parsed.kafka).stream_time, offset)
 
-    def _applied(self, terms: TopicRules, session: Session, kind: str, cause: Cause) -> None:
+    def _handle_applied_message(self, terms: TopicRules, session: Session, kind: str, cause: Cause) -> None:
         """Handles an applied message: notes a change of the table, or cuts the table at the session's end."""
         if kind == "end":
-            self._snapshots.cut(terms, session, "end", cause.at, cause.by)
+            self._snapshots.cut_table(terms, session, "end", cause.at, cause.by)
         elif kind in {"snapshot", "update"} and session.changed_at is None:
             session.changed_at = cause.at
 
     # -- the end
 
     def _expire_if_idle(self, session: Session) -> None:
-        terms, life = self._terms_of(session.topic), session.life
+        terms, life = self._find_rules_of_topic(session.topic), session.life
         partition = self._outcomes.partitions[session.topic, session.partition]
         if life.last_timestamp is None:
             return
@@ -243,7 +243,7 @@ class Truth:
             life.status, life.ended_at = EXPIRED, expiry
 
 
-def _size(parsed: ParsedMessage) -> int:
+def _count_message_bytes(parsed: ParsedMessage) -> int:
     return len(parsed.kafka.value or b"")
 
 

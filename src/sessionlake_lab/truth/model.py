@@ -48,10 +48,10 @@ class Rules:
     by_topic: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:
-        _one_of("integrity", self.integrity, INTEGRITY)
-        _one_of("on_violation", self.on_violation, ON_VIOLATION)
+        _require_allowed("integrity", self.integrity, INTEGRITY)
+        _require_allowed("on_violation", self.on_violation, ON_VIOLATION)
         for column, spark_type in self.columns.items():
-            _one_of(f"column {column}", spark_type, COLUMN_TYPES)
+            _require_allowed(f"column {column}", spark_type, COLUMN_TYPES)
 
     def for_topic(self, topic: str) -> Rules:
         """Returns the rules with the overrides of the first pattern that matches the whole topic name."""
@@ -61,9 +61,9 @@ class Rules:
         return self
 
 
-def _one_of(what: str, found: str, allowed: tuple[str, ...]) -> None:
-    if found not in allowed:
-        raise ConfigError(f"{what}: found '{found}', expected one of {', '.join(allowed)}", fix="Correct the rules")
+def _require_allowed(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}: found '{value}', expected one of {', '.join(allowed)}", fix="Correct the rules")
 
 
 class KafkaMessage(NamedTuple):

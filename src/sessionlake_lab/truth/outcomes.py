@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sessionlake_lab.truth.model import KafkaMessage, Tables
-from sessionlake_lab.truth.reading import NO_TIMESTAMP, ParsedMessage, session_of
+from sessionlake_lab.truth.reading import NO_TIMESTAMP, ParsedMessage, parse_session_id
 from sessionlake_lab.truth.session import Life, OpenGap, Session
 
 
@@ -31,7 +31,7 @@ class OutcomeWriter:
         self.tables = Tables()
         self.partitions: dict[tuple[str, int], PartitionState] = {}
 
-    def partition_of(self, message: KafkaMessage) -> PartitionState:
+    def find_partition_state(self, message: KafkaMessage) -> PartitionState:
         """Returns the state of the message's topic-partition."""
         where = message.topic, message.partition
         partition = self.partitions.get(where)
@@ -41,18 +41,18 @@ class OutcomeWriter:
             partition = self.partitions[where] = PartitionState(counts)
         return partition
 
-    def count(self, message: KafkaMessage, outcome: str, number: int = 1) -> None:
+    def count_messages(self, message: KafkaMessage, outcome: str, number: int = 1) -> None:
         """Counts messages with an outcome: `applied`, `duplicates`, `quarantined` or `held`."""
-        self.partition_of(message).counts[outcome] += number
+        self.find_partition_state(message).counts[outcome] += number
 
-    def quarantine(self, message: KafkaMessage, reason: str) -> None:
+    def quarantine_message(self, message: KafkaMessage, reason: str) -> None:
         """Adds the unchanged message to the quarantine."""
-        self.count(message, "quarantined")
-        row = {**message._asdict(), "reason": reason, "session_id": session_of(message.key)}
+        self.count_messages(message, "quarantined")
+        row = {**message._asdict(), "reason": reason, "session_id": parse_session_id(message.key)}
         del row["ingested_at"]
         self.tables.quarantine.append(row)
 
-    def event(self, parsed: ParsedMessage, event: str, action: str, expected: int | None) -> None:
+    def record_event(self, parsed: ParsedMessage, event: str, action: str, expected: int | None) -> None:
         """Records an integrity event."""
         kafka = parsed.kafka
         self.tables.integrity_events.append(
@@ -69,7 +69,7 @@ class OutcomeWriter:
             }
         )
 
-    def split(self, topic: str, partition: int, session_id: str) -> None:
+    def record_split_session(self, topic: str, partition: int, session_id: str) -> None:
         """Records that a session's id also occurs in other partitions. The event has no message and no time."""
         names = ("offset", "expected_seq", "actual_seq", "kafka_timestamp")
         row = {"topic": topic, "partition": partition, "session_id": session_id, **dict.fromkeys(names)}

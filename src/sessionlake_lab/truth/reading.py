@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sessionlake_lab.truth.model import KafkaMessage, Rules
-from sessionlake_lab.truth.text import NotJsonError, TooDeepError, parse
+from sessionlake_lab.truth.text import NotJsonError, TooDeepError, parse_json
 
 MAX_KEY_BYTES = 256
 MAX_ROW_ID_BYTES = 1024
@@ -68,7 +68,7 @@ class MessageParser:
         ahead = 0 if message.ingested_at is None else message.timestamp - message.ingested_at
         return ahead > self._rules.max_future_skew_ms
 
-    def parse(self, message: KafkaMessage, stream_time: int) -> ParsedMessage:
+    def parse_message(self, message: KafkaMessage, stream_time: int) -> ParsedMessage:
         """Returns the parsed message.
 
         Args:
@@ -78,32 +78,32 @@ class MessageParser:
         Raises:
             MalformedError: The message is malformed. It has the first applicable reason in the protocol's order.
         """
-        session_id = session_of(message.key)
+        session_id = parse_session_id(message.key)
         if session_id is None:
             raise MalformedError("bad_key")
         if self.is_from_the_future(message):
             raise MalformedError("future_kafka_ts")
-        body = self._object(message.value)
+        body = self._parse_object(message.value)
         kind = body.get("type")
         if not isinstance(kind, str) or kind not in _TYPES:
             raise MalformedError("bad_type")
-        seq, ts = self._seq(body), self._ts(body, message.timestamp)
+        seq, ts = self._parse_seq(body), self._parse_ts(body, message.timestamp)
         rows: list[ParsedRow] = []
         deleted: list[str] = []
         if kind in {"snapshot", "update"}:
-            raw, deleted = _row_lists(body, kind)
+            raw, deleted = _read_row_lists(body, kind)
             _require_ids(raw)
-            rows = [self._row(row, kind) for row in raw]
+            rows = [self._parse_row(row, kind) for row in raw]
         time = stream_time if message.timestamp == NO_TIMESTAMP else message.timestamp
         return ParsedMessage(message, session_id, kind, seq, ts, rows, deleted, time)
 
-    def _object(self, value: bytes | None) -> dict[str, Any]:
+    def _parse_object(self, value: bytes | None) -> dict[str, Any]:
         if value is None:
             raise MalformedError("not_json")
         if len(value) > self._rules.max_message_bytes:
             raise MalformedError("too_large")
         try:
-            body = parse(value.decode("utf-8"))
+            body = parse_json(value.decode("utf-8"))
         except UnicodeDecodeError:
             raise MalformedError("not_utf8") from None
         except NotJsonError:
@@ -114,7 +114,7 @@ class MessageParser:
             raise MalformedError("not_object")
         return body
 
-    def _seq(self, body: dict[str, Any]) -> int | None:
+    def _parse_seq(self, body: dict[str, Any]) -> int | None:
         if "seq" not in body and self._rules.integrity == "none":
             return None
         seq = body.get("seq")
@@ -122,7 +122,7 @@ class MessageParser:
             raise MalformedError("bad_seq")
         return seq
 
-    def _ts(self, body: dict[str, Any], kafka_timestamp: int) -> int:
+    def _parse_ts(self, body: dict[str, Any], kafka_timestamp: int) -> int:
         ts = body.get("ts")
         if type(ts) is not int or not -MAX_INT64 - 1 <= ts <= MAX_INT64:
             raise MalformedError("bad_ts")
@@ -130,7 +130,7 @@ class MessageParser:
             raise MalformedError("future_ts")
         return ts
 
-    def _row(self, row: dict[str, Any], kind: str) -> ParsedRow:
+    def _parse_row(self, row: dict[str, Any], kind: str) -> ParsedRow:
         """Returns a row. A snapshot sets absent columns to null, and an update leaves them as they are."""
         values = self._all_null.copy() if kind == "snapshot" else {}
         for name, check in self._checks.items():
@@ -138,12 +138,12 @@ class MessageParser:
                 value = row[name]
                 values[name] = None if value is None else check(value)
         others = row.keys() - self._known
-        rescued = _compact({name: row[name] for name in others}) if others else None
+        rescued = _to_compact_json({name: row[name] for name in others}) if others else None
         return ParsedRow(row["id"], values, rescued)
 
 
 @lru_cache(maxsize=65_536)
-def session_of(key: bytes | None) -> str | None:
+def parse_session_id(key: bytes | None) -> str | None:
     """Returns the session id in a Kafka key, or None if the key is not a valid session id."""
     if not key or len(key) > MAX_KEY_BYTES:
         return None
@@ -154,7 +154,7 @@ def session_of(key: bytes | None) -> str | None:
     return None if _CONTROL.search(text) else text
 
 
-def _row_lists(body: dict[str, Any], kind: str) -> tuple[list[dict[str, Any]], list[str]]:
+def _read_row_lists(body: dict[str, Any], kind: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns `rows` and `deleted` of a snapshot or update. In a snapshot, `deleted` is ignored as an unknown field."""
     rows: object = body.get("rows", [] if kind == "update" else None)
     deleted: object = body.get("deleted", []) if kind == "update" else []
@@ -176,23 +176,23 @@ def _is_row_id(value: object) -> bool:
     return isinstance(value, str) and 1 <= len(value.encode("utf-8")) <= MAX_ROW_ID_BYTES
 
 
-def _compact(value: dict[str, Any]) -> str:
+def _to_compact_json(value: dict[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _boolean(value: object) -> bool:
+def _check_boolean(value: object) -> bool:
     if type(value) is not bool:
         raise MalformedError("bad_column")
     return value
 
 
-def _string(value: object) -> str:
+def _check_string(value: object) -> str:
     if type(value) is not str:
         raise MalformedError("bad_column")
     return value
 
 
-def _integer(bits: int) -> Check:
+def _make_integer_check(bits: int) -> Check:
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
     def check(value: object) -> int:
@@ -203,7 +203,7 @@ def _integer(bits: int) -> Check:
     return check
 
 
-def _double(value: object) -> float:
+def _check_double(value: object) -> float:
     """Returns a double. An integer is valid if its value as a double is finite."""
     if type(value) is not float and type(value) is not int:
         raise MalformedError("bad_column")
@@ -213,22 +213,22 @@ def _double(value: object) -> float:
         raise MalformedError("bad_column") from None
 
 
-def _float(value: object) -> float:
+def _check_float(value: object) -> float:
     """Returns the nearest 32-bit float, as a Python float."""
     try:
-        rounded: float = struct.unpack("<f", struct.pack("<f", _double(value)))[0]
+        rounded: float = struct.unpack("<f", struct.pack("<f", _check_double(value)))[0]
     except OverflowError:
         raise MalformedError("bad_column") from None
     return rounded
 
 
 _CHECKS: Mapping[str, Check] = {
-    "boolean": _boolean,
-    "tinyint": _integer(8),
-    "smallint": _integer(16),
-    "int": _integer(32),
-    "bigint": _integer(64),
-    "float": _float,
-    "double": _double,
-    "string": _string,
+    "boolean": _check_boolean,
+    "tinyint": _make_integer_check(8),
+    "smallint": _make_integer_check(16),
+    "int": _make_integer_check(32),
+    "bigint": _make_integer_check(64),
+    "float": _check_float,
+    "double": _check_double,
+    "string": _check_string,
 }

@@ -100,15 +100,15 @@ class Session:
     log: list[tuple[int, int, int, ParsedMessage]] = field(default_factory=list)
     """Life, seq, epoch and message of all applied messages (class `once`). The table is their fold in this order."""
 
-    def expiry(self, timeout: int) -> int:
+    def compute_expiry_time(self, timeout: int) -> int:
         """Returns the stream time after which the session is expired, in ms."""
         return (self.life.last_timestamp or 0) + timeout
 
-    def cut_due(self, interval: int) -> int | None:
+    def compute_next_cut_time(self, interval: int) -> int | None:
         """Returns the stream time of the next cut at an interval; None if the table is unchanged since its last cut."""
         return None if self.changed_at is None else self.changed_at // interval * interval + interval
 
-    def as_row(self) -> Row:
+    def to_row(self) -> Row:
         """Returns the session's row of the table `sessions`."""
         life = self.life
         return {
@@ -135,7 +135,7 @@ def is_known_seq(life: Life, seq: int) -> bool:
     return seq in life.known_seqs or any(low < seq < high for low, high in life.abandoned_gaps)
 
 
-def gaps_with(life: Life, seq: int) -> int:
+def count_gaps_with(life: Life, seq: int) -> int:
     """Returns the number of gaps if this seq were added."""
     return life.runs - is_known_seq(life, seq - 1) - is_known_seq(life, seq + 1)
 
@@ -144,9 +144,9 @@ def add_seq(life: Life, seq: int, max_gaps: int) -> None:
     """Adds a seq that was applied or is held back. The oldest gaps beyond the limit then count as filled."""
     if is_known_seq(life, seq):
         return
-    life.runs = gaps_with(life, seq) + 1
+    life.runs = count_gaps_with(life, seq) + 1
     life.known_seqs.add(seq)
-    _fill(life, seq, seq + 1)
+    _fill_gaps(life, seq, seq + 1)
     while life.runs - 1 > max_gaps:
         low, high = next(
             (low, high)
@@ -155,7 +155,7 @@ def add_seq(life: Life, seq: int, max_gaps: int) -> None:
         )
         life.abandoned_gaps.append((low, high))
         life.runs -= 1
-        _fill(life, low + 1, high)
+        _fill_gaps(life, low + 1, high)
 
 
 def remove_seq(life: Life, seq: int) -> None:
@@ -165,13 +165,13 @@ def remove_seq(life: Life, seq: int) -> None:
         life.runs += is_known_seq(life, seq - 1) + is_known_seq(life, seq + 1) - 1
 
 
-def _fill(life: Life, start: int, end: int) -> None:
+def _fill_gaps(life: Life, start: int, end: int) -> None:
     for gap in life.open_gaps:
         gap.missing -= max(0, min(end, gap.end) - max(start, gap.start))
     life.open_gaps = [gap for gap in life.open_gaps if gap.missing]
 
 
-def fold(table: dict[str, Row], parsed: ParsedMessage, epoch: int, all_null: Mapping[str, Any]) -> None:
+def apply_to_table(table: dict[str, Row], parsed: ParsedMessage, epoch: int, all_null: Mapping[str, Any]) -> None:
     """Applies one message to a session's table in place: clears it for a snapshot, upserts rows, then deletes ids."""
     if parsed.kind == "snapshot":
         table.clear()
@@ -189,7 +189,9 @@ def fold(table: dict[str, Row], parsed: ParsedMessage, epoch: int, all_null: Map
         table.pop(row_id, None)
 
 
-def changes(parsed: ParsedMessage, epoch: int, position: int, cause: Cause, all_null: Mapping[str, Any]) -> list[Row]:
+def make_change_rows(
+    parsed: ParsedMessage, epoch: int, position: int, cause: Cause, all_null: Mapping[str, Any]
+) -> list[Row]:
     """Returns the rows of `session_changes` for one applied message."""
     kafka = parsed.kafka
     parts: list[tuple[str, str | None, dict[str, Any], str | None]] = []

@@ -22,13 +22,13 @@ from collections.abc import Callable
 
 from sessionlake_lab.truth.model import Row, Tables
 from sessionlake_lab.truth.outcomes import PartitionState
-from sessionlake_lab.truth.session import ENDED, Cause, Session, fold
+from sessionlake_lab.truth.session import ENDED, Cause, Session, apply_to_table
 from sessionlake_lab.truth.verdict import TopicRules
 
 Release = Callable[[TopicRules, Session, Cause], None]
 
 
-class Snapshots:
+class TableCutter:
     """Cuts tables when stream time advances.
 
     Args:
@@ -49,41 +49,44 @@ class Snapshots:
                 session.next_check = None
             self._check_session(partition, terms, session)
 
-    def after(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
+    def handle_message(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
         """Schedules the session's next check after a message, and expires it at once if its timestamp is too old."""
-        expiry = session.expiry(terms.rules.session_timeout_ms)
+        expiry = session.compute_expiry_time(terms.rules.session_timeout_ms)
         if expiry < partition.stream_time:  # the message's own timestamp is old
             last = session.life.last_offset
-            self._expire(terms, session, partition.stream_time, Cause(last, partition.stream_time, last))
+            self._expire_session(terms, session, partition.stream_time, Cause(last, partition.stream_time, last))
         self.schedule_check(partition, terms, session)
 
     def _check_session(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
-        expiry = session.expiry(terms.rules.session_timeout_ms)
-        due = session.cut_due(terms.rules.snapshot_interval_ms)
+        expiry = session.compute_expiry_time(terms.rules.session_timeout_ms)
+        due = session.compute_next_cut_time(terms.rules.snapshot_interval_ms)
         if due is not None and due <= min(expiry, partition.stream_time):
-            self.cut(terms, session, "interval", due, session.life.last_offset)
+            self.cut_table(terms, session, "interval", due, session.life.last_offset)
         if expiry < partition.stream_time:
-            self._expire(terms, session, expiry, Cause(session.life.last_offset, expiry + 1, None))
+            self._expire_session(terms, session, expiry, Cause(session.life.last_offset, expiry + 1, None))
         else:
             self.schedule_check(partition, terms, session)
 
     def schedule_check(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
         """Schedules the session's next check, for its next cut or its expiry."""
-        expiry, due = session.expiry(terms.rules.session_timeout_ms), session.cut_due(terms.rules.snapshot_interval_ms)
+        expiry, due = (
+            session.compute_expiry_time(terms.rules.session_timeout_ms),
+            session.compute_next_cut_time(terms.rules.snapshot_interval_ms),
+        )
         time = expiry + 1 if due is None else min(expiry + 1, due)
         if session.next_check is None or time < session.next_check:
             self._scheduled += 1
             session.next_check = time
             heapq.heappush(partition.checks, (time, self._scheduled, session))
 
-    def _expire(self, terms: TopicRules, session: Session, at: int, cause: Cause) -> None:
+    def _expire_session(self, terms: TopicRules, session: Session, at: int, cause: Cause) -> None:
         self._release(terms, session, cause)
         settled = session.life.status == ENDED and session.changed_at is None
         if session.position > session.expired_at and not settled:
-            self.cut(terms, session, "expiry", at, None)
+            self.cut_table(terms, session, "expiry", at, None)
             session.expired_at = session.position
 
-    def cut(self, terms: TopicRules, session: Session, reason: str, at: int, offset: int | None) -> None:
+    def cut_table(self, terms: TopicRules, session: Session, reason: str, at: int, offset: int | None) -> None:
         """Records a cut of the session's table, and stores the table as a snapshot if the rules above require it."""
         found = {
             "topic": session.topic,
@@ -103,16 +106,16 @@ class Snapshots:
             return
         self._tables.session_cuts.append(found)
         if reason != "interval" or session.changes_since_snapshot > session.snapshot_rows:
-            rows = table_of(session, terms)
+            rows = read_current_table(session, terms)
             self._tables.session_snapshots.append(found | {"rows": rows})
             session.changes_since_snapshot, session.snapshot_rows = 0, len(rows)
 
 
-def table_of(session: Session, terms: TopicRules) -> dict[str, Row]:
+def read_current_table(session: Session, terms: TopicRules) -> dict[str, Row]:
     """Returns the session's current table."""
     if not session.log:
         return dict(session.rows)
     rows = dict(session.rows)
     for _, _, epoch, parsed in sorted(session.log, key=lambda entry: entry[:2]):
-        fold(rows, parsed, epoch, terms.all_null)
+        apply_to_table(rows, parsed, epoch, terms.all_null)
     return rows

@@ -24,7 +24,7 @@ class TooDeepError(Exception):
     """Brackets outside strings nest deeper than `MAX_DEPTH`, whether or not the text is JSON."""
 
 
-def parse(text: str) -> object:
+def parse_json(text: str) -> object:
     """Parses a JSON text. If a field name occurs twice, the last one counts.
 
     Raises:
@@ -42,18 +42,18 @@ def parse(text: str) -> object:
     return value
 
 
-def _finite(spelling: str) -> float:
+def _parse_finite_number(spelling: str) -> float:
     number = float(spelling)
     if math.isinf(number):
         raise ValueError(f"{spelling} is too large for a double")
     return number
 
 
-def _no_constant(spelling: str) -> float:
+def _refuse_constant(spelling: str) -> float:
     raise ValueError(f"{spelling} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_refuse_constant)
 
 
 def _require_paired_surrogates(text: str) -> None:

@@ -27,10 +27,10 @@ from sessionlake_lab.truth.session import (
     OpenGap,
     Session,
     add_seq,
-    changes,
-    fold,
-    gaps_with,
+    apply_to_table,
+    count_gaps_with,
     is_known_seq,
+    make_change_rows,
     remove_seq,
 )
 
@@ -61,20 +61,20 @@ class MessageJudge:
         self._keep_changes = keep_changes
         self._gaps_seen = 0
 
-    def judge(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
+    def judge_message(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
         """Judges a message that is not a duplicate."""
         life, integrity, expected = session.life, terms.rules.integrity, session.life.next_seq
         is_snapshot = parsed.kind == "snapshot"
-        if life.status == ENDED and not _is_below_the_end(integrity, life, parsed):
-            self._violation(terms, session, parsed, cause, "after_end")
+        if life.status == ENDED and not _is_before_end_of_life(integrity, life, parsed):
+            self._judge_violation(terms, session, parsed, cause, "after_end")
         elif life.status == BROKEN:
             if is_snapshot and (expected is None or parsed.seq is None or parsed.seq >= expected):
-                self.outcomes.event(parsed, "healed", "applied", expected)
-                self._apply(terms, session, parsed, cause)
+                self.outcomes.record_event(parsed, "healed", "applied", expected)
+                self._apply_message(terms, session, parsed, cause)
             else:
-                self._quarantine(session, parsed, "session_broken")
+                self._quarantine_message(session, parsed, "session_broken")
         elif integrity == "none":
-            self._apply(terms, session, parsed, cause)
+            self._apply_message(terms, session, parsed, cause)
         elif (
             integrity == "once"
             and parsed.seq is not None
@@ -83,17 +83,17 @@ class MessageJudge:
             return
         elif expected is None:
             if is_snapshot or integrity == "once":
-                self._apply(terms, session, parsed, cause)
+                self._apply_message(terms, session, parsed, cause)
             else:
-                self._violation(terms, session, parsed, cause, "orphan")
+                self._judge_violation(terms, session, parsed, cause, "orphan")
         elif parsed.seq is not None and parsed.seq > expected:
-            self._gap(terms, session, parsed, cause)
+            self._judge_gap(terms, session, parsed, cause)
         else:
-            self._apply(terms, session, parsed, cause)
+            self._apply_message(terms, session, parsed, cause)
 
     def has_too_many_gaps(self, terms: TopicRules, session: Session, parsed: ParsedMessage, seq: int) -> bool:
         """Rejects a message whose seq would leave more gaps than allowed. Returns True if the message was rejected."""
-        too_many = gaps_with(session.life, seq) > terms.rules.max_gaps
+        too_many = count_gaps_with(session.life, seq) > terms.rules.max_gaps
         return too_many and not self.record_or_isolate(terms, session, parsed, "gap_limit")
 
     def record_or_isolate(self, terms: TopicRules, session: Session, parsed: ParsedMessage, event: str) -> bool:
@@ -112,33 +112,35 @@ class MessageJudge:
                 life.next_seq, parsed.seq,
             )  # fmt: skip
         passes = rules.on_violation == "record"
-        self.outcomes.event(parsed, event, "recorded" if passes else "isolated", life.next_seq)
+        self.outcomes.record_event(parsed, event, "recorded" if passes else "isolated", life.next_seq)
         if not passes:
             life.status = life.status if life.status == ENDED else BROKEN
-            self._quarantine(session, parsed, event)
+            self._quarantine_message(session, parsed, event)
         return passes
 
-    def _gap(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
+    def _judge_gap(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
         session.life.gaps += 1
         if terms.rules.integrity == "strict":
-            self._violation(terms, session, parsed, cause, "gap")
+            self._judge_violation(terms, session, parsed, cause, "gap")
             return
-        self.outcomes.event(parsed, "gap", "applied", session.life.next_seq)
+        self.outcomes.record_event(parsed, "gap", "applied", session.life.next_seq)
         if terms.rules.integrity == "once":
             self._add_open_gap(terms, session, parsed)
-        self._apply(terms, session, parsed, cause)
+        self._apply_message(terms, session, parsed, cause)
 
-    def _violation(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause, event: str) -> None:
+    def _judge_violation(
+        self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause, event: str
+    ) -> None:
         if event == "gap" and parsed.kind == "snapshot" and terms.rules.on_violation == "isolate":
-            self.outcomes.event(parsed, event, "isolated", session.life.next_seq)
-            self._apply(terms, session, parsed, cause)  # the snapshot reveals the gap and repairs it at once
+            self.outcomes.record_event(parsed, event, "isolated", session.life.next_seq)
+            self._apply_message(terms, session, parsed, cause)  # the snapshot reveals the gap and repairs it at once
         elif self.record_or_isolate(terms, session, parsed, event):
-            self._apply(terms, session, parsed, cause)
+            self._apply_message(terms, session, parsed, cause)
 
-    def _apply(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
+    def _apply_message(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
         life, seq = session.life, parsed.seq
         session.position = max(session.position + 1, cause.releasing)
-        epoch = _epoch_of(terms.rules.integrity, life, parsed)
+        epoch = _find_epoch(terms.rules.integrity, life, parsed)
         if life.status == BROKEN:
             life.status = OPEN
         ends = parsed.kind == "end" and life.status == OPEN
@@ -149,23 +151,25 @@ class MessageJudge:
         life.messages += 1
         life.first_ts = parsed.ts if life.first_ts is None else min(life.first_ts, parsed.ts)
         life.last_ts = parsed.ts if life.last_ts is None else max(life.last_ts, parsed.ts)
-        self.outcomes.count(parsed.kafka, "applied")
+        self.outcomes.count_messages(parsed.kafka, "applied")
         made = len(parsed.rows) + len(parsed.deleted) + (parsed.kind == "snapshot")
         session.changes_since_cut += made
         session.changes_since_snapshot += made
         if self._keep_changes:
-            self.outcomes.tables.session_changes += changes(parsed, epoch, session.position, cause, terms.all_null)
+            self.outcomes.tables.session_changes += make_change_rows(
+                parsed, epoch, session.position, cause, terms.all_null
+            )
         if terms.rules.integrity == "once" and seq is not None:
             add_seq(life, seq, terms.rules.max_gaps)
             session.log.append((session.lives, seq, epoch, parsed))
         else:
-            fold(session.rows, parsed, epoch, terms.all_null)
+            apply_to_table(session.rows, parsed, epoch, terms.all_null)
         self._on_applied(terms, session, "after end" if parsed.kind == "end" and not ends else parsed.kind, cause)
 
-    def _quarantine(self, session: Session, parsed: ParsedMessage, reason: str) -> None:
+    def _quarantine_message(self, session: Session, parsed: ParsedMessage, reason: str) -> None:
         if parsed.seq is not None:
             remove_seq(session.life, parsed.seq)
-        self.outcomes.quarantine(parsed.kafka, reason)
+        self.outcomes.quarantine_message(parsed.kafka, reason)
 
     def _add_open_gap(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
         start = session.life.next_seq
@@ -175,7 +179,7 @@ class MessageJudge:
         session.life.open_gaps.append(gap)
         self._gaps_seen += 1
         deadline = parsed.time + terms.rules.gap_timeout_ms
-        partition = self.outcomes.partition_of(parsed.kafka)
+        partition = self.outcomes.find_partition_state(parsed.kafka)
         heapq.heappush(partition.gap_deadlines, (deadline, self._gaps_seen, session, session.life, gap))
 
     def restart_deadlines(self, partition: PartitionState, terms: TopicRules) -> None:
@@ -194,16 +198,16 @@ class MessageJudge:
             _, _, session, life, gap = heapq.heappop(partition.gap_deadlines)
             if gap.missing and life is session.life and gap in life.open_gaps:
                 life.open_gaps.remove(gap)
-                self._unfilled(terms.rules, life, gap)
+                self._judge_unfilled_gap(terms.rules, life, gap)
 
     def judge_gaps_of_past_life(self, terms: TopicRules, life: Life) -> None:
         """Judges the open gaps of a past life, which cannot be filled any more, whatever their deadline."""
         for gap in sorted(life.open_gaps, key=lambda gap: gap.opened):
             if gap.missing and gap in life.open_gaps:
                 life.open_gaps.remove(gap)
-                self._unfilled(terms.rules, life, gap)
+                self._judge_unfilled_gap(terms.rules, life, gap)
 
-    def _unfilled(self, rules: Rules, life: Life, gap: OpenGap) -> None:
+    def _judge_unfilled_gap(self, rules: Rules, life: Life, gap: OpenGap) -> None:
         first = next(seq for seq in range(gap.start, gap.end) if not is_known_seq(life, seq))
         parsed = gap.revealed_by
         if rules.on_violation == "fail":
@@ -212,20 +216,20 @@ class MessageJudge:
                 parsed.kafka.offset, first, parsed.seq,
             )  # fmt: skip
         isolate = rules.on_violation == "isolate"
-        self.outcomes.event(parsed, "gap", "isolated" if isolate else "recorded", first)
+        self.outcomes.record_event(parsed, "gap", "isolated" if isolate else "recorded", first)
         has_newer_snapshot = life.epoch_seq is not None and life.epoch_seq >= gap.end
         if isolate and life.status == OPEN and not has_newer_snapshot:
             life.status = BROKEN
             life.open_gaps.clear()
 
 
-def _is_below_the_end(integrity: str, life: Life, parsed: ParsedMessage) -> bool:
+def _is_before_end_of_life(integrity: str, life: Life, parsed: ParsedMessage) -> bool:
     if integrity != "once" or parsed.seq is None or life.end_seq is None:
         return False
     return parsed.seq < life.end_seq
 
 
-def _epoch_of(integrity: str, life: Life, parsed: ParsedMessage) -> int:
+def _find_epoch(integrity: str, life: Life, parsed: ParsedMessage) -> int:
     """Returns the offset of the last snapshot up to this message (under `once` in seq order). Records snapshots."""
     if integrity == "once" and parsed.seq is not None:
         if parsed.kind == "snapshot":

@@ -11,7 +11,7 @@ from typing import Self
 _MAX_DIRECTORY_BYTES = 8 * 1024 * 1024
 
 
-class Files:
+class OpenArchives:
     """Opened archive files. The last file stays open, so that a zip's directory is read once.
 
     Use it as a context manager, which closes the file.
@@ -21,7 +21,7 @@ class Files:
         self._path: str | None = None
         self._open: tuple[zipfile.ZipFile, io.BufferedReader] | None = None
 
-    def zip(self, path: str) -> zipfile.ZipFile:
+    def open_zip(self, path: str) -> zipfile.ZipFile:
         """Returns the opened zip file.
 
         Raises:

@@ -121,27 +121,27 @@ class Message:
     headers: tuple[tuple[str, bytes | None], ...] | None = None
 
 
-def header_line(topic: str, partition: int) -> bytes:
+def encode_header_line(topic: str, partition: int) -> bytes:
     """Returns the header line of a member whose message lines have offsets."""
     named = {"format": FORMAT, "version": VERSION, "topic": topic, "partition": partition}
     return msgspec.json.encode(named) + b"\n"
 
 
-def message_line(message: Message) -> bytes:
+def encode_message_line(message: Message) -> bytes:
     """Returns the line of a message."""
     headers = message.headers
     line = Line(
         timestamp=message.timestamp,
-        key=_content(message.key),
-        value=_content(message.value),
+        key=_to_content(message.key),
+        value=_to_content(message.value),
         offset=message.offset,
         timestamp_type=message.timestamp_type,
-        headers=None if headers is None else [(name, _content(value)) for name, value in headers],
+        headers=None if headers is None else [(name, _to_content(value)) for name, value in headers],
     )
     return msgspec.json.encode(line) + b"\n"
 
 
-def footer_line(messages: int, checksum: int) -> bytes:
+def encode_footer_line(messages: int, checksum: int) -> bytes:
     """Returns the footer line of a member.
 
     Args:
@@ -157,7 +157,7 @@ def read_header(line: bytes) -> Header:
     Raises:
         DamagedError: The line is not a header of this format and version.
     """
-    header = _read(line, Header, Damage.HEADER)
+    header = _decode_line(line, Header, Damage.HEADER)
     if header.format != FORMAT or header.version != VERSION:
         raise DamagedError(Damage.HEADER, f"it is of format {header.format!r}, version {header.version}")
     if not header.topic or not header.topic.isprintable() or not 0 <= header.partition < 2**31:
@@ -171,13 +171,13 @@ def read_message(line: bytes) -> Message:
     Raises:
         DamagedError: The line is not a message.
     """
-    found = _read(line, Line, Damage.MESSAGE)
+    found = _decode_line(line, Line, Damage.MESSAGE)
     if found.timestamp_type not in _TYPES or abs(found.timestamp) > _MAX_TIMESTAMP_MS:
         raise DamagedError(
             Damage.MESSAGE, f"timestamp {found.timestamp} of type {found.timestamp_type} is not a Kafka timestamp"
         )
-    headers = None if found.headers is None else tuple((name, _bytes(value)) for name, value in found.headers)
-    key, value = _bytes(found.key), _bytes(found.value)
+    headers = None if found.headers is None else tuple((name, _to_bytes(value)) for name, value in found.headers)
+    key, value = _to_bytes(found.key), _to_bytes(found.value)
     return Message(found.offset, found.timestamp, key, value, found.timestamp_type, headers)
 
 
@@ -187,20 +187,20 @@ def read_footer(line: bytes) -> Footer:
     Raises:
         DamagedError: The line is not a footer.
     """
-    return _read(line, Footer, Damage.FOOTER)
+    return _decode_line(line, Footer, Damage.FOOTER)
 
 
 _Read = TypeVar("_Read")
 
 
-def _read(line: bytes, kind: type[_Read], damage: Damage) -> _Read:
+def _decode_line(line: bytes, kind: type[_Read], damage: Damage) -> _Read:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(damage, str(error)) from None
 
 
-def _content(data: bytes | None) -> Content:
+def _to_content(data: bytes | None) -> Content:
     if data is None:
         return None
     try:
@@ -209,7 +209,7 @@ def _content(data: bytes | None) -> Content:
         return Base64(base64.b64encode(data).decode())
 
 
-def _bytes(content: Content) -> bytes | None:
+def _to_bytes(content: Content) -> bytes | None:
     if isinstance(content, Base64):
         try:
             return base64.b64decode(content.base64, validate=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sessionlake.bronze.archive.files import Files
+from sessionlake.bronze.archive.files import OpenArchives
 from sessionlake.bronze.archive.lines import (
     MAX_LINE_BYTES,
     Damage,
@@ -66,7 +66,7 @@ class Member:
     size: int | None = None
 
     @property
-    def base(self) -> int:
+    def base_name(self) -> int:
         """The offset of the member's first message, if the archive gives none."""
         return (self.file << _MEMBER_BITS | self.number) << _MESSAGE_BITS
 
@@ -103,12 +103,12 @@ def list_members(path: Path, file: int) -> list[Member]:
     if not path.is_file():
         return [Member(str(path), file, 0, size=0)]
     if path.suffix == ".zip":
-        return _zip_members(path, file)
+        return _list_zip_members(path, file)
     found: list[Member] = []
     start, file_size = 0, path.stat().st_size
     with path.open("rb") as stream:
         while start < file_size:
-            size = _declared_size(stream.read(_HEAD.size + _FIELD.size))
+            size = _read_declared_size(stream.read(_HEAD.size + _FIELD.size))
             if size is None or size <= 0 or start + size > file_size or len(found) == _MAX_MEMBERS:
                 return [*found, Member(str(path), file, len(found), start=start)]
             found.append(Member(str(path), file, len(found), start=start, size=size))
@@ -117,38 +117,38 @@ def list_members(path: Path, file: int) -> list[Member]:
     return found
 
 
-def _zip_members(path: Path, file: int) -> list[Member]:
+def _list_zip_members(path: Path, file: int) -> list[Member]:
     try:
-        with Files() as files:
-            infos = [(n, i) for n, i in enumerate(files.zip(str(path)).infolist()) if not i.filename.endswith("/")]
+        with OpenArchives() as files:
+            infos = [(n, i) for n, i in enumerate(files.open_zip(str(path)).infolist()) if not i.filename.endswith("/")]
     except _NO_ZIP:
         return [Member(str(path), file, 0, size=path.stat().st_size)]
     found = [Member(str(path), file, n, info.filename, size=info.compress_size) for n, info in infos]
     return found[: _MAX_MEMBERS + 1]
 
 
-def check_members(member: Member, files: Files) -> Iterator[CheckedMember]:
+def check_members(member: Member, files: OpenArchives) -> Iterator[CheckedMember]:
     """Checks a member by reading it to its end; if its size is unknown, also each member after it in the file."""
     while True:
-        found = _check(member, files)
+        found = _check_member(member, files)
         yield found
         if member.size is not None or found.end is None or found.end >= Path(member.path).stat().st_size:
             return
         member = replace(member, number=member.number + 1, start=found.end)
 
 
-def read_messages(checked_member: CheckedMember, files: Files) -> Iterator[Message]:
+def read_messages(checked_member: CheckedMember, files: OpenArchives) -> Iterator[Message]:
     """Yields the messages of an intact member, each with an offset."""
-    lines = _lines(checked_member.member, files, [])
+    lines = _read_lines(checked_member.member, files, [])
     header = read_header(next(lines))
-    first = checked_member.member.base if header.first_offset is None else header.first_offset
+    first = checked_member.member.base_name if header.first_offset is None else header.first_offset
     held = next(lines)
     for number, line in enumerate(lines):
-        yield _with_offset(read_message(held), first + number)
+        yield _set_offset(read_message(held), first + number)
         held = line
 
 
-def gzip_member(content: bytes) -> bytes:
+def encode_gzip_member(content: bytes) -> bytes:
     """Returns the content compressed as a gzip member whose header has its length."""
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     body = packer.compress(content) + packer.flush()
@@ -157,7 +157,7 @@ def gzip_member(content: bytes) -> bytes:
     return head + body + struct.pack("<II", zlib.crc32(content), len(content) & 0xFFFFFFFF)
 
 
-def _declared_size(head: bytes) -> int | None:
+def _read_declared_size(head: bytes) -> int | None:
     """Returns the member's length in bytes from its gzip header; None if the header does not have it."""
     if len(head) < _HEAD.size + _FIELD.size:
         return None
@@ -167,29 +167,29 @@ def _declared_size(head: bytes) -> int | None:
     return int(size) if has_size else None
 
 
-def _with_offset(message: Message, otherwise: int) -> Message:
-    return message if message.offset is not None else replace(message, offset=otherwise)
+def _set_offset(message: Message, default_offset: int) -> Message:
+    return message if message.offset is not None else replace(message, offset=default_offset)
 
 
-def _check(member: Member, files: Files) -> CheckedMember:
+def _check_member(member: Member, files: OpenArchives) -> CheckedMember:
     header: Header | None = None
     if member.number >= _MAX_MEMBERS:
         why = f"the file has more than {_MAX_MEMBERS} members, and this is the first one too many"
         return CheckedMember(member, None, Damage.HEADER, why)
     end: list[int] = []
-    lines = _lines(member, files, end)
+    lines = _read_lines(member, files, end)
     try:
         header = read_header(next(lines, b""))
         _check_messages(lines, member, header)
     except DamagedError as error:
         # The rest is read to find the next member, unless the member cannot be decompressed.
-        for _ in () if error.damage is Damage.UNREADABLE else _rest(lines):
+        for _ in () if error.damage is Damage.UNREADABLE else _skip_header(lines):
             pass
         return CheckedMember(member, header, error.damage, str(error), end[0] if end else None)
     return CheckedMember(member, header, end=end[0] if end else None)
 
 
-def _rest(lines: Iterator[bytes]) -> Iterator[bytes]:
+def _skip_header(lines: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from lines
     except DamagedError:
@@ -203,9 +203,9 @@ def _check_messages(lines: Iterator[bytes], member: Member, header: Header) -> N
         DamagedError: A message is damaged, or the footer is missing or does not match the messages.
     """
     held, count, checksum, before = next(lines, b""), 0, 0, -1
-    first = member.base if header.first_offset is None else header.first_offset
+    first = member.base_name if header.first_offset is None else header.first_offset
     for line in lines:
-        offset = _with_offset(read_message(held), first + count).offset
+        offset = _set_offset(read_message(held), first + count).offset
         if offset is None or not before < offset < 2**63:
             raise DamagedError(Damage.MESSAGE, f"offset {offset} does not rise above {before}")
         before, count, checksum, held = offset, count + 1, zlib.crc32(held, checksum), line
@@ -216,7 +216,7 @@ def _check_messages(lines: Iterator[bytes], member: Member, header: Header) -> N
         raise DamagedError(Damage.CHECKSUM, f"the footer says {footer.crc32}, but the checksum is {checksum:08x}")
 
 
-def _lines(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
+def _read_lines(member: Member, files: OpenArchives, end: list[int]) -> Iterator[bytes]:
     """Yields a member's lines, each with its line end.
 
     Args:
@@ -229,7 +229,7 @@ def _lines(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
     """
     begun: list[bytes] = []  # the parts of a line that has not ended yet
     length = 0
-    chunks = _content(member, files, end)
+    chunks = _read_content(member, files, end)
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
         begun.append(first)
@@ -246,13 +246,15 @@ def _lines(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
         yield b"".join(begun)
 
 
-def _content(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
+def _read_content(member: Member, files: OpenArchives, end: list[int]) -> Iterator[bytes]:
     """Yields the decompressed content of a member in chunks."""
     if not Path(member.path).is_file():
         raise DamagedError(Damage.UNREADABLE, "it is not a regular file")
     total = 0
     try:
-        for chunk in _unzipped(member, files) if Path(member.path).suffix == ".zip" else _unpacked(member, end):
+        for chunk in (
+            _read_zip_member(member, files) if Path(member.path).suffix == ".zip" else _read_gzip_member(member, end)
+        ):
             total += len(chunk)
             if total > MAX_MEMBER_BYTES:
                 raise DamagedError(Damage.UNREADABLE, f"it decompresses to more than {MAX_MEMBER_BYTES} bytes")
@@ -261,8 +263,8 @@ def _content(member: Member, files: Files, end: list[int]) -> Iterator[bytes]:
         raise DamagedError(Damage.UNREADABLE, str(error)) from None
 
 
-def _unzipped(member: Member, files: Files) -> Iterator[bytes]:
-    archive = files.zip(member.path)
+def _read_zip_member(member: Member, files: OpenArchives) -> Iterator[bytes]:
+    archive = files.open_zip(member.path)
     info = archive.infolist()[member.number]
     if info.compress_type not in _METHODS:  # with bzip2 and LZMA a few bytes can decompress to any number of bytes
         raise zipfile.BadZipFile(
@@ -275,7 +277,7 @@ def _unzipped(member: Member, files: Files) -> Iterator[bytes]:
             yield chunk
 
 
-def _unpacked(member: Member, end: list[int]) -> Iterator[bytes]:
+def _read_gzip_member(member: Member, end: list[int]) -> Iterator[bytes]:
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     with Path(member.path).open("rb") as stream:
         stream.seek(member.start)

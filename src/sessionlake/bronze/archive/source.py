@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.bronze.archive.files import Files
+from sessionlake.bronze.archive.files import OpenArchives
 from sessionlake.bronze.archive.lines import Message
 from sessionlake.bronze.archive.members import (
     SUFFIXES,
@@ -54,7 +54,7 @@ Position = dict[str, Any]
 STREAM_START: Position = {"files": 0, "last": ""}
 
 
-def next_position(folder: Path, before: Mapping[str, Any], limit: int) -> Position:
+def find_next_position(folder: Path, before: Mapping[str, Any], limit: int) -> Position:
     """Returns the position at which the next batch ends; `before` if there are no new files.
 
     Args:
@@ -65,7 +65,7 @@ def next_position(folder: Path, before: Mapping[str, Any], limit: int) -> Positi
     Raises:
         LakeError: A file was added whose name sorts before files that were read already.
     """
-    names = _names(folder)
+    names = _list_names(folder)
     new = [name for name in names if name > before["last"]]
     old, expected = len(names) - len(new), before.get("there", before["files"])  # old positions lack "there"
     if old > expected:
@@ -75,7 +75,7 @@ def next_position(folder: Path, before: Mapping[str, Any], limit: int) -> Positi
             why="Files are read in the order of their names, so bronze would never read the added file",
             fix=f"Rename the added file so that its name sorts after {before['last']}",
         )
-    mine = list(_files_within(folder, new, limit))
+    mine = list(_list_files_within(folder, new, limit))
     if not mine:
         return dict(before)
     return {"files": before["files"] + len(mine), "last": mine[-1], "there": old + len(mine)}
@@ -92,7 +92,7 @@ def plan_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -
     Raises:
         LossError: Files of the batch are gone or were added since it was planned. Skipped files count as present.
     """
-    mine = [name for name in _names(folder) if start["last"] < name <= end["last"]]
+    mine = [name for name in _list_names(folder) if start["last"] < name <= end["last"]]
     skipped = {file.stem for file in folder.glob(f"*{SKIP}") if start["last"] < file.stem <= end["last"]} - {*mine}
     expected = end["files"] - start["files"]
     if not len(mine) <= expected <= len(mine) + len(skipped):
@@ -104,7 +104,7 @@ def plan_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -
             "Rename files that were added later so that they sort after that one",
         )
     found = (member for n, name in enumerate(mine) for member in list_members(folder / name, start["files"] + n))
-    return list(_split(found))
+    return list(_split_into_tasks(found))
 
 
 def read_rows(members: list[Member]) -> Iterator[pa.RecordBatch]:
@@ -112,22 +112,22 @@ def read_rows(members: list[Member]) -> Iterator[pa.RecordBatch]:
 
     Each member is read twice, first to check it. None is held in memory.
     """
-    with Files() as files:
+    with OpenArchives() as files:
         for member in members:
             for found in check_members(member, files):
-                yield from _batches(found, files)
+                yield from _read_batches(found, files)
 
 
-def _batches(found: CheckedMember, files: Files) -> Iterator[pa.RecordBatch]:
+def _read_batches(found: CheckedMember, files: OpenArchives) -> Iterator[pa.RecordBatch]:
     if found.damage is not None:
-        yield _batch([_damaged_row(found)], found.member)
+        yield _build_batch([_build_damaged_row(found)], found.member)
         return
-    rows = (_row(found, message) for message in read_messages(found, files))
-    while part := list(_next_rows(rows)):
-        yield _batch(part, found.member)
+    rows = (_build_row(found, message) for message in read_messages(found, files))
+    while part := list(_take_next_rows(rows)):
+        yield _build_batch(part, found.member)
 
 
-def register(spark: SparkSession) -> None:
+def register_source(spark: SparkSession) -> None:
     """Registers the data source with a session.
 
     Its options are `path` (the folder), `position` (JSON of the position at which the stream resumes) and `limit`
@@ -148,7 +148,7 @@ def register(spark: SparkSession) -> None:
             return dict(STREAM_START)
 
         def latestOffset(self) -> Position:  # noqa: N802  (the name that Spark calls)
-            self._end = next_position(self._folder, self._end, self._limit)
+            self._end = find_next_position(self._folder, self._end, self._limit)
             return dict(self._end)
 
         def partitions(self, start: Position, end: Position) -> list[Part]:
@@ -173,7 +173,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(Archives)
 
 
-def _files_within(folder: Path, names: list[str], limit: int) -> Iterator[str]:
+def _list_files_within(folder: Path, names: list[str], limit: int) -> Iterator[str]:
     left = limit
     for name in names:
         if left <= 0:
@@ -182,13 +182,13 @@ def _files_within(folder: Path, names: list[str], limit: int) -> Iterator[str]:
         left -= (folder / name).stat().st_size if (folder / name).is_file() else 0
 
 
-def _names(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
     """Returns the sorted names of complete files. Names that start with a dot or underscore are still being written."""
     found = (file.name for file in folder.iterdir() if file.suffix in SUFFIXES and file.name[0] not in "._")
     return sorted(found)
 
 
-def _split(members: Iterator[Member]) -> Iterator[list[Member]]:
+def _split_into_tasks(members: Iterator[Member]) -> Iterator[list[Member]]:
     mine: list[Member] = []
     size = 0
     for member in members:
@@ -201,7 +201,7 @@ def _split(members: Iterator[Member]) -> Iterator[list[Member]]:
         yield mine
 
 
-def _next_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _take_next_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     size = 0
     for row in islice(rows, _ROWS):
         yield row
@@ -210,14 +210,14 @@ def _next_rows(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             return
 
 
-def _batch(rows: list[dict[str, Any]], member: Member) -> pa.RecordBatch:
+def _build_batch(rows: list[dict[str, Any]], member: Member) -> pa.RecordBatch:
     batch = pa.RecordBatch.from_pylist(rows, _SCHEMA)
     for name, value in (("file", escape_surrogates(member.path)), ("member", member.name or str(member.number))):
         batch = batch.set_column(_SCHEMA.get_field_index(name), _SCHEMA.field(name), pa.repeat(value, len(rows)))
     return batch
 
 
-def _row(found: CheckedMember, message: Message) -> dict[str, Any]:
+def _build_row(found: CheckedMember, message: Message) -> dict[str, Any]:
     header = found.header
     return {
         "topic": header and header.topic,
@@ -231,7 +231,7 @@ def _row(found: CheckedMember, message: Message) -> dict[str, Any]:
     }
 
 
-def _damaged_row(found: CheckedMember) -> dict[str, Any]:
+def _build_damaged_row(found: CheckedMember) -> dict[str, Any]:
     header, member = found.header, found.member
     return {
         "topic": header and header.topic,

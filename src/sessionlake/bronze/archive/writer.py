@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sessionlake.bronze.archive.lines import Message, footer_line, header_line, message_line
-from sessionlake.bronze.archive.members import gzip_member
+from sessionlake.bronze.archive.lines import Message, encode_footer_line, encode_header_line, encode_message_line
+from sessionlake.bronze.archive.members import encode_gzip_member
 from sessionlake.protocol.types import TopicPartition
 
 MEMBER_MESSAGES, MEMBER_BYTES = 50_000, 16 * 1024 * 1024
@@ -20,7 +20,7 @@ _Content = tuple[TopicPartition, int, bytes]
 
 
 @dataclass(frozen=True)
-class Archived:
+class WrittenArchive:
     """The number of messages and members that were written."""
 
     messages: int
@@ -29,7 +29,7 @@ class Archived:
 
 def write_archives(
     folder: Path, messages: Iterable[tuple[TopicPartition, Message]], suffix: str, limit: int
-) -> Archived:
+) -> WrittenArchive:
     """Writes a new folder of archives, `000001.zip` and so on. The folder appears when it is complete.
 
     Args:
@@ -47,17 +47,17 @@ def write_archives(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     count = members = 0
-    contents = _members(messages)
+    contents = _encode_members(messages)
     for number in itertools.count(1):
-        made = _write(partial / f"{number:06d}{suffix}", contents, limit)
+        made = _write_file(partial / f"{number:06d}{suffix}", contents, limit)
         count, members = count + made.messages, members + made.members
         if not made.members:
             break
     partial.rename(folder)
-    return Archived(count, members)
+    return WrittenArchive(count, members)
 
 
-def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]) -> Archived:
+def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]) -> WrittenArchive:
     """Writes one archive. The file appears when it is complete.
 
     Args:
@@ -73,17 +73,17 @@ def write_archive(file: Path, messages: Iterable[tuple[TopicPartition, Message]]
         raise ValueError(f"The name of an archive must end with .zip or .gz, and {file.name} does not")
     if file.exists():
         raise FileExistsError(str(file))
-    return _write(file, _members(messages), None)
+    return _write_file(file, _encode_members(messages), None)
 
 
-def _write(file: Path, contents: Iterator[_Content], limit: int | None) -> Archived:
+def _write_file(file: Path, contents: Iterator[_Content], limit: int | None) -> WrittenArchive:
     """Writes a file with the next members, until it has `limit` bytes; None means with all members.
 
     If no members are left, writes an empty file only if there is no limit.
     """
     partial = file.with_name(f".{file.name}.partial")
     count = members = 0
-    with _writing(partial, zipped=file.suffix == ".zip") as add:
+    with _open_for_writing(partial, zipped=file.suffix == ".zip") as add:
         for (topic, partition), number, content in contents:
             add(f"{topic}-{partition}-{members:06d}.jsonl", content)
             members, count = members + 1, count + number
@@ -93,36 +93,36 @@ def _write(file: Path, contents: Iterator[_Content], limit: int | None) -> Archi
         partial.rename(file)
     else:
         partial.unlink()
-    return Archived(count, members)
+    return WrittenArchive(count, members)
 
 
 @contextmanager
-def _writing(path: Path, *, zipped: bool) -> Iterator[Callable[[str, bytes], object]]:
+def _open_for_writing(path: Path, *, zipped: bool) -> Iterator[Callable[[str, bytes], object]]:
     """Creates a zip or gzip file. The block receives a function that adds a member, given its name and content."""
     if zipped:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             yield archive.writestr
     else:
         with path.open("wb", buffering=0) as file:  # so that its size is known
-            yield lambda _name, content: file.write(gzip_member(content))
+            yield lambda _name, content: file.write(encode_gzip_member(content))
 
 
-def _members(messages: Iterable[tuple[TopicPartition, Message]]) -> Iterator[_Content]:
+def _encode_members(messages: Iterable[tuple[TopicPartition, Message]]) -> Iterator[_Content]:
     """Yields the content of each member with its topic-partition and its number of messages."""
     place: TopicPartition | None = None
     lines: list[bytes] = []
     size = 0
     for at, message in messages:
         if place is not None and (at != place or len(lines) >= MEMBER_MESSAGES or size >= MEMBER_BYTES):
-            yield place, len(lines), _content(place, lines)
+            yield place, len(lines), _encode_content(place, lines)
             lines, size = [], 0
         place = at
-        lines.append(message_line(message))
+        lines.append(encode_message_line(message))
         size += len(lines[-1])
     if place is not None:
-        yield place, len(lines), _content(place, lines)
+        yield place, len(lines), _encode_content(place, lines)
 
 
-def _content(place: TopicPartition, lines: list[bytes]) -> bytes:
+def _encode_content(place: TopicPartition, lines: list[bytes]) -> bytes:
     body = b"".join(lines)
-    return header_line(*place) + body + footer_line(len(lines), zlib.crc32(body))
+    return encode_header_line(*place) + body + encode_footer_line(len(lines), zlib.crc32(body))

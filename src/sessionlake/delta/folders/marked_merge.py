@@ -76,9 +76,8 @@ def merge_by_marking(
     """
     table = open_writable(delta)
     folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
-    merged = _MergeResult.compute(
-        table.files, source, upsert, schema, lookup or RowLookup(), all_columns=table.has_change_feed
-    )
+    lookup = lookup or RowLookup()
+    merged = _MergeResult.compute(table.files, source, upsert, schema, lookup, all_columns=table.has_change_feed)
     former = {one.file: one.rows for one in merged.former}
     absorbed = _find_absorbed_files(table, [] if marks else former) if merged else []
     moved = [read_files([replace(file, deleted_rows=_find_removed_rows(file, former))], schema) for file in absorbed]

@@ -13,8 +13,8 @@ from sessionlake.delta.schemas.ops import OPS_SCHEMAS
 from sessionlake.delta.schemas.rules import RULE_SCHEMAS
 from sessionlake.delta.schemas.silver import SILVER_SCHEMAS
 
-COUNTS = ("messages", "applied", "duplicates", "quarantined", "held")
-"""Ledger columns with numbers of messages. In every entry of silver the first is the sum of the others."""
+COUNTS = ("parts", "applied", "duplicates", "quarantined", "held", "ignored")
+"""Ledger columns that count parts of messages. In every entry of silver the first is the sum of the others."""
 TABLES: dict[str, TableSchema] = BRONZE_SCHEMAS | SILVER_SCHEMAS | GOLD_SCHEMAS | RULE_SCHEMAS | OPS_SCHEMAS
 """All these definitions, by two-level table name."""
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import FarTime, time_to_micros
 from sessionlake.delta.storage.values import to_rows, to_value, to_values
 from sessionlake.errors import LakeError
-from sessionlake.protocol.arrow import SESSION, contiguous
+from sessionlake.protocol.arrow import SESSION, to_contiguous
 from sessionlake.protocol.types import Row
 
 # A condition on rows: column name, comparison and value. The comparison is a function of the module `operator`, or one
@@ -235,7 +235,7 @@ def session_columns(sessions: pa.Table) -> list[str]:
 
 
 def _join_columns(rows: pa.Table, names: Sequence[str]) -> pa.Array:
-    parts = (contiguous(rows[name]).cast(pa.string()) for name in names)
+    parts = (to_contiguous(rows[name]).cast(pa.string()) for name in names)
     return pc.binary_join_element_wise(*parts, "\0")
 
 

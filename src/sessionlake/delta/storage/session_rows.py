@@ -16,7 +16,7 @@ from sessionlake.spark.frames import to_spark_frame
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-ERASED_VALUES: dict[str, Any] = {"key": erased.KEY, "value": None, "headers": None}
+ERASED_VALUES: dict[str, Any] = {"key": erased.ERASED_KEY, "value": None, "headers": None}
 """Values that replace the content of an erased message in `bronze.messages`, by column. Other columns stay."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.protocol.arrow import combine_codes, dictionary_codes
+from sessionlake.protocol.arrow import combine_codes, encode_as_codes
 from sessionlake.protocol.types import Int64s
 
 Columns = Mapping[str, Any]
@@ -36,7 +36,7 @@ class Groups:
         Args:
             keys: Names of columns without nulls: texts, integers or times.
         """
-        number = combine_codes((dictionary_codes(rows[name]) for name in keys), rows.num_rows)
+        number = combine_codes((encode_as_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
         return Groups(order, np.diff(starts, append=len(order)))

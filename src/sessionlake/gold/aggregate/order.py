@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.protocol.arrow import contiguous, dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
 from sessionlake.protocol.types import Int64s
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.section import Integrity
@@ -59,14 +59,14 @@ def add_order_columns(changes: pa.Table, once_topics: OnceTopics | None = None) 
             `SEQ` as silver stores them.
         once_topics: Decides which topics are judged under `once`. None if no topic is.
     """
-    position = contiguous(changes["position"])
+    position = to_contiguous(changes["position"])
     if once_topics is None or SEQ not in changes.column_names:
         life = pa.array(np.full(changes.num_rows, NO_LIFE))
         return _set_column(_set_column(changes, LIFE, life), TURN, position)
-    code, topics = dictionary_codes(changes["topic"])
+    code, topics = encode_as_codes(changes["topic"])
     is_once = pa.array(np.array([once_topics(topic) for topic in topics.to_pylist()], np.bool_)[code])
-    life = pc.if_else(is_once, pc.fill_null(contiguous(changes[LIFE]), 0), NO_LIFE)
-    turn = pc.if_else(is_once, pc.coalesce(contiguous(changes[SEQ]), position), position)
+    life = pc.if_else(is_once, pc.fill_null(to_contiguous(changes[LIFE]), 0), NO_LIFE)
+    turn = pc.if_else(is_once, pc.coalesce(to_contiguous(changes[SEQ]), position), position)
     return _set_column(_set_column(changes.drop_columns([SEQ]), LIFE, life), TURN, turn)
 
 
@@ -77,7 +77,7 @@ def ensure_order_columns(changes: pa.Table) -> pa.Table:
 
 def add_session_hashes(changes: pa.Table) -> pa.Table:
     """Adds the column `SESSION_MARK` to changes. It is null except under `once`."""
-    life = contiguous(changes[LIFE])
+    life = to_contiguous(changes[LIFE])
     is_once = pc.not_equal(life, NO_LIFE)
     marks = hash_session_ids(changes["session_id"]) if pc.any(is_once).as_py() else np.zeros(changes.num_rows, np.int64)
     return _set_column(changes, SESSION_MARK, pc.if_else(is_once, pa.array(marks), None))
@@ -88,7 +88,7 @@ def hash_session_ids(session_ids: pa.Array | pa.ChunkedArray) -> Int64s:
 
     The hash orders points of different sessions in the same way, whatever order they arrived in.
     """
-    code, distinct = dictionary_codes(session_ids)
+    code, distinct = encode_as_codes(session_ids)
     digests = (sha256(name.encode()).hexdigest()[:_HEX_DIGITS] for name in distinct.to_pylist())
     return np.array([int(digest, 16) for digest in digests], np.int64)[code]
 

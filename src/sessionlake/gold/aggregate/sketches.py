@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
 from sessionlake.gold.aggregate.groups import Columns, Groups
-from sessionlake.protocol.arrow import contiguous, dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
 
@@ -62,7 +62,7 @@ class Sketch(Aggregate):
         return {name: self._unite_entries(pa.concat_arrays([left[name], right[name]]), np.tile(pairs, 2), len(pairs))}
 
     def merge_groups(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
-        return {name: self._unite_entries(contiguous(parts[name]), groups.group_numbers, len(groups.lengths))}
+        return {name: self._unite_entries(to_contiguous(parts[name]), groups.group_numbers, len(groups.lengths))}
 
     def _unite_entries(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
         entries, lengths = unpack_entries(rows, self.entry_type)
@@ -178,7 +178,7 @@ class Registers(Sketch):
         return (self.of,)
 
     def _entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
-        code, distinct = dictionary_codes(events[self.of])
+        code, distinct = encode_as_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")
         _, bits = np.frexp((hashed & np.uint64((1 << _RANK_BITS) - 1)).astype(np.float64))
@@ -240,7 +240,7 @@ def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tu
         rows: A binary column of a `Sketch`.
         entry: Numpy type of a pair.
     """
-    held = (contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
+    held = (to_contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
     _, offsets, data = held.buffers()
     ends = np.frombuffer(offsets, np.int32)[held.offset : held.offset + len(held) + 1].astype(np.int64)
     content = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]

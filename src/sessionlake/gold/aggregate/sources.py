@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
-from sessionlake.protocol.arrow import contiguous, sort_rows
+from sessionlake.protocol.arrow import sort_rows, to_contiguous
 from sessionlake.protocol.names import internal
 
 PARTITION = "partition"
@@ -194,7 +194,9 @@ def _extract_set_values(
         part = changes.filter(changes[field].is_valid())
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
         parts.append(
-            pa.table([*(part[mark] for mark in copied_columns), named, contiguous(part[field]).cast(value_type)], names)
+            pa.table(
+                [*(part[mark] for mark in copied_columns), named, to_contiguous(part[field]).cast(value_type)], names
+            )
         )
     return pa.concat_tables(parts)
 

@@ -52,7 +52,7 @@ class LoadedRule:
 
 
 def load_enabled_rules(
-    rows: Iterable[Row], declared: DeclaredColumns, batch: int, slice_retention: timedelta | None = None
+    rows: Iterable[Row], declared: DeclaredColumns, batch: int, bucket_retention: timedelta | None = None
 ) -> list[LoadedRule]:
     """Returns the enabled rules of `gold.rules`, ordered by name.
 
@@ -60,18 +60,18 @@ def load_enabled_rules(
         rows: the rows of `gold.rules`.
         declared: the columns that conditions may use.
         batch: number of the gold batch that loads the rules.
-        slice_retention: how long `metrics_1m`, `metrics_1h` and `metrics_1d` all keep their rows; None for forever.
+        bucket_retention: how long `metrics_1m`, `metrics_1h` and `metrics_1d` all keep their rows; None for forever.
             Rules with longer windows cannot be evaluated.
     """
     enabled: dict[str, list[str | None]] = {}
     for row in rows:
         if row["enabled"]:
             enabled.setdefault(row["name"] or "", []).append(row["text"])
-    return [_load_rule(name, texts, declared, batch, slice_retention) for name, texts in sorted(enabled.items())]
+    return [_load_rule(name, texts, declared, batch, bucket_retention) for name, texts in sorted(enabled.items())]
 
 
 def _load_rule(
-    name: str, texts: list[str | None], declared: DeclaredColumns, batch: int, slice_retention: timedelta | None
+    name: str, texts: list[str | None], declared: DeclaredColumns, batch: int, bucket_retention: timedelta | None
 ) -> LoadedRule:
     text = texts[0]
     if len(texts) > 1:
@@ -82,8 +82,12 @@ def _load_rule(
     if not isinstance(parsed, Rule):
         return LoadedRule(name, text, None, f"line {parsed.line}, column {parsed.column}: {parsed.reason}", batch)
     is_pattern = isinstance(parsed.tree, Pattern)
-    if slice_retention is not None and not is_pattern and timedelta(minutes=parsed.longest_minutes) >= slice_retention:
-        error = f"the longest window must be shorter than gold.retention ({slice_retention})"
+    if (
+        bucket_retention is not None
+        and not is_pattern
+        and timedelta(minutes=parsed.longest_minutes) >= bucket_retention
+    ):
+        error = f"the longest window must be shorter than gold.retention ({bucket_retention})"
         return LoadedRule(name, text, None, error, batch)
     return LoadedRule(name, text, parsed, None, batch)
 
@@ -115,8 +119,8 @@ class RuleLoader:
     recorded rules, even if `gold.rules` has changed since. Otherwise it could log other alerts than the first time.
     """
 
-    def __init__(self, lake: Lake, declared: DeclaredColumns, slice_retention: timedelta | None = None) -> None:
-        self._lake, self._declared, self._slice_retention = lake, declared, slice_retention
+    def __init__(self, lake: Lake, declared: DeclaredColumns, bucket_retention: timedelta | None = None) -> None:
+        self._lake, self._declared, self._bucket_retention = lake, declared, bucket_retention
         self._version: int | None = None
         self._loaded: list[LoadedRule] = []
 
@@ -130,7 +134,7 @@ class RuleLoader:
             return self._loaded
         reader = self._lake.reader(spark)
         before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
-        rules = load_enabled_rules(reader.rows(RULES), self._declared, txn.version, self._slice_retention)
+        rules = load_enabled_rules(reader.rows(RULES), self._declared, txn.version, self._bucket_retention)
         now = _with_first_batches(before, rules)
         self._loaded = before if _status_rows(now) == _status_rows(before) else self._record(spark, now, txn)
         self._version = version if _status_rows(now) == _status_rows(self._loaded) else None

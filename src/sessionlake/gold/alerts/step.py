@@ -121,7 +121,7 @@ class RuleStep:
             points.select([*POINT_KEY, PARTITION]).append_column("end", ends).append_column("ts", points["_first_ts"])
         )
         return RuleBatch(
-            before if has_known else before or after, after, touched, matches, self._expiry.first_slice_times
+            before if has_known else before or after, after, touched, matches, self._expiry.first_bucket_times
         )
 
     def _updated_stream_times(

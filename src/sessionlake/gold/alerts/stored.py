@@ -18,9 +18,9 @@ from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, DeclaredColumns, text_field, value_field
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, key_of_row
+from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, buckets_from_rows
 from sessionlake.gold.rules.patterns import MATCH, Event, filter_by_keys
-from sessionlake.gold.rules.slices import DAY, HOUR, MINUTE, Slices, slices_from_rows
-from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -32,7 +32,7 @@ _CHANGE_COLUMNS = ("topic", "session_id", "row_id", PARTITION, "_ts", "_position
 
 @dataclass(frozen=True)
 class StoredInLake(StoredData):
-    """Reads the slices, matches and logged alerts that rules need from gold's tables."""
+    """Reads the buckets, matches and logged alerts that rules need from gold's tables."""
 
     reader: TableReader
 
@@ -45,10 +45,10 @@ class StoredInLake(StoredData):
                 found[day] = found.get(day, 0) + count
         return found
 
-    def read_slices(self, query: SliceQuery) -> Slices:
-        return slices_from_rows(self._read_slice_rows(query), query.columns, query.keys)
+    def read_buckets(self, query: BucketQuery) -> MetricBuckets:
+        return buckets_from_rows(self._read_bucket_rows(query), query.columns, query.keys)
 
-    def _read_slice_rows(self, query: SliceQuery) -> Iterator[tuple[int, pa.Table]]:
+    def _read_bucket_rows(self, query: BucketQuery) -> Iterator[tuple[int, pa.Table]]:
         conditions = _topic_and_key_conditions(query.topics, query.keys)
         for length, ranges in query.ends.items():
             for low, high in ranges:
@@ -198,7 +198,7 @@ def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def _topic_and_key_conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
-    """Returns conditions for reading the slices of these topics and keys. They may select more slices."""
+    """Returns conditions for reading the buckets of these topics and keys. They may select more buckets."""
     conditions = [] if topics is None else _is_in_conditions("topic", sorted(topics))
     return conditions if keys is None else [*conditions, *key_conditions(keys, keys.column_names, keys.schema)]
 

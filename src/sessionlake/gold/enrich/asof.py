@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import combine_codes, dictionary_codes
+from sessionlake.protocol.arrow import combine_codes, encode_as_codes
 from sessionlake.protocol.types import Int64s
 
 OPEN_END = (1 << 63) - 1
@@ -26,7 +26,7 @@ def number_equal_rows(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: boo
     coded = []
     for columns in zip(*tables, strict=True):
         chunks = [chunk for column in columns for chunk in column.chunks]
-        code, values = dictionary_codes(_with_one_nan(pa.chunked_array(chunks, columns[0].type)))
+        code, values = encode_as_codes(_with_one_nan(pa.chunked_array(chunks, columns[0].type)))
         coded.append((code + 1, range(len(values) + 1)))
     rows = combine_codes(coded, sum(lengths))
     if not nulls:

@@ -26,7 +26,7 @@ from sessionlake.gold.aggregate.order import (
 )
 from sessionlake.gold.aggregate.sources import DeclaredColumns, text_field, value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
-from sessionlake.protocol.arrow import contiguous
+from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.chunk import decode_ipc, encode_compressed_ipc
 from sessionlake.protocol.types import Int64s
 
@@ -174,7 +174,7 @@ def split_place(place: Int64s) -> dict[str, Int64s]:
 def _dictionary_encode(table: pa.Table, names: Iterable[str]) -> pa.Table:
     """Dictionary-encodes the columns with these names."""
     for name in names:
-        table = table.set_column(table.column_names.index(name), name, contiguous(table[name]).dictionary_encode())
+        table = table.set_column(table.column_names.index(name), name, to_contiguous(table[name]).dictionary_encode())
     return table
 
 
@@ -203,7 +203,7 @@ def _trim_dictionaries(table: pa.Table) -> pa.Table:
     """Reduces the dictionary of each dictionary-encoded column to the values that the rows use."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            column = contiguous(table[field.name])
+            column = to_contiguous(table[field.name])
             used, index = np.unique(pc.fill_null(column.indices, -1).to_numpy(), return_inverse=True)
             missing = used < 0
             index = pa.array(index.reshape(-1).astype(np.int32) - int(missing.any()), mask=missing[index.reshape(-1)])

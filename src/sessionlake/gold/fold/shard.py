@@ -31,7 +31,7 @@ from sessionlake.gold.fold.points import Points, SeqOrder
 from sessionlake.gold.fold.rolling import OlderPoints, fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, Owners, decode_states, encode_states
-from sessionlake.protocol.arrow import contiguous, dictionary_codes, number_combinations
+from sessionlake.protocol.arrow import encode_as_codes, number_combinations, to_contiguous
 from sessionlake.protocol.types import Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
@@ -252,7 +252,7 @@ def _extend_codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, I
         known: The names that have an index already.
         column: A dictionary-encoded column of names.
     """
-    values = contiguous(column)
+    values = to_contiguous(column)
     encoded = pa.concat_arrays([known, values.dictionary]).dictionary_encode()
     return encoded.dictionary, _to_int64s(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
@@ -270,7 +270,7 @@ def _key_column_reader(series: RollingAverage, rows: pa.Array, metrics: tuple[st
     own = [name for name in series.keys if name != "metric"]
     parts = pc.split_pattern(rows.take(pa.array(row[starts_row])), SEPARATOR, max_splits=len(own) - 1).flatten()
     texts = {
-        name: dictionary_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
+        name: encode_as_codes(parts.take(pa.array(np.arange(i, len(parts), len(own))))) for i, name in enumerate(own)
     }
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())

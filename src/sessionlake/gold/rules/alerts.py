@@ -123,11 +123,11 @@ def stream_time(rule: Rule, topic: str | None, times: StreamTimes) -> int | None
 def is_decidable(rule: Rule, alert: Alert, first_complete_times: StreamTimes) -> bool:
     """Returns True if gold still has all data that decides whether a window rule has this alert.
 
-    The data are slices: aggregates of one series over a minute, hour or day. Slices are needed for the windows that
+    The data are buckets: aggregates of one series over a minute, hour or day. Buckets are needed for the windows that
     end at the alert's time and one minute before it.
 
     Args:
-        first_complete_times: for topics with expired slices, the event time in ms from which slices exist.
+        first_complete_times: for topics with expired buckets, the event time in ms from which buckets exist.
     """
     begin = stream_time(rule, alert.key[0], first_complete_times)
     return begin is None or alert.at_ms > begin + rule.longest_minutes * MINUTE_MS

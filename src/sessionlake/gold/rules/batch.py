@@ -32,15 +32,15 @@ from sessionlake.gold.rules.alerts import (
     logged_alerts,
     stream_time,
 )
+from sessionlake.gold.rules.buckets import columns_of_functions
 from sessionlake.gold.rules.rule import VALUE, Rule
-from sessionlake.gold.rules.slices import columns_of_functions
-from sessionlake.gold.rules.stored_data import SliceQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 
 _DAY = 24 * 60
-# About how many slices may be in memory at once. One takes 100 bytes.
+# About how many buckets may be in memory at once. One takes 100 bytes.
 _MAX_SLICES = 10_000_000
-# A step covers at least this many minutes, even if its slices exceed the limit.
+# A step covers at least this many minutes, even if its buckets exceed the limit.
 _MIN_STEP = 60
 _NEVER = np.iinfo(np.int64).max
 
@@ -52,18 +52,18 @@ class RuleBatch:
     Attributes:
         times_before: stream time of each topic before the batch, in ms.
         times_after: stream time of each topic after the batch, in ms.
-        touched_slices: the one-minute slices with new points: topic, session_id, partition, row_id, metric, `end` in
-            minutes since 1970, and `ts`, the earliest event time in ms that the batch added to the slice.
+        touched_buckets: the one-minute buckets with new points: topic, session_id, partition, row_id, metric, `end` in
+            minutes since 1970, and `ts`, the earliest event time in ms that the batch added to the bucket.
         matches: the batch's changes that are events of patterns, with the columns of `patterns.MATCH`.
-        slice_starts: for topics with expired slices, the event time in ms from which slices exist. Alerts that depend
-            on expired slices stay as they are logged.
+        bucket_starts: for topics with expired buckets, the event time in ms from which buckets exist. Alerts that
+            depend on expired buckets stay as they are logged.
     """
 
     times_before: StreamTimes
     times_after: StreamTimes
-    touched_slices: pa.Table
+    touched_buckets: pa.Table
     matches: pa.Table
-    slice_starts: StreamTimes = field(default_factory=dict)
+    bucket_starts: StreamTimes = field(default_factory=dict)
 
 
 class LogRow(NamedTuple):
@@ -155,7 +155,7 @@ def _to_minute(ms: int | None) -> int | None:
 
 
 def _condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
-    for task in _create_tasks(span, batch.touched_slices):
+    for task in _create_tasks(span, batch.touched_buckets):
         names = {rule.name: rule for rule in task.rules}
         by = task.rules[0].key_columns
         keys: set[Key] | None = None
@@ -165,14 +165,14 @@ def _condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) ->
         def is_wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
             inside = task.topics is None or alert.key[0] in task.topics
             asked = alert.rule in names and inside and (keys is None or alert.key in keys)
-            return asked and is_decidable(names[alert.rule], alert, batch.slice_starts)
+            return asked and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
         truth = {alert: evidence for alert, evidence in _evaluate_task(task, stored) if is_wanted(alert)}
         rows = stored.read_log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
         logged = logged_alerts(rows, is_wanted)
         for one in log_difference(truth, logged):
             rule = names[one.alert.rule]
-            yield _log_row(one, rule, batch, partial(_late_slice_time, one.alert, rule, batch.touched_slices))
+            yield _log_row(one, rule, batch, partial(_late_bucket_time, one.alert, rule, batch.touched_buckets))
 
 
 def _new_condition_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
@@ -182,13 +182,13 @@ def _new_condition_changes(rules: Sequence[Rule], batch: RuleBatch, stored: Stor
     """
     truth: dict[Alert, Evidence] = {}
     for span in _time_spans(rules, batch):
-        for task in _create_tasks(replace(span, before=None), batch.touched_slices):
+        for task in _create_tasks(replace(span, before=None), batch.touched_buckets):
             found = _evaluate_task(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
 
     def is_wanted(alert: Alert) -> bool:
-        return alert.rule in names and is_decidable(names[alert.rule], alert, batch.slice_starts)
+        return alert.rule in names and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
     truth = {alert: evidence for alert, evidence in truth.items() if is_wanted(alert)}
     logged = logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), is_wanted) if names else ()
@@ -240,9 +240,9 @@ def _evaluate_task(task: _Task, stored: StoredData) -> Iterator[tuple[Alert, Evi
     lengths = [window.minutes for rule in task.rules for window in rule.windows]
     columns = columns_of_functions({window.function for rule in task.rules for window in rule.windows})
     for first, last in _memory_sized_ranges(task, lengths, stored):
-        ends = conditions.needed_slices(lengths, first, last)
-        slices = stored.read_slices(SliceQuery(ends, task.topics, task.keys, columns))
-        yield from conditions.evaluate_conditions(task.rules, slices, first, last).items()
+        ends = conditions.needed_buckets(lengths, first, last)
+        buckets = stored.read_buckets(BucketQuery(ends, task.topics, task.keys, columns))
+        yield from conditions.evaluate_conditions(task.rules, buckets, first, last).items()
 
 
 def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
@@ -262,18 +262,18 @@ def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData
     most = _MAX_SLICES // max(days.values(), default=1)
     for first, last in busy:
         step = last - first + 1
-        while step > _MIN_STEP and _slices_per_series(lengths, first, first + step - 1) > most:
+        while step > _MIN_STEP and _buckets_per_series(lengths, first, first + step - 1) > most:
             step = max(_MIN_STEP, step // 2)
         yield from ((begin, min(begin + step - 1, last)) for begin in range(first, last + 1, step))
 
 
-def _slices_per_series(lengths: Sequence[int], first: int, last: int) -> int:
-    """Returns how many slices one series needs at most, for windows that end at minutes `first` to `last`."""
-    ends = conditions.needed_slices(lengths, first, last)
+def _buckets_per_series(lengths: Sequence[int], first: int, last: int) -> int:
+    """Returns how many buckets one series needs at most, for windows that end at minutes `first` to `last`."""
+    ends = conditions.needed_buckets(lengths, first, last)
     return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
-def _late_slice_time(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
+def _late_bucket_time(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
     at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
     near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest_minutes)))
     return _first_event_time(near, alert)

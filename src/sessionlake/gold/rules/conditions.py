@@ -11,17 +11,17 @@ import numpy as np
 
 from sessionlake.gold.aggregate.groups import Columns
 from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, Evidence, key_of_row
-from sessionlake.gold.rules.rule import Rule
-from sessionlake.gold.rules.slices import (
+from sessionlake.gold.rules.buckets import (
+    MetricBuckets,
     MovingWindows,
     RuleKeys,
-    Slices,
     compute_window_values,
-    covering_slices,
+    covering_buckets,
     has_points,
     select_series,
     usable_lengths,
 )
+from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import (
     MINUTE_MS,
     OPERATORS,
@@ -42,26 +42,26 @@ from sessionlake.protocol.types import Bools, Int64s
 _MAX_CELLS = 200_000
 
 
-def evaluate_conditions(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> dict[Alert, Evidence]:
+def evaluate_conditions(rules: Sequence[Rule], buckets: MetricBuckets, first: int, last: int) -> dict[Alert, Evidence]:
     """Returns the alerts that rules with windows have at the minutes `first` to `last`, both included.
 
     A rule is true for a key if its condition is true and at least one of its windows has points. A key without points
     for longer than the longest window is therefore not evaluated.
 
     Args:
-        slices: all slices in the ranges that `needed_slices` returns for the rules' windows.
+        buckets: all buckets in the ranges that `needed_buckets` returns for the rules' windows.
         first: the first minute, counted since 1970.
         last: the last minute, counted since 1970.
     """
     found: dict[Alert, Evidence] = {}
     for by in dict.fromkeys(rule.key_columns for rule in rules):
         same_key = [rule for rule in rules if rule.key_columns == by]
-        found.update(_evaluate_key_kind(same_key, slices, RuleKeys.from_series(slices.series, by), first, last))
+        found.update(_evaluate_key_kind(same_key, buckets, RuleKeys.from_series(buckets.series, by), first, last))
     return found
 
 
-def needed_slices(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
-    """Returns the slices that `evaluate_conditions` reads for windows of these lengths.
+def needed_buckets(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
+    """Returns the buckets that `evaluate_conditions` reads for windows of these lengths.
 
     Args:
         minutes: the windows' lengths, in minutes.
@@ -69,14 +69,14 @@ def needed_slices(minutes: Sequence[int], first: int, last: int) -> dict[int, li
         last: the last minute at which a window ends.
 
     Returns:
-        For each slice length in minutes, the ranges in which the needed slices end. A range `(low, high)` stands for
-        slices that end after minute `low`, up to and including minute `high`.
+        For each bucket length in minutes, the ranges in which the needed buckets end. A range `(low, high)` stands for
+        buckets that end after minute `low`, up to and including minute `high`.
     """
     parts: dict[int, list[tuple[int, int]]] = {}
     first -= 1
     for window in {*minutes}:
         begins = first - window, last - window
-        for length, span in covering_slices(usable_lengths(window, first, last), begins, (first, last)):
+        for length, span in covering_buckets(usable_lengths(window, first, last), begins, (first, last)):
             parts.setdefault(length, []).append(span)
     return {length: _merge_ranges(spans) for length, spans in parts.items()}
 
@@ -92,15 +92,15 @@ def _merge_ranges(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _evaluate_key_kind(
-    rules: Sequence[Rule], slices: Slices, keys: RuleKeys, first: int, last: int
+    rules: Sequence[Rule], buckets: MetricBuckets, keys: RuleKeys, first: int, last: int
 ) -> Iterator[tuple[Alert, Evidence]]:
     count = keys.table.num_rows
     if not count:
         return
-    moving = _create_moving_windows(rules, slices, keys, first - 1, last)
+    moving = _create_moving_windows(rules, buckets, keys, first - 1, last)
     step = max(1, _MAX_CELLS // count)
     before: dict[str, Bools] = {}
-    all_minutes = _find_change_minutes(rules, slices, first, last)
+    all_minutes = _find_change_minutes(rules, buckets, first, last)
     for begin in range(0, len(all_minutes), step):
         moments = _WindowValues(moving, all_minutes[begin : begin + step])
         for rule in rules:
@@ -123,12 +123,12 @@ def _evaluate_key_kind(
                 )
 
 
-def _find_change_minutes(rules: Sequence[Rule], slices: Slices, first: int, last: int) -> Int64s:
-    """Returns the minutes at which conditions can change: a slice enters or leaves a window, or a rule starts.
+def _find_change_minutes(rules: Sequence[Rule], buckets: MetricBuckets, first: int, last: int) -> Int64s:
+    """Returns the minutes at which conditions can change: a bucket enters or leaves a window, or a rule starts.
 
     The minute before `first` is included, to compare the first minute with it.
     """
-    ends = np.unique(slices.end[slices.length == 1])
+    ends = np.unique(buckets.end[buckets.length == 1])
     lengths = {0, *(window.minutes for rule in rules for window in rule.windows)}
     since_minutes = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
     found = np.unique(
@@ -142,7 +142,7 @@ _Series = tuple[Selection, str, int]
 
 
 def _create_moving_windows(
-    rules: Sequence[Rule], slices: Slices, keys: RuleKeys, first: int, last: int
+    rules: Sequence[Rule], buckets: MetricBuckets, keys: RuleKeys, first: int, last: int
 ) -> dict[_Series, MovingWindows]:
     """Returns one `MovingWindows` for all windows that read the same data over the same length.
 
@@ -152,8 +152,8 @@ def _create_moving_windows(
     for rule in rules:
         for window in rule.windows:
             functions.setdefault(_series_of(window), set()).add(window.function)
-    chosen = {(of, metric): select_series(slices.series, of, metric) for of, metric, _ in functions}
-    parts = {one: (slices.take(mask), RuleKeys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
+    chosen = {(of, metric): select_series(buckets.series, of, metric) for of, metric, _ in functions}
+    parts = {one: (buckets.take(mask), RuleKeys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
         (of, metric, minutes): MovingWindows(
             *parts[of, metric], tuple(sorted(needed)), minutes, usable_lengths(minutes, first, last)

@@ -19,8 +19,8 @@ from sessionlake.gold.aggregate.groups import Groups
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
 from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, text_field, value_field
 from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, Evidence, key_of_row
+from sessionlake.gold.rules.buckets import map_distinct
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
-from sessionlake.gold.rules.slices import map_distinct
 from sessionlake.gold.rules.tree import (
     OPERATORS,
     AllOf,
@@ -33,7 +33,7 @@ from sessionlake.gold.rules.tree import (
     PatternKind,
     find_selection,
 )
-from sessionlake.protocol.arrow import dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -278,12 +278,12 @@ def _rank_values(column: pa.ChunkedArray) -> Int64s:
     """Returns integers that have the same order as the column's values."""
     if pa.types.is_integer(column.type):
         return column.to_numpy().astype(np.int64)
-    code, distinct = dictionary_codes(column)
+    code, distinct = encode_as_codes(column)
     rank = np.empty(len(distinct), np.int64)
     rank[pc.sort_indices(distinct).to_numpy()] = np.arange(len(distinct))
     return rank[code]
 
 
 def _map_to_int(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64s:
-    code, distinct = dictionary_codes(column)
+    code, distinct = encode_as_codes(column)
     return np.array([numbers.get(value, _MIN_INT64) for value in distinct.to_pylist()], np.int64)[code]

@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from sessionlake.gold.rules import patterns
 from sessionlake.gold.rules.alerts import Alert
-from sessionlake.gold.rules.slices import Slices
+from sessionlake.gold.rules.buckets import MetricBuckets
 
 
-class SliceQuery(NamedTuple):
-    """A request for slices, which are aggregates of one series in a minute, hour or day.
+class BucketQuery(NamedTuple):
+    """A request for buckets, which are aggregates of one series in a minute, hour or day.
 
     Attributes:
-        ends: for each slice length in minutes, ranges `(low, high)`. A range stands for slices that end after minute
+        ends: for each bucket length in minutes, ranges `(low, high)`. A range stands for buckets that end after minute
             `low`, up to and including minute `high`, counted since 1970.
         topics: the topics to read; None for all topics.
         keys: the keys to read, one row per key, with the rule's key columns; None for all keys.
@@ -31,13 +31,13 @@ class SliceQuery(NamedTuple):
 
 
 class StoredData(ABC):
-    """Reads the slices, matches and logged alerts in gold's tables. They include those of the current batch."""
+    """Reads the buckets, matches and logged alerts in gold's tables. They include those of the current batch."""
 
     @abstractmethod
     def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
-        """Returns how many series have slices on each day, by the day's start in minutes since 1970.
+        """Returns how many series have buckets on each day, by the day's start in minutes since 1970.
 
-        Days without slices are left out. The number may include series of other keys.
+        Days without buckets are left out. The number may include series of other keys.
 
         Args:
             topics: the topics to count; None for all topics.
@@ -45,8 +45,8 @@ class StoredData(ABC):
         """
 
     @abstractmethod
-    def read_slices(self, query: SliceQuery) -> Slices:
-        """Returns the requested slices. The result may contain more slices of the same topics."""
+    def read_buckets(self, query: BucketQuery) -> MetricBuckets:
+        """Returns the requested buckets. The result may contain more buckets of the same topics."""
 
     @abstractmethod
     def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:

@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.names import (
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import create_table_function, subquery_sql
-from sessionlake.protocol.erased import KEY as ERASED_KEY
+from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.reasons import Reason

@@ -37,7 +37,7 @@ from sessionlake.ledger.retained import (
     read_removed_rows_of_table,
     record_removed_rows,
 )
-from sessionlake.protocol.arrow import dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -61,7 +61,7 @@ def read_expiry_times(reader: TableReader, tables: Collection[str]) -> dict[str,
     return {table: _read_limits(known[table]) for table in tables if table in known}
 
 
-def read_first_slice_times(reader: TableReader) -> ExpiryTimes:
+def read_first_bucket_times(reader: TableReader) -> ExpiryTimes:
     """Returns, by topic, the time in ms from which the tables of metrics that rules read are complete.
 
     It is the latest floor of the tables of metrics per minute, hour and day.
@@ -100,7 +100,7 @@ def drop_expired_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Table:
     expiry_times = tuple(filter(None, expiry_times))
     if not rows.num_rows or not expiry_times:
         return rows
-    code, topics = dictionary_codes(rows["topic"])
+    code, topics = encode_as_codes(rows["topic"])
     # A bucket must not have expired in any table, so the latest floor counts.
     begin = [max(one.get(topic, NEVER) for one in expiry_times) for topic in topics.to_pylist()]
     return rows.filter(pa.array(bucket_starts_ms(rows) >= np.array(begin, np.int64)[code]))
@@ -175,7 +175,7 @@ class Expiry:
         return self._floors.get(table, {})
 
     @property
-    def first_slice_times(self) -> ExpiryTimes:
+    def first_bucket_times(self) -> ExpiryTimes:
         """By topic, the time in ms from which the tables of metrics that rules read are complete."""
         return _latest_expiry_times(self.expiry_times(tier.table) for tier in TIERS)
 

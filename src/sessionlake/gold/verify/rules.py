@@ -21,7 +21,7 @@ from sessionlake.gold.changes import declared_columns, last_version_read, select
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
-from sessionlake.gold.tables.expiry import read_first_slice_times
+from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.gold.verify.rule_columns import (
     condition_columns,
     event_column,
@@ -66,7 +66,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _ExpectedAlerts(numbers.where(in_range), changes.where(in_range), times, topics, declared)
-    log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), read_first_slice_times(reader)
+    log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), read_first_bucket_times(reader)
     parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
     found = [_compare_alerts(log, truth, part, begins) for part in parts]
     first = next((one.first_difference for one in found if one.first_difference is not None), None)
@@ -97,12 +97,12 @@ def _compare_alerts(
 
 
 def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
-    """Returns a column that is false for the rule's alerts that cannot be compared, because their slices have expired.
+    """Returns a column that is false for the rule's alerts that cannot be compared, because their buckets have expired.
 
     It is true for alerts of other rules.
 
     Args:
-        begins: for topics with expired slices, the event time in ms from which slices exist.
+        begins: for topics with expired buckets, the event time in ms from which buckets exist.
     """
     from pyspark.sql import functions as F
 

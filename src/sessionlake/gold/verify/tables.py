@@ -53,9 +53,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     changes = read_changes(spark, lake, settings)
     if changes is None:
         return []
-    numbers, texts = (
-        read_into_one_task(select_events(changes, declared, WITH_PLACE, numbers=kind)) for kind in (True, False)
-    )
+    of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind) for kind in (True, False))
+    numbers, texts = map(read_into_one_task, of_kinds)
     floors = read_expiry_times(lake.reader(spark), [table.table for table in add_final_tables(tables)])
     found, late, averages = [], [], []
     for table in tables:
@@ -66,9 +65,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             averages.append(table)
         else:
             events = numbers if table.source.numbers else texts
-            truth = drop_expired(
-                expected_rows(events.where(~is_late_column(table)), table), floors.get(table.table, {})
-            )
+            on_time = expected_rows(events.where(~is_late_column(table)), table)
+            truth = drop_expired(on_time, floors.get(table.table, {}))
             if table.lateness_ms is not None:
                 late.append(_expected_late(events.where(is_late_column(table)), table))
         rows = lake.read_small_in_memory(spark, table.table)

@@ -36,15 +36,15 @@ from sessionlake.ledger.erasures import (
     store_receipt,
 )
 from sessionlake.operations.forgetting import publications, rows
-from sessionlake.operations.forgetting.receipt import left_to_others, search_lake
+from sessionlake.operations.forgetting.receipt import list_copies_elsewhere, search_lake
 from sessionlake.operations.forgetting.rows import Session
-from sessionlake.operations.forgetting.states import hand_over, layers_with_state, require_states
+from sessionlake.operations.forgetting.states import hand_over_states, list_layers_with_state, require_states
 from sessionlake.operations.pipeline import run_layer_to_end
-from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
+from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
 from sessionlake.operations.rebuild.preflight import require_silver_current
-from sessionlake.operations.rebuild.processors import staging_tables
-from sessionlake.operations.rebuild.replay import REPLAYED, clear
-from sessionlake.operations.retention.removal import Retention
+from sessionlake.operations.rebuild.processors import list_staging_tables
+from sessionlake.operations.rebuild.replay import REPLAYED, remove_staging_tables
+from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
 from sessionlake.streaming.journal import Journal, Step, require_uninterrupted
@@ -93,7 +93,7 @@ class Forgetting:
         self._patience, self._shorten, self._say = patience, shorten, say
         self._lake = Lake(settings, declared_gold_schemas(settings))
 
-    def run(self, session: str, topic: str | None = None) -> Erasure:
+    def forget_session(self, session: str, topic: str | None = None) -> Erasure:
         """Forgets the session, or finishes the forgetting of this session that was interrupted.
 
         Raises:
@@ -109,7 +109,7 @@ class Forgetting:
             )
         journal = Journal.read_journal(self._settings, FORGET, _Inputs)
         if journal is None:
-            journal = self._begin(session, topic)
+            journal = self._start_journal(session, topic)
         elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
             raise UsageError(
                 f"forget: the forgetting of another session was interrupted (receipt {journal.inputs.receipt}), "
@@ -118,7 +118,7 @@ class Forgetting:
             )
         return self._finish(journal)
 
-    def resume(self) -> Erasure:
+    def resume_forgetting(self) -> Erasure:
         """Finishes a forgetting that was interrupted.
 
         Raises:
@@ -127,7 +127,7 @@ class Forgetting:
         """
         return self._finish(self._require_interrupted("--resume", "finish"))
 
-    def cancel(self) -> str:
+    def cancel_forgetting(self) -> str:
         """Cancels a forgetting that was interrupted before any message was erased. Returns the receipt's name.
 
         Raises:
@@ -136,7 +136,7 @@ class Forgetting:
         """
         journal = self._require_interrupted("--cancel", "cancel")
         inputs = journal.inputs
-        stored = next((erasure for erasure in self._known() if erasure.receipt == inputs.receipt), None)
+        stored = next((erasure for erasure in self._read_receipts() if erasure.receipt == inputs.receipt), None)
         remaining = rows.find_offsets(self._lake.reader(self._spark), (inputs.topic, inputs.session))
         erased = stored is not None and sum(item.messages for item in remaining) < stored.messages
         if journal.done or erased:
@@ -161,47 +161,51 @@ class Forgetting:
     def _finish(self, journal: Journal[_Inputs]) -> Erasure:
         """Runs the steps that the journal does not record as done, and stores the finished receipt."""
         session = journal.inputs.topic, journal.inputs.session
-        receipt = self._receipt(journal.inputs)
+        receipt = self._find_receipt(journal.inputs)
         self._say(f"receipt {receipt.receipt}: {len(journal.done)} steps are done")
-        for name, work in self._steps(session, receipt, journal):
+        for name, work in self._list_steps(session, receipt, journal):
             journal.run_step(name, work)
-        erasure = self._with_proof(receipt, journal, journal.inputs.session)
+        erasure = self._add_proof(receipt, journal, journal.inputs.session)
         store_receipt(self._spark, self._lake, erasure)
         journal.remove_journal()
         return erasure
 
     # -- preparation
 
-    def _known(self) -> list[Erasure]:
+    def _read_receipts(self) -> list[Erasure]:
         return read_receipts(self._lake.reader(self._spark))
 
-    def _begin(self, session: str, topic: str | None) -> Journal[_Inputs]:
+    def _start_journal(self, session: str, topic: str | None) -> Journal[_Inputs]:
         """Checks everything that can be checked before anything changes, then writes the journal.
 
         Once the journal exists, no layer starts.
         """
         require_uninterrupted(self._settings)
-        topic = self._topic(session, topic)
+        topic = self._find_topic(session, topic)
         self._refuse_keyed()
-        if self._gold() and not self._shorten:  # gold will have to be computed again from all changes
+        if self._list_gold_tables() and not self._shorten:  # gold will have to be computed again from all changes
             refuse_shorter_table(self._lake, self._spark)
-        tables = dict.fromkeys([*rows.tables_with_sessions(self._spark, self._lake), *self._gold()])
+        tables = dict.fromkeys([*rows.list_tables_with_sessions(self._spark, self._lake), *self._list_gold_tables()])
         publications.require_sendable(self._spark, self._lake, tables)
-        self._catch_up()
-        for layer in layers_with_state(self._settings):  # unreadable states would stop the forgetting half-way
+        self._run_layers_to_end()
+        for layer in list_layers_with_state(self._settings):  # unreadable states would stop the forgetting half-way
             require_states(self._spark, self._settings, layer, (topic, session))
-        Retention(self._spark, self._settings).finish()  # so that rows it was removing are not counted again
+        RetentionRunner(
+            self._spark, self._settings
+        ).finish_interrupted_removals()  # so that rows it was removing are not counted again
         mine = (
-            erasure.receipt for erasure in self._known() if erasure.done_at is None and erasure.is_for(topic, session)
+            erasure.receipt
+            for erasure in self._read_receipts()
+            if erasure.done_at is None and erasure.is_for(topic, session)
         )
         return Journal.start_journal(self._settings, FORGET, _Inputs(next(mine, uuid.uuid4().hex[:12]), topic, session))
 
-    def _receipt(self, inputs: _Inputs) -> Erasure:
+    def _find_receipt(self, inputs: _Inputs) -> Erasure:
         """Returns the receipt, and stores it if it is new.
 
         Once it is stored, bronze erases new messages of the session on arrival.
         """
-        known, session = self._known(), (inputs.topic, inputs.session)
+        known, session = self._read_receipts(), (inputs.topic, inputs.session)
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
         if stored is not None:
             return stored
@@ -237,7 +241,7 @@ class Forgetting:
                 f"the processor again and run `sessionlake rebuild {first.rebuild_argument}`",
             )
 
-    def _topic(self, session: str, topic: str | None) -> str:
+    def _find_topic(self, session: str, topic: str | None) -> str:
         topics = rows.find_topics(self._lake.reader(self._spark), session)
         if topic is None and len(topics) > 1:
             raise UsageError(
@@ -253,9 +257,9 @@ class Forgetting:
             )
         return topic or topics[0]
 
-    def _catch_up(self) -> None:
+    def _run_layers_to_end(self) -> None:
         """Lets layers with states process all of bronze, so that they can later resume from bronze's latest version."""
-        for layer in layers_with_state(self._settings):
+        for layer in list_layers_with_state(self._settings):
             self._say(f"{layer}: processes what is available")
             run_layer_to_end(self._spark, self._settings, layer, threading.Event())
         if has_state(self._settings, SILVER):
@@ -263,50 +267,52 @@ class Forgetting:
 
     # -- the steps
 
-    def _steps(self, session: Session, erasure: Erasure, journal: Journal[_Inputs]) -> Iterator[tuple[str, Step]]:
+    def _list_steps(self, session: Session, erasure: Erasure, journal: Journal[_Inputs]) -> Iterator[tuple[str, Step]]:
         """Yields the name of each step in the journal and the function that runs it.
 
         A step needs all steps before it, and is safe to repeat.
         """
         spark, settings, lake = self._spark, self._settings, self._lake
-        layers, counted = layers_with_state(settings), erasure.report["tables"]
+        layers, counted = list_layers_with_state(settings), erasure.report["tables"]
         yield "bronze", partial(rows.erase_messages, spark, lake, session)
-        for table in rows.tables_with_sessions(spark, lake):
+        for table in rows.list_tables_with_sessions(spark, lake):
             if table in rows.MERGED or counted.get(table, {}).get("rows"):
-                yield table, partial(self._remove, table, session)
-        yield "books", partial(rows.clean_bookkeeping, spark, lake, session)
-        yield "notes", partial(rows.clean_stop_notes, settings, layers, session)
-        yield _PUBLISHED, self._published
+                yield table, partial(self._remove_rows, table, session)
+        yield "books", partial(rows.remove_from_operations_tables, spark, lake, session)
+        yield "notes", partial(rows.remove_stop_notes, settings, layers, session)
+        yield _PUBLISHED, self._list_published_versions
         yield _GOLD, partial(self._reset_gold, erasure)
         yield "publications", partial(self._wait_for_publications, journal)
-        for table in self._tables_to_purge():
-            yield _HISTORY + table, partial(self._purge, table, erasure.receipt, journal)
+        for table in self._list_tables_to_purge():
+            yield _HISTORY + table, partial(self._purge_table, table, erasure.receipt, journal)
         for layer in layers:  # after bronze's history is removed, because a stream starts at the latest version
-            yield f"states of {layer}", partial(hand_over, spark, settings, layer, session, erasure.receipt)
+            yield f"states of {layer}", partial(hand_over_states, spark, settings, layer, session, erasure.receipt)
         yield "aside", self._remove_archived
 
-    def _gold(self) -> list[str]:
+    def _list_gold_tables(self) -> list[str]:
         """Returns the names of gold's tables that exist. They can exist although gold has no checkpoint."""
-        return [table for table in gold_tables(self._settings) if self._lake.exists(self._spark, table)]
+        return [table for table in list_gold_tables(self._settings) if self._lake.exists(self._spark, table)]
 
-    def _published(self) -> dict[str, int]:
+    def _list_published_versions(self) -> dict[str, int]:
         """Returns the names of gold's published tables that have rows, so that their removal must be sent to Kafka.
 
         The number of each is always 1: the journal stores only numbers by name.
         """
-        published = [table for table in self._gold() if publications.publications(self._settings, table)]
+        published = [
+            table for table in self._list_gold_tables() if publications.list_publications(self._settings, table)
+        ]
         return {table: 1 for table in published if not self._lake.read(self._spark, table).isEmpty()}
 
     def _reset_gold(self, erasure: Erasure) -> dict[str, int]:
         """Empties gold's tables. Returns each table's version after that, by its name."""
-        tables = self._gold()
+        tables = self._list_gold_tables()
         if tables:
             self._say("gold: emptied, and computed again at its next run")
             reset_gold(self._spark, self._settings, self._lake, erasure.receipt, 0, erasure.begun_at)
         return {table: self._lake.latest_version(self._spark, table) for table in tables}
 
-    def _remove(self, table: str, session: Session) -> dict[str, int]:
-        rows.remove(self._spark, self._lake, table, session)
+    def _remove_rows(self, table: str, session: Session) -> dict[str, int]:
+        rows.remove_session_rows(self._spark, self._lake, table, session)
         return {"version": self._lake.latest_version(self._spark, table)}
 
     def _wait_for_publications(self, journal: Journal[_Inputs]) -> None:
@@ -317,25 +323,27 @@ class Forgetting:
         emptied, published = journal.done.get(_GOLD, {}), journal.done.get(_PUBLISHED, {})
         removals = {
             table: version
-            for table, version in _removals(journal).items()
+            for table, version in _list_removal_versions(journal).items()
             if table in published or table not in emptied
         }
-        if any(publications.publications(self._settings, table) for table in removals):
+        if any(publications.list_publications(self._settings, table) for table in removals):
             self._say("waiting for publications")
-            publications.wait(self._settings, removals, self._patience)
+            publications.wait_until_sent(self._settings, removals, self._patience)
 
-    def _tables_to_purge(self) -> list[str]:
+    def _list_tables_to_purge(self) -> list[str]:
         """Returns the tables whose history may contain the session."""
         processor_tables = [processor.output_table for processor in self._settings.processors]
-        known = [MESSAGES, *REPLAYED, *rows.tables_with_sessions(self._spark, self._lake), DECISIONS, LEDGER]
-        known += [*gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
+        known = [MESSAGES, *REPLAYED, *rows.list_tables_with_sessions(self._spark, self._lake), DECISIONS, LEDGER]
+        known += [*list_gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
-    def _purge(self, table: str, receipt: str, journal: Journal[_Inputs]) -> dict[str, int] | None:
+    def _purge_table(self, table: str, receipt: str, journal: Journal[_Inputs]) -> dict[str, int] | None:
         version = self._lake.latest_version(self._spark, table)
         if not version:
             return None  # the table was only created, and has no history
-        since = publications.oldest_version_needed(self._settings, table, _removals(journal).get(table, version))
+        since = publications.find_oldest_version_needed(
+            self._settings, table, _list_removal_versions(journal).get(table, version)
+        )
         done = self._lake.storage.purge_history(self._spark, table, receipt, since)
         self._say(f"{table}: {done.files} files of its history removed")
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
@@ -351,27 +359,27 @@ class Forgetting:
         shutil.rmtree(states.owners_at_rebuild_folder(self._settings), ignore_errors=True)  # gold's states
         if self._lake.storage.scratch is not None:  # files of a batch that died
             shutil.rmtree(self._lake.storage.scratch, ignore_errors=True)
-        clear(self._spark, self._settings)
+        remove_staging_tables(self._spark, self._settings)
         for processor in self._settings.processors:
-            for table in staging_tables(processor.name):
+            for table in list_staging_tables(processor.name):
                 self._lake.staging().drop(self._spark, table)
 
     # -- the receipt
 
-    def _with_proof(self, erasure: Erasure, journal: Journal[_Inputs], session: str) -> Erasure:
+    def _add_proof(self, erasure: Erasure, journal: Journal[_Inputs], session: str) -> Erasure:
         self._say("searching what is left")
         tables: dict[str, dict[str, int]] = erasure.report["tables"]
         purged = {name.removeprefix(_HISTORY): done for name, done in journal.done.items() if name.startswith(_HISTORY)}
         report = erasure.report | {
             "tables": {name: tables.get(name, {"rows": 0}) | done for name, done in (tables | purged).items()},
-            "gold": sorted(self._gold()),
+            "gold": sorted(self._list_gold_tables()),
             "search": search_lake(self._spark, self._lake, session),
-            "left": left_to_others(self._spark, self._lake, erasure.topic),
+            "left": list_copies_elsewhere(self._spark, self._lake, erasure.topic),
         }
         return replace(erasure, done_at=datetime.now(UTC), report=report)
 
 
-def _removals(journal: Journal[_Inputs]) -> dict[str, int]:
+def _list_removal_versions(journal: Journal[_Inputs]) -> dict[str, int]:
     """Returns, for each table, the first version without the session's rows."""
     removed = {table: done["version"] for table, done in journal.done.items() if "version" in done}
     return removed | journal.done.get(_GOLD, {})

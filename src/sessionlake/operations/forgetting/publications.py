@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.5
 _TRIGGERS = 3
 
 
-def publications(settings: Settings, table: str) -> list[TableReaderProgress]:
+def list_publications(settings: Settings, table: str) -> list[TableReaderProgress]:
     """Returns the publications of a table that have started."""
     readings = list_readers(settings, table)
     return [reader for reader in readings if reader.has_started and reader.name.startswith(f"publish-{table}-")]
@@ -42,7 +42,7 @@ def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
     """
     settings = lake.settings
     for table in tables:
-        for reader in publications(settings, table):
+        for reader in list_publications(settings, table):
             try:
                 require_publishable(settings, table)
                 require_change_feed(spark, lake, table)
@@ -54,7 +54,7 @@ def require_sendable(spark: SparkSession, lake: Lake, tables: Iterable[str]) -> 
                 ) from error
 
 
-def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
+def wait_until_sent(settings: Settings, removals: Mapping[str, int], seconds: float) -> None:
     """Waits until every publication has sent all changes of its table up to the removal of the session's rows.
 
     Args:
@@ -66,7 +66,7 @@ def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> Non
     """
     deadline = time.monotonic() + seconds
     for table, version in removals.items():
-        for reader in publications(settings, table):
+        for reader in list_publications(settings, table):
             while not _has_sent(settings, reader.name, version):
                 if time.monotonic() > deadline:
                     topic = reader.name.removeprefix(f"publish-{table}-")
@@ -79,7 +79,7 @@ def wait(settings: Settings, removals: Mapping[str, int], seconds: float) -> Non
                 time.sleep(_POLL_SECONDS)
 
 
-def oldest_version_needed(settings: Settings, table: str, removal: int) -> int | None:
+def find_oldest_version_needed(settings: Settings, table: str, removal: int) -> int | None:
     """Returns the oldest version in the table's log that its publications still need; None if none is known.
 
     Versions before the removal have the session's rows. So they cannot be kept, unless a publication still reads them.
@@ -89,7 +89,7 @@ def oldest_version_needed(settings: Settings, table: str, removal: int) -> int |
     """
     known = [
         (reader.next_version, reader.oldest_needed_version or 0)
-        for reader in publications(settings, table)
+        for reader in list_publications(settings, table)
         if reader.next_version is not None
     ]
     return min((min(since, max(oldest, removal)) for since, oldest in known), default=None)
@@ -100,16 +100,16 @@ def _has_sent(settings: Settings, name: str, version: int) -> bool:
 
     That is so if it reads a later version, or if it reads this one and several triggers have brought no new batch.
     """
-    since, index, batch = _place(settings, name)
+    since, index, batch = _read_position(settings, name)
     if since > version:
         return True
     if since < version or index < 0:
         return False
     time.sleep(_TRIGGERS * settings.publish.trigger.total_seconds())
-    return _place(settings, name) == (since, index, batch)
+    return _read_position(settings, name) == (since, index, batch)
 
 
-def _place(settings: Settings, name: str) -> tuple[int, int, int]:
+def _read_position(settings: Settings, name: str) -> tuple[int, int, int]:
     """Returns the version that a publication reads, the index of the next file in it, and the last batch's number.
 
     A number that is not known is -1.

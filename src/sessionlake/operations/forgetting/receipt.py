@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.operations.forgetting.publications import publications
-from sessionlake.operations.forgetting.search import pattern, search
+from sessionlake.operations.forgetting.publications import list_publications
+from sessionlake.operations.forgetting.search import build_pattern, search_folder
 from sessionlake.protocol.names import quote
 from sessionlake.publish.publishable import publishable_tables
 from sessionlake.settings.kafka import SourceKind
@@ -33,24 +33,26 @@ def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]
     settings = lake.settings
     checkpoints = Path(settings.checkpoint(""))
     folders = [settings.home] if checkpoints.is_relative_to(settings.home) else [settings.home, checkpoints]
-    searched = [search(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
+    searched = [search_folder(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The journal of this forgetting names the session, and is removed at the end.
     journal = FORGET.journal_file(settings).name
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
     tables: list[str] = []
     if lake.storage.needs_spark:
         tables = [table for table in (*TABLES, *settings.added_tables) if lake.exists(spark, table)]
-        found += [f"{table}, column {name}" for table in tables for name in _columns_with(spark, lake, table, session)]
+        found += [
+            f"{table}, column {name}" for table in tables for name in _find_columns_with(spark, lake, table, session)
+        ]
     files, size = sum(part.files for part in searched), sum(part.size for part in searched)
     unread = sorted({place for part in searched for place in part.unread})
     return {"files": files, "bytes": size, "tables": len(tables), "found": found, "unread": unread}
 
 
-def _columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> list[str]:
+def _find_columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> list[str]:
     """Returns the columns of a table whose values contain the id, at any depth."""
     from pyspark.sql import functions as F
 
-    rows, text = lake.read(spark, table), pattern(session)
+    rows, text = lake.read(spark, table), build_pattern(session)
     text_columns = [name for name, kind in rows.dtypes if kind.startswith(_WITH_TEXT)]
     if not text_columns:
         return []
@@ -60,7 +62,7 @@ def _columns_with(spark: SparkSession, lake: Lake, table: str, session: str) -> 
     return [] if hits is None else [name for name in text_columns if hits[name]]
 
 
-def _of_source(settings: Settings, topic: str) -> str:
+def _describe_source(settings: Settings, topic: str) -> str:
     if settings.bronze.archive is not None and settings.bronze.source is SourceKind.ARCHIVE:
         return (
             f"the archives in {settings.bronze.archive.path} that have the session's messages, until you remove them. "
@@ -75,28 +77,28 @@ def _of_source(settings: Settings, topic: str) -> str:
     )
 
 
-def _unknown(spark: SparkSession, lake: Lake) -> list[str]:
+def _list_unknown_tables(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns gold's tables that are not in the configuration. They are not emptied, and may contain the session."""
     known = {*TABLES, *lake.settings.added_tables}
     return [table for table in lake.storage.tables(spark, GOLD) if table not in known]
 
 
-def left_to_others(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
+def list_copies_elsewhere(spark: SparkSession, lake: Lake, topic: str) -> list[str]:
     """Returns, in sentences, where data of the session remains outside the lake's control."""
     settings = lake.settings
     places = [
-        _of_source(settings, topic),
+        _describe_source(settings, topic),
         "whatever was copied out of the lake: backups, exports, reports, answers to queries",
     ]
     places += [
         f"{reader.name}: the tombstones are sent. Its topic drops the earlier rows when Kafka compacts it"
         for table in publishable_tables(settings)
-        for reader in publications(settings, table)
+        for reader in list_publications(settings, table)
     ]
     places += [
         f"{table}: the table is not in the configuration, so its rows, figures and history may still contain the "
         "session. Drop it"
-        for table in _unknown(spark, lake)
+        for table in _list_unknown_tables(spark, lake)
     ]
     if settings.catalog is not None:
         places.append(

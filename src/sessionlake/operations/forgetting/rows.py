@@ -58,7 +58,7 @@ BOOKKEEPING = (LEDGER, POSITIONS, RETAINED)
 """The lake's tables about itself, which can name sessions."""
 
 
-def tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
+def list_tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns the existing tables, other than bronze, from which a session's rows are removed."""
     processor_tables = [processor.output_table for processor in lake.settings.processors]
     return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *processor_tables]) if lake.exists(spark, table)]
@@ -90,11 +90,11 @@ def find_offsets(reader: TableReader, session: Session) -> list[OffsetRange]:
 
 def count_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """Returns the number of the session's rows in each table except bronze, by the table's name."""
-    rows_by_table = {table: SessionRows.of_session(table, *session) for table in tables_with_sessions(spark, lake)}
+    rows_by_table = {table: SessionRows.of_session(table, *session) for table in list_tables_with_sessions(spark, lake)}
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
 
 
-def remove(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
+def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
     """Removes the session's rows from a table."""
     rows = SessionRows.of_session(table, *session)
     if table in _MARKED:
@@ -110,16 +110,16 @@ def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
         erase_session_rows(spark, lake, MESSAGES, rows)
 
 
-def clean_bookkeeping(spark: SparkSession, lake: Lake, session: Session) -> None:
+def remove_from_operations_tables(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Removes the session's traces from the ledger, from its sums in `ops.positions`, and from `ops.retained`."""
     for table in (LEDGER, POSITIONS):
         _remove_decisions(spark, lake, table, session)
     # In `ops.retained` an empty session id means that the row is of no session.
     if session[1] and lake.exists(spark, RETAINED):
-        remove(spark, lake, RETAINED, session)
+        remove_session_rows(spark, lake, RETAINED, session)
 
 
-def clean_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
+def remove_stop_notes(settings: Settings, layers: list[str], session: Session) -> None:
     """Removes the files that say at which message a layer stopped, if the message is of this session."""
     for layer in layers:
         stop = read_stop(settings, layer)

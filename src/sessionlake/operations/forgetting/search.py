@@ -32,7 +32,7 @@ _PIECE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Match:
+class SearchMatch:
     """A file, or a column of a Parquet file, that contains the text.
 
     Attributes:
@@ -64,11 +64,11 @@ class SearchResult:
 
     files: int
     size: int
-    found: tuple[Match, ...]
+    found: tuple[SearchMatch, ...]
     unread: tuple[str, ...] = ()
 
 
-def pattern(text: str) -> str:
+def build_pattern(text: str) -> str:
     """Returns a regular expression that finds a text, valid in Python, Java and RE2."""
     forms = {text}
     for ascii_only in (True, False):
@@ -79,29 +79,29 @@ def pattern(text: str) -> str:
     return rf"(?s)(?:^|{_BETWEEN}|{_ESCAPED})(?:{'|'.join(map(re.escape, sorted(forms)))})(?:$|{_BETWEEN})"
 
 
-def search(folder: Path, text: str, leave_out: tuple[str, ...] = ()) -> SearchResult:
+def search_folder(folder: Path, text: str, excluded: tuple[str, ...] = ()) -> SearchResult:
     """Searches all files in a folder and its sub-folders for a text.
 
     Args:
         folder: The folder.
         text: The text to find.
-        leave_out: Names of sub-folders that are not searched.
+        excluded: Names of sub-folders that are not searched.
     """
     files = size = 0
-    found: list[Match] = []
+    found: list[SearchMatch] = []
     unread: list[str] = []
     for file in sorted(folder.rglob("*")):
         place = file.relative_to(folder)
-        if place.parts[0] in leave_out or file.is_symlink() or not file.is_file():
+        if place.parts[0] in excluded or file.is_symlink() or not file.is_file():
             continue
         files, size = files + 1, size + file.stat().st_size
-        hits, read = _found_in(file, text)
-        found += [Match(str(place), column, values) for column, values in hits]
+        hits, read = _search_file(file, text)
+        found += [SearchMatch(str(place), column, values) for column, values in hits]
         unread += [] if read else [str(place)]
     return SearchResult(files, size, tuple(found), tuple(unread))
 
 
-def _found_in(file: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
+def _search_file(file: Path, text: str) -> tuple[list[tuple[str | None, int]], bool]:
     """Searches one file.
 
     Returns:
@@ -112,24 +112,24 @@ def _found_in(file: Path, text: str) -> tuple[list[tuple[str | None, int]], bool
     packed = ".parquet" in file.name and file.suffix != ".crc" and file.stat().st_size > 0
     if packed:
         try:
-            return [*_in_parquet(file, text)], True
+            return [*_search_parquet(file, text)], True
         except (pa.ArrowException, OSError):  # the file is incomplete
             pass
-    return [(None, 1)] if any(_in_bytes(piece, text) for piece in _pieces(file)) else [], not packed
+    return [(None, 1)] if any(_is_in_bytes(piece, text) for piece in _read_pieces(file)) else [], not packed
 
 
-def _in_parquet(file: Path, text: str) -> Iterator[tuple[str, int]]:
-    looked_for = pattern(text)
+def _search_parquet(file: Path, text: str) -> Iterator[tuple[str, int]]:
+    looked_for = build_pattern(text)
     counts: dict[str, int] = {}
     with pq.ParquetFile(file) as content:
         for batch in content.iter_batches():
-            for name, leaf in _leaves(batch):
+            for name, leaf in _list_leaf_columns(batch):
                 hits = pc.sum(pc.match_substring_regex(leaf, looked_for)).as_py() or 0
                 counts[name] = counts.get(name, 0) + hits
     yield from ((name, hits) for name, hits in sorted(counts.items()) if hits)
 
 
-def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+def _list_leaf_columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
     """Yields each column of texts or bytes in a batch, at any nesting depth, with its name such as `rows.id`."""
     waiting = list(zip(batch.schema.names, batch.columns, strict=True))
     while waiting:
@@ -147,7 +147,7 @@ def _leaves(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
             yield name, column.cast(pa.binary())
 
 
-def _pieces(file: Path) -> Iterator[bytes]:
+def _read_pieces(file: Path) -> Iterator[bytes]:
     """Yields a file's decompressed bytes in pieces that overlap by more than the longest session id."""
     with file.open("rb") as source:
         before = b""
@@ -158,12 +158,12 @@ def _pieces(file: Path) -> Iterator[bytes]:
         packed = source.read(len(_BLOCK)) == _BLOCK
         if packed or file.suffix == ".state":
             source.seek(0)
-            content = b"".join(_unpacked(source.read())) if packed else source.read()
+            content = b"".join(_unpack_blocks(source.read())) if packed else source.read()
             yield content
-            yield from _arrow_in(content)
+            yield from _read_arrow_parts(content)
 
 
-def _unpacked(packed: bytes) -> Iterator[bytes]:
+def _unpack_blocks(packed: bytes) -> Iterator[bytes]:
     """Yields the decompressed blocks of an lz4-java stream, the format of Spark's state files."""
     codec, place = pa.Codec("lz4_raw"), 0
     while packed.startswith(_BLOCK, place):
@@ -175,7 +175,7 @@ def _unpacked(packed: bytes) -> Iterator[bytes]:
             yield block if token & 0xF0 == _RAW else codec.decompress(block, original, asbytes=True)
 
 
-def _arrow_in(stored: bytes) -> Iterator[bytes]:
+def _read_arrow_parts(stored: bytes) -> Iterator[bytes]:
     """Yields the texts of the Arrow streams in a state, whose columns may be compressed."""
     buffer = pa.py_buffer(stored)
     for begin in _BEGIN.finditer(stored):
@@ -186,9 +186,9 @@ def _arrow_in(stored: bytes) -> Iterator[bytes]:
         except (pa.ArrowException, OSError):
             continue
         for batch in table.to_batches():
-            for _, leaf in _leaves(batch):
+            for _, leaf in _list_leaf_columns(batch):
                 yield b"\0".join(value for value in leaf.to_pylist() if value is not None)
 
 
-def _in_bytes(content: bytes, text: str) -> bool:
-    return re.search(pattern(text).encode(), content) is not None
+def _is_in_bytes(content: bytes, text: str) -> bool:
+    return re.search(build_pattern(text).encode(), content) is not None

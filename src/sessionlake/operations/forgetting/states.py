@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def layers_with_state(settings: Settings) -> list[str]:
+def list_layers_with_state(settings: Settings) -> list[str]:
     """Returns the layers that judge sessions and have started."""
     layers = [SILVER, *(processor.layer for processor in settings.processors)]
     return [layer for layer in layers if has_started(settings, layer)]
@@ -48,7 +48,7 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
         LossError: A state cannot be read or written.
     """
     try:
-        for _ in _states(spark, settings, layer, session):
+        for _ in _rewrite_states(spark, settings, layer, session):
             pass
     except Exception as error:
         raise LossError(
@@ -58,7 +58,9 @@ def require_states(spark: SparkSession, settings: Settings, layer: str, session:
         ) from error
 
 
-def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str) -> None:
+def hand_over_states(
+    spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str], receipt: str
+) -> None:
     """Lets a layer's stream resume without the session, at bronze's latest version.
 
     The layer must have read all of bronze. Safe to repeat after a crash.
@@ -72,21 +74,23 @@ def hand_over(spark: SparkSession, settings: Settings, layer: str, session: tupl
     begin = Handover(version - 1, last + 1, settings.silver.shards, receipt)
     if not handover.is_active(settings, receipt, layer):
         if not handover.is_prepared(settings, receipt, layer):
-            handover.prepare_handover(settings, begin, _states(spark, settings, layer, session), layer, same_query=True)
+            handover.prepare_handover(
+                settings, begin, _rewrite_states(spark, settings, layer, session), layer, same_query=True
+            )
         fault_point(f"after:{layer}.prepared")
     handover.activate_handover(spark, settings, receipt, layer)
 
 
-def _states(
+def _rewrite_states(
     spark: SparkSession, settings: Settings, layer: str, session: tuple[str, str]
 ) -> Iterator[tuple[int, bytes]]:
     if not has_state(settings, layer):
         return
     for row in read_state_frame(spark, settings, layer).toLocalIterator():
-        yield row["shard"], state_without_session(bytes(row["chunk"]), settings.capture.declared, session)
+        yield row["shard"], remove_session_from_state(bytes(row["chunk"]), settings.capture.declared, session)
 
 
-def state_without_session(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
+def remove_session_from_state(stored: bytes, columns: tuple[Column, ...], session: tuple[str, str]) -> bytes:
     """Returns a shard's state without the topic's sessions of this id in any partition. Other sessions are unchanged.
 
     Args:

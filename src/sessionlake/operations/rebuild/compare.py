@@ -85,11 +85,11 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
         up_to = read_limits_as_frame(spark, lake, recorded[table].table).alias("s")
         return rows.alias("t").join(up_to, select_expired_rows(table).condition(), "left_anti")
 
-    comparison = compare(lambda table: remaining_rows(lake, table), lambda table: remaining_rows(staging, table))
+    comparison = compare_rows(lambda table: remaining_rows(lake, table), lambda table: remaining_rows(staging, table))
     return replace(comparison, not_compared=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))
 
 
-def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> TablesComparison:
+def compare_rows(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> TablesComparison:
     """Compares tables row by row, in any order, ignoring which batches wrote the rows.
 
     Args:
@@ -98,7 +98,7 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
     """
     from pyspark.sql import functions as F
 
-    hashes = _hashes(live, 1).unionByName(_hashes(built, -1))
+    hashes = _hash_rows(live, 1).unionByName(_hash_rows(built, -1))
     differs = (F.sum("side") != 0) | (F.sum(F.col("hash") * F.col("side")) != 0)
     judged = hashes.groupBy("table", *SESSION).agg(differs.alias("differs")).localCheckpoint()
     session, wrong = F.struct(*SESSION), judged.where("differs")
@@ -113,10 +113,10 @@ def compare(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame])
     first = wrong.orderBy("table", *SESSION).first()
     assert first is not None  # noqa: S101 - there are tables
     place = (first["table"], *(first[name] for name in SESSION))
-    return TablesComparison(sessions, tables, different, _first_difference(live, built, *place))
+    return TablesComparison(sessions, tables, different, _find_first_difference(live, built, *place))
 
 
-def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
+def _hash_rows(read: Callable[[str], DataFrame], side: int) -> DataFrame:
     """Returns a hash of each row of each table, in the columns `table`, `SESSION`, `side` and `hash`.
 
     Args:
@@ -139,7 +139,7 @@ def _hashes(read: Callable[[str], DataFrame], side: int) -> DataFrame:
     return hashes
 
 
-def _first_difference(
+def _find_first_difference(
     live: Callable[[str], DataFrame],
     built: Callable[[str], DataFrame],
     table: str,
@@ -161,18 +161,18 @@ def _first_difference(
     where = f"{table}: session {session!r}, topic {topic}, partition {partition}{named}"
     if first[_SIDE] == "found":
         return f"{where}: the row should not exist"
-    other = next((row for row in others if row[_SIDE] == "found" and _same_key(row, first, keys)), None)
+    other = next((row for row in others if row[_SIDE] == "found" and _is_same_key(row, first, keys)), None)
     if other is None:
         return f"{where}: the row is missing"
-    column = next(name for name in expected.columns if not _equal(first[name], other[name]))
+    column = next(name for name in expected.columns if not _is_equal(first[name], other[name]))
     return f"{where}, {column}: found {other[column]!r}, expected {first[column]!r}"
 
 
-def _same_key(row: dict[str, Any], other: dict[str, Any], keys: tuple[str, ...]) -> bool:
+def _is_same_key(row: dict[str, Any], other: dict[str, Any], keys: tuple[str, ...]) -> bool:
     return all(row[name] == other[name] for name in keys)
 
 
-def _equal(value: Any, other: Any) -> bool:
+def _is_equal(value: Any, other: Any) -> bool:
     return bool(value == other) or (_is_nan(value) and _is_nan(other))
 
 

@@ -52,18 +52,18 @@ def compare_states(spark: SparkSession, settings: Settings, rebuilt: DataFrame |
     """
     from pyspark.sql import functions as F
 
-    why_not = _why_not(spark, settings)
+    why_not = _find_skip_reason(spark, settings)
     if rebuilt is None or why_not is not None:
         return StatesComparison(0, skipped=why_not or "there is no message yet")
     live = read_state_frame(spark, settings).withColumn("is_rebuilt", F.lit(col=False))
     both = live.unionByName(rebuilt.withColumn("is_rebuilt", F.lit(col=True)))
-    compared = both.groupBy("shard").applyInPandas(_comparing(settings.capture.declared), _COMPARED_SCHEMA)
+    compared = both.groupBy("shard").applyInPandas(_create_comparison(settings.capture.declared), _COMPARED_SCHEMA)
     shards = sorted(compared.collect(), key=lambda row: row["shard"])
     differ = (f"shard {row['shard']}, {row['difference']}" for row in shards if row["difference"] is not None)
     return StatesComparison(sum(row["sessions"] for row in shards), next(differ, None))
 
 
-def _why_not(spark: SparkSession, settings: Settings) -> str | None:
+def _find_skip_reason(spark: SparkSession, settings: Settings) -> str | None:
     """Returns a text that says why the states cannot be compared; None if they can.
 
     The stream's states may be those after another batch than the ledger's last, or have another number of shards.
@@ -84,7 +84,7 @@ def _why_not(spark: SparkSession, settings: Settings) -> str | None:
     return None
 
 
-def _comparing(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
+def _create_comparison(columns: tuple[Column, ...]) -> Callable[[tuple[Any, ...], pd.DataFrame], pd.DataFrame]:
     """Returns a pandas function that compares the stream's state of a shard with the rebuilt one.
 
     It receives the two states as rows `shard, chunk, is_rebuilt`, and returns one row with `_COMPARED_SCHEMA`.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def gold_tables(settings: Settings) -> tuple[str, ...]:
+def list_gold_tables(settings: Settings) -> tuple[str, ...]:
     """Returns all tables that gold writes."""
     standard = (AVERAGES, SENSOR_AVERAGES, RESTATEMENTS, LATE_POINTS, *PRODUCTS)
     return (*standard, *settings.gold.added_tables, LOOKUP_FAILURES, *RULE_RESULTS)
@@ -51,13 +51,13 @@ def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[s
     """Makes these tables reject later commits of a layer's present query, for example from a process that hangs."""
     token = lake.storage.token(layer)
     if token:
-        for app_id in _query_ids(spark, lake, layer):
+        for app_id in _read_query_ids(spark, lake, layer):
             last, merges = Txn.last_of_app(app_id), Txn.before_lease_holder(merge_app_id(app_id), token)
             for txn in (last, last.second_write, *([merges] if layer == SILVER else [])):
                 fence_off(spark, lake, (*tables, LEDGER), txn)
 
 
-def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
+def _read_query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     """Returns the id of the layer's query, from its checkpoint.
 
     If the checkpoint is lost, returns the ids of all queries that the ledger has of the layer.
@@ -72,7 +72,7 @@ def _query_ids(spark: SparkSession, lake: Lake, layer: str) -> set[str]:
     return {entry["app_id"] for entry in entries if not entry["app_id"].startswith(REBUILD)}
 
 
-def gold_is_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
+def is_gold_behind(spark: SparkSession, settings: Settings, lake: Lake) -> bool:
     """Returns True if gold has started, and has changes of silver to read or an unfinished batch.
 
     Gold finds unread changes by the numbers of silver's batches, which a rebuild of silver changes.
@@ -101,7 +101,7 @@ def reset_gold(
         started_at: When the operation started, for the ledger.
     """
     checkpoint = Path(settings.checkpoint(GOLD))
-    known = sorted(gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
+    known = sorted(list_gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
     handed = handover.active_folder(settings, GOLD)
     begins = checkpoint.exists() and not build_archived_path(checkpoint, name).exists()

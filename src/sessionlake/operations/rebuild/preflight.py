@@ -12,7 +12,7 @@ from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.retained import read_partition_starts, read_removed_rows_without_limits
 from sessionlake.ledger.silences import drop_silences, select_silences
-from sessionlake.operations.rebuild.replay import REPLAYED, Selection
+from sessionlake.operations.rebuild.replay import REPLAYED, SessionSelection
 from sessionlake.silver.states import read_last_batches
 from sessionlake.silver.unread import read_unread_silences
 from sessionlake.streaming import handover
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def require_kept_sessions(
-    spark: SparkSession, lake: Lake, version: int, selection: Selection, columns: str | None
+    spark: SparkSession, lake: Lake, version: int, selection: SessionSelection, columns: str | None
 ) -> None:
     """Checks that some sessions can be rebuilt while all others stay as they are.
 
@@ -37,14 +37,14 @@ def require_kept_sessions(
         LakeError: Columns differ, rows were removed, a batch is half committed, or silver has not read all of bronze.
     """
     _require_columns(columns)
-    _require_uncut(lake.reader(spark))
+    _require_complete_ledger(lake.reader(spark))
     require_finished_batch(lake.settings, SILVER)
-    _require_known(spark, lake, version, selection)
+    _require_known_sessions(spark, lake, version, selection)
     handover.refuse_changed_shards(lake.settings)
     require_silver_current(spark, lake, version)
 
 
-def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Selection) -> None:
+def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selection: SessionSelection) -> None:
     """Refuses a topic or session of which bronze has no message, because its name is probably wrong.
 
     Raises:
@@ -70,7 +70,7 @@ def _require_known(spark: SparkSession, lake: Lake, version: int, selection: Sel
             )
 
 
-def bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
+def find_bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
     """Returns the version of bronze to build from; None means the latest.
 
     Raises:
@@ -101,7 +101,7 @@ def _require_columns(difference: str | None) -> None:
         )
 
 
-def _require_uncut(reader: TableReader) -> None:
+def _require_complete_ledger(reader: TableReader) -> None:
     """Checks that retention has removed no rows of silver, because it is not known from which sessions it has.
 
     Raises:

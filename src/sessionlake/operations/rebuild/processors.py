@@ -24,9 +24,16 @@ from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.endings import retire_query
-from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
-from sessionlake.operations.rebuild.replay import is_small, require_complete_bronze
-from sessionlake.operations.rebuild.slices import Slices
+from sessionlake.operations.rebuild.publishing import (
+    PublishPlan,
+    add_batch_column,
+    build_ledger_entry,
+    finish_publishing,
+    read_states_by_shard,
+    replace_table,
+)
+from sessionlake.operations.rebuild.replay import is_small_rebuild, require_complete_bronze
+from sessionlake.operations.rebuild.slices import SliceReader
 from sessionlake.processors.difference import Difference, find_difference
 from sessionlake.processors.job import create_processor_fold, load_processor, processor_settings, row_ddl, table_schema
 from sessionlake.processors.load import hash_config
@@ -72,7 +79,7 @@ class ProcessorRebuild:
     different: Difference | None = None
 
 
-def rebuild(
+def rebuild_processor(
     spark: SparkSession,
     settings: Settings,
     name: str,
@@ -93,12 +100,12 @@ def rebuild(
         LakeError: Retention has removed messages of bronze, or judging stops at a violation. Nothing was changed.
         ProcessorError: The processor's code failed under `fail`. Nothing was changed.
     """
-    work = _Rebuild(spark, settings, name, slice_messages)
-    with without_code_generation(spark, enabled=is_small(spark, work.lake)):
-        return work.run(start_over=start_over)
+    work = _ProcessorRebuilder(spark, settings, name, slice_messages)
+    with without_code_generation(spark, enabled=is_small_rebuild(spark, work.lake)):
+        return work.run_rebuild(start_over=start_over)
 
 
-def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
+def cancel_rebuild(spark: SparkSession, settings: Settings, name: str) -> None:
     """Cancels an interrupted rebuild that has not replaced the table yet.
 
     This process must have claimed the processor.
@@ -107,7 +114,7 @@ def cancel(spark: SparkSession, settings: Settings, name: str) -> None:
         UsageError: No rebuild was interrupted.
         LakeError: The table was replaced already, or it is not known whether it was.
     """
-    _Rebuild(spark, settings, name, None).cancel()
+    _ProcessorRebuilder(spark, settings, name, None).cancel_rebuild()
 
 
 def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Difference:
@@ -120,18 +127,18 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Diffe
     """
     processor = processor_settings(settings, name)
     require_uninterrupted(settings, processor.layer)
-    work = _Rebuild(spark, settings, name, None)
-    with without_code_generation(spark, enabled=is_small(spark, work.lake)):
-        work.replay(
+    work = _ProcessorRebuilder(spark, settings, name, None)
+    with without_code_generation(spark, enabled=is_small_rebuild(spark, work.lake)):
+        work.replay_messages(
             work.lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, work.lake, work.processor.layer).last_offsets,
         )
-        difference = work.difference()
-        work.clear()
+        difference = work.find_difference()
+        work.remove_staging_tables()
         return difference
 
 
-def staging_tables(name: str) -> tuple[str, str]:
+def list_staging_tables(name: str) -> tuple[str, str]:
     """Returns the names of the staging tables for a processor's records and for its errors.
 
     They are in the schemas silver and ops, because other schemas have no staging tables.
@@ -139,7 +146,7 @@ def staging_tables(name: str) -> tuple[str, str]:
     return f"silver.records_of_{name}", f"silver.errors_of_{name}"
 
 
-class _Rebuild:
+class _ProcessorRebuilder:
     """The rebuild of one processor, with its staging tables."""
 
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
@@ -147,7 +154,7 @@ class _Rebuild:
         self.processor: ProcessorSettings = processor_settings(settings, name)
         self._operation = create_processor_rebuild(self.processor)
         self._loaded = load_processor(settings, name)
-        self._records, self._errors = staging_tables(name)
+        self._records, self._errors = list_staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
         records, errors = table_schema(self.processor, self._loaded.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
         self.lake = Lake(settings, {self.processor.output_table: records, self._records: records, self._errors: errors})
@@ -159,35 +166,40 @@ class _Rebuild:
         self._partitions: list[PartitionCounts] = []
         self._version = -1
 
-    def cancel(self) -> None:
+    def cancel_rebuild(self) -> None:
         """Cancels an interrupted rebuild that has replaced nothing."""
         processor = self.processor
-        publishing.cancel(
-            self._spark, self.lake, self._operation, processor.layer, [processor.output_table], self.clear
+        publishing.cancel_publishing(
+            self._spark,
+            self.lake,
+            self._operation,
+            processor.layer,
+            [processor.output_table],
+            self.remove_staging_tables,
         )
 
-    def run(self, *, start_over: bool = False) -> ProcessorRebuild:
+    def run_rebuild(self, *, start_over: bool = False) -> ProcessorRebuild:
         """Builds and publishes the table, or finishes an interrupted rebuild."""
         settings, processor = self._settings, self.processor
         require_uninterrupted(settings, processor.layer, except_for=[self._operation], from_bronze=True)
-        journal = None if start_over else Journal.read_journal(settings, self._operation, Plan)
+        journal = None if start_over else Journal.read_journal(settings, self._operation, PublishPlan)
         if journal is not None:
-            self._publish(journal)
+            self._publish_tables(journal)
             return ProcessorRebuild(processor.output_table, journal.inputs.version, journal.inputs.counts["messages"])
         started = datetime.now(UTC)
         ends = OffsetLog.load_from_ledger(self._spark, self.lake, processor.layer).last_offsets
         version = self.lake.latest_version(self._spark, MESSAGES)
         with record_building(settings, self._operation, version):
-            self.replay(version)
-            difference = self.difference()
-            plan = self._plan(started)
-            publishing.prepare(settings, processor.layer, plan, states_by_shard(self._states))
+            self.replay_messages(version)
+            difference = self.find_difference()
+            plan = self._build_plan(started)
+            publishing.prepare_handover(settings, processor.layer, plan, read_states_by_shard(self._states))
             self.lake.storage.require_claims()
-        self._publish(Journal.start_journal(settings, self._operation, plan))
+        self._publish_tables(Journal.start_journal(settings, self._operation, plan))
         behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
-    def replay(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
+    def replay_messages(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
         """Fills the staging tables from a version of bronze.
 
         Args:
@@ -197,15 +209,17 @@ class _Rebuild:
         spark, processor = self._spark, self.processor
         require_complete_bronze(self.lake.reader(spark), processor.output_table)
         refuse_restored_tables(spark, self.lake, [MESSAGES, RETAINED])
-        self.clear()
+        self.remove_staging_tables()
         self._staging.ensure(spark, self._tables.values())
         self._version = version
         what = f"a rebuild of {processor.output_table}"
         unread = () if ends is None else read_unread_silences(spark, self._settings, processor.layer, ends)
-        slices = Slices(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
+        slices = SliceReader(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
-        for part in slices.fold(spark, self._settings, source, create_processor_fold(spark, self.lake, self._loaded)):
+        for part in slices.fold_slices(
+            spark, self._settings, source, create_processor_fold(spark, self.lake, self._loaded)
+        ):
             refuse_failures(processor.name, part.reports)
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
@@ -216,24 +230,24 @@ class _Rebuild:
             self._states = part.states
         self._partitions = sum_partition_counts([ShardReport(partitions, {})])
 
-    def difference(self) -> Difference:
+    def find_difference(self) -> Difference:
         """Compares the staging table with the live table."""
         spark = self._spark
         return find_difference(
             self.lake.read(spark, self.processor.output_table), self._staging.read(spark, self._records), KEYS
         )
 
-    def clear(self) -> None:
+    def remove_staging_tables(self) -> None:
         """Removes the staging tables."""
         for table in self._tables.values():
             self._staging.drop(self._spark, table)
 
-    def _plan(self, started: datetime) -> Plan:
+    def _build_plan(self, started: datetime) -> PublishPlan:
         last = read_last_batch(self.lake.reader(self._spark), self.processor.layer)
-        batches = [number for number in (last, self._newest_error()) if number is not None]
-        return Plan.of(self._version, max(batches, default=-1) + 1, started, self._partitions)
+        batches = [number for number in (last, self._find_newest_error()) if number is not None]
+        return PublishPlan.create_plan(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
-    def _newest_error(self) -> int | None:
+    def _find_newest_error(self) -> int | None:
         """Returns the number of the last batch in the table of errors; None if it has none of the processor.
 
         It can be later than the last batch in the ledger, if the processor died between the two commits.
@@ -244,36 +258,36 @@ class _Rebuild:
         newest = errors.agg(F.max("_batch")).first()
         return None if newest is None else newest[0]
 
-    def _publish(self, journal: Journal[Plan]) -> None:
+    def _publish_tables(self, journal: Journal[PublishPlan]) -> None:
         spark, processor, lake, plan = self._spark, self.processor, self.lake, journal.inputs
         handover.require_prepared(self._settings, plan.rebuild, processor.layer, self._operation.damaged)
         retire_query(spark, lake, processor.layer, [processor.output_table])
-        replaced = journal.run_step(processor.output_table, lambda: self._replace(plan))
+        replaced = journal.run_step(processor.output_table, lambda: self._replace_table(plan))
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
         Ledger(lake).write_entry(
-            spark, ledger_entry(processor.layer, plan, [output], hash_config(self._settings, processor))
+            spark, build_ledger_entry(processor.layer, plan, [output], hash_config(self._settings, processor))
         )
-        finish(spark, lake, processor.layer, journal, self.clear)
+        finish_publishing(spark, lake, processor.layer, journal, self.remove_staging_tables)
 
-    def _replace(self, plan: Plan) -> dict[str, int]:
+    def _replace_table(self, plan: PublishPlan) -> dict[str, int]:
         """Replaces the live table's records by the rebuilt ones. Returns its new `version` and number of `rows`."""
         spark, processor, lake = self._spark, self.processor, self.lake
-        rows = with_batch(self._staging.read(spark, self._records), plan.batch)
+        rows = add_batch_column(self._staging.read(spark, self._records), plan.batch)
         columns = lake.storage.columns(spark, processor.output_table) != self._staging.storage.columns(
             spark, self._records
         )
-        replace(
+        replace_table(
             spark, lake, processor.output_table, rows, plan, hash_config(self._settings, processor), columns=columns
         )
         return {"version": lake.latest_version(spark, processor.output_table), "rows": rows.count()}
 
-    def _publish_errors(self, plan: Plan) -> None:
+    def _publish_errors(self, plan: PublishPlan) -> None:
         """Replaces the processor's rows in the table of errors. Other processors may write to the table meanwhile."""
         spark, lake = self._spark, self.lake
         limits = pa.table({"processor": [self.processor.name], LIMIT: [plan.batch - 1]})
         former = ExpiredRows(("processor",), "_batch", limits, {})
         if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
-        errors = with_batch(self._staging.read(spark, self._errors), plan.batch)
+        errors = add_batch_column(self._staging.read(spark, self._errors), plan.batch)
         append(spark, lake, PROCESSOR_ERRORS, to_spark_frame(spark, errors), plan.txn.second_write)

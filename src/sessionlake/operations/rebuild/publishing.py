@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Plan(msgspec.Struct):
+class PublishPlan(msgspec.Struct):
     """The journal's record of a rebuild whose tables are built. It has all that is needed to publish them.
 
     Attributes:
@@ -53,7 +53,9 @@ class Plan(msgspec.Struct):
     rebuild: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @classmethod
-    def of(cls, version: int, batch: int, started: datetime, partitions: Sequence[PartitionCounts]) -> Plan:
+    def create_plan(
+        cls, version: int, batch: int, started: datetime, partitions: Sequence[PartitionCounts]
+    ) -> PublishPlan:
         """Returns the plan of a rebuild that has read these topic-partitions."""
         ranges = [(r.topic, r.partition, r.first, r.last, r.messages) for r in list_offset_ranges(partitions)]
         return cls(version, batch, started, ranges, sum_ledger_counts(partitions))
@@ -72,13 +74,13 @@ class Plan(msgspec.Struct):
         return bool(self.changed) or self.gold_is_behind
 
 
-def prepare(settings: Settings, layer: str, plan: Plan, states: Iterable[tuple[int, bytes]]) -> None:
+def prepare_handover(settings: Settings, layer: str, plan: PublishPlan, states: Iterable[tuple[int, bytes]]) -> None:
     """Writes the states from which the layer's stream will resume once the rebuild is published."""
     begin = Handover(plan.version, plan.batch + 1, settings.silver.shards, plan.rebuild)
     handover.prepare_handover(settings, begin, states, layer)
 
 
-def states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
+def read_states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
     """Yields the number and the encoded state of each shard. Only one state is in memory at a time.
 
     Args:
@@ -88,8 +90,8 @@ def states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]]:
         yield row["shard"], bytes(row["chunk"])
 
 
-def replace(
-    spark: SparkSession, lake: Lake, table: str, rows: DataFrame, plan: Plan, by: str, *, columns: bool
+def replace_table(
+    spark: SparkSession, lake: Lake, table: str, rows: DataFrame, plan: PublishPlan, by: str, *, columns: bool
 ) -> None:
     """Replaces a table's rows in one commit, which records the version of the code and of the configuration.
 
@@ -104,14 +106,14 @@ def replace(
     lake.overwrite(spark, table, rows, plan.txn, json.dumps(origin), columns=columns)
 
 
-def with_batch(rows: DataFrame, batch: int) -> DataFrame:
+def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
     """Sets the column `_batch` of all rows to a batch's number."""
     from pyspark.sql import functions as F
 
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
 
 
-def ledger_entry(layer: str, plan: Plan, outputs: Sequence[TableOutput], by: str) -> LedgerEntry:
+def build_ledger_entry(layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], by: str) -> LedgerEntry:
     """Returns the rebuild's entry for the ledger.
 
     Args:
@@ -130,7 +132,9 @@ def ledger_entry(layer: str, plan: Plan, outputs: Sequence[TableOutput], by: str
     )
 
 
-def finish(spark: SparkSession, lake: Lake, layer: str, journal: Journal[Plan], clear: Callable[[], None]) -> None:
+def finish_publishing(
+    spark: SparkSession, lake: Lake, layer: str, journal: Journal[PublishPlan], clear: Callable[[], None]
+) -> None:
     """Lets the layer's stream resume from the rebuilt states, and ends the rebuild.
 
     Args:
@@ -149,7 +153,7 @@ def finish(spark: SparkSession, lake: Lake, layer: str, journal: Journal[Plan], 
     clear()
 
 
-def cancel(
+def cancel_publishing(
     spark: SparkSession,
     lake: Lake,
     operation: Operation,
@@ -167,7 +171,7 @@ def cancel(
         UsageError: No rebuild was interrupted.
         LakeError: A table was replaced already, or the query that wrote it was ended.
     """
-    journal, command = Journal.read_journal(lake.settings, operation, Plan), operation.finish
+    journal, command = Journal.read_journal(lake.settings, operation, PublishPlan), operation.finish
     if journal is None:
         raise UsageError(
             f"{command} --cancel: no rebuild was interrupted, so there is nothing to cancel",

@@ -36,7 +36,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.retained import describe_partition_start, read_partition_starts
-from sessionlake.operations.rebuild.slices import Slices
+from sessionlake.operations.rebuild.slices import SliceReader
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.types import TopicPartition
@@ -73,7 +73,7 @@ _LAYER = "a rebuild of silver"
 
 
 @dataclass(frozen=True)
-class Selection:
+class SessionSelection:
     """The sessions to rebuild. With a topic and ids, a session must fit both.
 
     Attributes:
@@ -98,7 +98,7 @@ class Selection:
         del partition
         return self.topic in (None, topic) and (not self.sessions or session in self.sessions)
 
-    def rows(self) -> Column:
+    def build_condition(self) -> Column:
         """Returns a Spark condition that is true for rows of chosen sessions.
 
         A row without a session, such as a malformed message, is chosen only if no session ids are given.
@@ -136,7 +136,7 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
     return lake
 
 
-def lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
+def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake, str | None]:
     """Returns the lake for an operation that replaces silver's tables, even if their columns are not the declared ones.
 
     Returns:
@@ -157,7 +157,7 @@ def _require_started(spark: SparkSession, settings: Settings) -> Lake:
     return lake
 
 
-def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
+def require_complete_bronze(reader: TableReader, action: str = "silver") -> None:
     """Checks that bronze still has all its messages.
 
     Without the first ones, sessions and stream time would start later.
@@ -170,18 +170,18 @@ def require_complete_bronze(reader: TableReader, what: str = "silver") -> None:
         more = f", and {len(gone) - 1} more topic-partitions begin later" if len(gone) > 1 else ""
         raise LakeError(
             f"{describe_partition_start(*gone[0])}{more}",
-            why=f"So {what} cannot be built from what is left. Nothing was changed",
+            why=f"So {action} cannot be built from what is left. Nothing was changed",
             fix="Restore lost tables or states from a backup, and set maintain.retention so that bronze is kept",
         )
 
 
-def is_small(spark: SparkSession, lake: Lake) -> bool:
+def is_small_rebuild(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if bronze is so small that Spark is faster without generating code for its queries."""
     few = lake.limits.few_messages
     return few > 0 and lake.reader(spark).count(MESSAGES) <= few
 
 
-def replay(
+def replay_messages(
     spark: SparkSession,
     settings: Settings,
     *,
@@ -205,15 +205,15 @@ def replay(
     require_complete_bronze(lake.reader(spark))
     refuse_restored_tables(spark, lake, [MESSAGES, RETAINED])
     decided = read_binding_decisions(lake.reader(spark))
-    _empty(spark, lake.staging())
+    _empty_staging_tables(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
     unread = () if ends is None else read_unread_silences(spark, settings, SILVER, ends)
-    slices = Slices("a rebuild of silver", SilverOutput.REPORT, decode_report, ends, slice_messages, unread=unread)
+    slices = SliceReader("a rebuild of silver", SilverOutput.REPORT, decode_report, ends, slice_messages, unread=unread)
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
-    for part in slices.fold(spark, settings, source, fold):
-        _append(spark, settings, source, part.folded, part.reports, part.number)
+    for part in slices.fold_slices(spark, settings, source, fold):
+        _append_slice(spark, settings, source, part.folded, part.reports, part.number)
         partitions += part.partitions
         states = part.states
     _fill_rows(spark, settings)
@@ -223,21 +223,21 @@ def replay(
     return ReplayResult(version, tuple(sum_partition_counts([ShardReport(partitions, {})])), states)
 
 
-def clear(spark: SparkSession, settings: Settings) -> None:
+def remove_staging_tables(spark: SparkSession, settings: Settings) -> None:
     """Removes the staging tables."""
     staging = Lake(settings).staging()
     for table in REPLAYED:
         staging.drop(spark, table)
 
 
-def _empty(spark: SparkSession, staging: Lake) -> None:
+def _empty_staging_tables(spark: SparkSession, staging: Lake) -> None:
     """Creates the staging tables again, empty."""
     for table in REPLAYED:
         staging.drop(spark, table)
     staging.ensure(spark, REPLAYED)
 
 
-def _append(
+def _append_slice(
     spark: SparkSession,
     settings: Settings,
     source: DataFrame,
@@ -257,7 +257,8 @@ def _append(
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
-                f"{table}: {written} rows were written of a rebuilt slice of {count}", fix="Report this bug"
+                f"{table}: the rebuild wrote {written} rows instead of {count}",
+                fix="Report this as a bug of sessionlake",
             )
 
 

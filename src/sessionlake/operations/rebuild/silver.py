@@ -22,17 +22,24 @@ from sessionlake.ledger.progress import read_last_batch
 from sessionlake.ledger.retained import delete_records_of_removed_rows
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.compare import BOOKKEEPING, COMPARED, TablesComparison, compare_tables
-from sessionlake.operations.rebuild.endings import gold_is_behind, reset_gold, retire_query
-from sessionlake.operations.rebuild.preflight import bronze_version, require_kept_sessions
-from sessionlake.operations.rebuild.publishing import Plan, finish, ledger_entry, replace, states_by_shard, with_batch
+from sessionlake.operations.rebuild.endings import is_gold_behind, reset_gold, retire_query
+from sessionlake.operations.rebuild.preflight import find_bronze_version, require_kept_sessions
+from sessionlake.operations.rebuild.publishing import (
+    PublishPlan,
+    add_batch_column,
+    build_ledger_entry,
+    finish_publishing,
+    read_states_by_shard,
+    replace_table,
+)
 from sessionlake.operations.rebuild.replay import (
     REPLAYED,
     ReplayResult,
-    Selection,
-    clear,
-    is_small,
-    lake_to_replace,
-    replay,
+    SessionSelection,
+    is_small_rebuild,
+    open_lake_to_replace,
+    remove_staging_tables,
+    replay_messages,
 )
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
@@ -47,7 +54,7 @@ from sessionlake.streaming.operation import REBUILD_SILVER
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-EVERYTHING = Selection()
+EVERYTHING = SessionSelection()
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,12 @@ class RebuildResult:
     empties_gold: bool = False
 
 
-def rebuild(
+def rebuild_silver_tables(
     spark: SparkSession,
     settings: Settings,
     *,
     version: int | None = None,
-    selection: Selection = EVERYTHING,
+    selection: SessionSelection = EVERYTHING,
     slice_messages: int | None = None,
     compares: bool = True,
     start_over: bool = False,
@@ -101,75 +108,77 @@ def rebuild(
     """
     require_uninterrupted(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
     compares = compares and not start_over
-    journal = None if start_over else interrupted(settings)
-    lake, columns = lake_to_replace(spark, settings)
-    with without_code_generation(spark, enabled=is_small(spark, lake)):
+    journal = None if start_over else find_interrupted_rebuild(settings)
+    lake, columns = open_lake_to_replace(spark, settings)
+    with without_code_generation(spark, enabled=is_small_rebuild(spark, lake)):
         if journal is not None:
-            _publish(spark, settings, lake, journal)
-            return _outcome(journal.inputs, None, finished=True)
+            _publish_tables(spark, settings, lake, journal)
+            return _build_result(journal.inputs, None, finished=True)
         started = datetime.now(UTC)
-        version = bronze_version(spark, lake, version)
+        version = find_bronze_version(spark, lake, version)
         with record_building(settings, REBUILD_SILVER, version):
             readable, compares = compares, compares and columns is None
             if compares:
                 TableMerger(spark, settings).catch_up()
             if not selection.is_everything:
                 require_kept_sessions(spark, lake, version, selection, columns)
-            replayed = replay(spark, settings, version=version, slice_messages=slice_messages)
+            replayed = replay_messages(spark, settings, version=version, slice_messages=slice_messages)
             if not selection.is_everything:
                 _add_kept_sessions(spark, settings, lake, selection)
             comparison = compare_tables(spark, settings, lake) if compares else None
-            plan = _plan(spark, lake, replayed, comparison, started, readable=readable)
-            publishing.prepare(settings, LAYER, plan, _states(spark, settings, replayed, selection))
+            plan = _build_plan(spark, lake, replayed, comparison, started, readable=readable)
+            publishing.prepare_handover(settings, LAYER, plan, _read_states(spark, settings, replayed, selection))
             lake.storage.require_claims()  # another process may have changed silver meanwhile
-        _publish(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
-        return _outcome(plan, comparison, columns)
+        _publish_tables(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
+        return _build_result(plan, comparison, columns)
 
 
-def _outcome(
-    plan: Plan, comparison: TablesComparison | None, columns: str | None = None, *, finished: bool = False
+def _build_result(
+    plan: PublishPlan, comparison: TablesComparison | None, columns: str | None = None, *, finished: bool = False
 ) -> RebuildResult:
     messages = plan.counts["messages"]
     return RebuildResult(plan.version, plan.batch, messages, comparison, columns, finished, plan.empties_gold)
 
 
-def interrupted(settings: Settings) -> Journal[Plan] | None:
+def find_interrupted_rebuild(settings: Settings) -> Journal[PublishPlan] | None:
     """Returns the rebuild that was interrupted while it replaced the tables; None if there is none.
 
     Raises:
         LossError: Its journal cannot be read.
     """
-    return Journal.read_journal(settings, REBUILD_SILVER, Plan)
+    return Journal.read_journal(settings, REBUILD_SILVER, PublishPlan)
 
 
-def cancel(spark: SparkSession, settings: Settings) -> None:
+def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
     """Cancels an interrupted rebuild that has not replaced a table yet. This process must have claimed all layers.
 
     Raises:
         UsageError: No rebuild was interrupted.
         LakeError: A table was replaced already, or it is not known whether one was.
     """
-    publishing.cancel(spark, Lake(settings), REBUILD_SILVER, LAYER, REPLAYED, lambda: clear(spark, settings))
+    publishing.cancel_publishing(
+        spark, Lake(settings), REBUILD_SILVER, LAYER, REPLAYED, lambda: remove_staging_tables(spark, settings)
+    )
 
 
-def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, selection: Selection) -> None:
+def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, selection: SessionSelection) -> None:
     """Copies the live rows of all sessions that are not rebuilt into the staging tables."""
     staging = Lake(settings).staging()
     for table in REPLAYED:
-        rebuilt = staging.read(spark, table).where(selection.rows())
-        others = lake.read(spark, table).where(~selection.rows())
+        rebuilt = staging.read(spark, table).where(selection.build_condition())
+        others = lake.read(spark, table).where(~selection.build_condition())
         rows = rebuilt.unionByName(others).localCheckpoint()
         staging.overwrite(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
-def _states(
-    spark: SparkSession, settings: Settings, replayed: ReplayResult, selection: Selection
+def _read_states(
+    spark: SparkSession, settings: Settings, replayed: ReplayResult, selection: SessionSelection
 ) -> Iterator[tuple[int, bytes]]:
     """Yields number and state of each shard, from which the stream resumes.
 
     If only some sessions are rebuilt, they are the live states with the rebuilt sessions replaced.
     """
-    rebuilt = states_by_shard(replayed.states)
+    rebuilt = read_states_by_shard(replayed.states)
     if selection.is_everything:
         yield from rebuilt
         return
@@ -180,7 +189,7 @@ def _states(
         yield shard, state.encode(columns)
 
 
-def _plan(
+def _build_plan(
     spark: SparkSession,
     lake: Lake,
     replayed: ReplayResult,
@@ -188,17 +197,17 @@ def _plan(
     started: datetime,
     *,
     readable: bool,
-) -> Plan:
+) -> PublishPlan:
     last = read_last_batch(lake.reader(spark), LAYER)
     if last is None and readable:  # the ledger is lost
-        last = _newest_batch(spark, lake)
-    plan = Plan.of(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)
+        last = _find_newest_batch(spark, lake)
+    plan = PublishPlan.create_plan(replayed.version, 0 if last is None else last + 1, started, replayed.partitions)
     plan.changed = sorted(COMPARED if comparison is None else comparison.tables)
-    plan.gold_is_behind = gold_is_behind(spark, lake.settings, lake)
+    plan.gold_is_behind = is_gold_behind(spark, lake.settings, lake)
     return plan
 
 
-def _newest_batch(spark: SparkSession, lake: Lake) -> int | None:
+def _find_newest_batch(spark: SparkSession, lake: Lake) -> int | None:
     """Returns the number of the last batch in `session_progress`; None if the table is empty."""
     from pyspark.sql import functions as F
 
@@ -206,36 +215,36 @@ def _newest_batch(spark: SparkSession, lake: Lake) -> int | None:
     return None if newest is None else newest[0]
 
 
-def _publish(spark: SparkSession, settings: Settings, lake: Lake, journal: Journal[Plan]) -> None:
+def _publish_tables(spark: SparkSession, settings: Settings, lake: Lake, journal: Journal[PublishPlan]) -> None:
     plan = journal.inputs
     handover.require_prepared(settings, plan.rebuild, LAYER, REBUILD_SILVER.damaged)
     retire_query(spark, lake, LAYER, REPLAYED)
-    reports = {table: journal.run_step(table, partial(_replace, spark, lake, plan, table)) for table in REPLAYED}
+    reports = {table: journal.run_step(table, partial(_replace_table, spark, lake, plan, table)) for table in REPLAYED}
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
     if plan.empties_gold:
         journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
-    Ledger(lake).write_entry(spark, ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings)))
-    Ledger(lake).write_entry(spark, _merge_entry(settings, plan))
+    Ledger(lake).write_entry(spark, build_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings)))
+    Ledger(lake).write_entry(spark, _build_merge_entry(settings, plan))
     delete_records_of_removed_rows(spark, lake, REPLAYED)
-    finish(spark, lake, LAYER, journal, lambda: clear(spark, settings))
+    finish_publishing(spark, lake, LAYER, journal, lambda: remove_staging_tables(spark, settings))
 
 
-def _replace(spark: SparkSession, lake: Lake, plan: Plan, table: str) -> dict[str, int]:
+def _replace_table(spark: SparkSession, lake: Lake, plan: PublishPlan, table: str) -> dict[str, int]:
     """Replaces the live rows of a table by the rebuilt ones. Returns its `version` and number of `rows` after that.
 
     A table whose rows are equal is not written, so that its readers have nothing to do.
     """
     staging = Lake(lake.settings).staging()
-    rows = _rows_to_publish(spark, staging, table)
-    rows = with_batch(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
+    rows = _select_rows_to_publish(spark, staging, table)
+    rows = add_batch_column(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
     columns = lake.storage.columns(spark, table) != staging.storage.columns(spark, table)
     if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
-        replace(spark, lake, table, rows, plan, hash_settings_of_layers(lake.settings), columns=columns)
+        replace_table(spark, lake, table, rows, plan, hash_settings_of_layers(lake.settings), columns=columns)
     written = staging.reader(spark).count(SESSIONS if table == PROGRESS else table)
     return {"version": lake.latest_version(spark, table), "rows": written}
 
 
-def _rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> DataFrame:
+def _select_rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> DataFrame:
     """Returns a staging table's rows as they are published.
 
     Of `session_progress`, only the last row of each session is published.
@@ -250,7 +259,7 @@ def _rows_to_publish(spark: SparkSession, staging: Lake, table: str) -> DataFram
     return latest.withColumns({"beneath": F.coalesce("beneath", F.lit(col=False)), "_batch": F.lit(0)})
 
 
-def _merge_entry(settings: Settings, plan: Plan) -> LedgerEntry:
+def _build_merge_entry(settings: Settings, plan: PublishPlan) -> LedgerEntry:
     return LedgerEntry(
         layer=SILVER_TABLES,
         txn=Txn(f"{plan.txn.app_id}:{SILVER_TABLES}", plan.batch),

@@ -21,12 +21,11 @@ from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.protocol.silence import Silence
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.silver.fold.pack import BRONZE_COLUMNS, Packer
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import build_stop_error, list_offset_ranges, sum_partition_counts
+from sessionlake.silver.packing import pack_messages
 from sessionlake.silver.stream_times import list_times_after_batch, require_continued_times
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
-from sessionlake.streaming.payloads import build_payload_rules
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_slice
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ R = TypeVar("R", bound=ShardReport)
 
 
 @dataclass(frozen=True)
-class Slice(Generic[R]):
+class FoldedSlice(Generic[R]):
     """The result of folding one slice.
 
     Attributes:
@@ -58,7 +57,7 @@ class Slice(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Slices(Generic[R]):
+class SliceReader(Generic[R]):
     """Divides bronze into slices and folds them one after another.
 
     Attributes:
@@ -79,9 +78,9 @@ class Slices(Generic[R]):
     topics: str = ".*"
     unread: Collection[Silence] = ()
 
-    def fold(
+    def fold_slices(
         self, spark: SparkSession, settings: Settings, source: DataFrame, function: ShardFold
-    ) -> Iterator[Slice[R]]:
+    ) -> Iterator[FoldedSlice[R]]:
         """Yields the result of each slice. Process it completely before you request the next one.
 
         Args:
@@ -94,26 +93,26 @@ class Slices(Generic[R]):
         """
         lake = Lake(settings)
         log, times = OffsetLog.create_empty(spark, lake), StreamTimeNotes()
-        source, silences = drop_silences(source), self._silences_to_read(select_silences(source))
+        source, silences = drop_silences(source), self._select_silences_to_read(select_silences(source))
         states = spark.createDataFrame([], PACKED_SCHEMA)
-        for number, part in enumerate(self._cut(source)):
+        for number, part in enumerate(self._cut_into_slices(source)):
             in_slice = {
                 silence for silence in silences if silence.place in part and silence.behind <= part[silence.place][1]
             }
             silences -= in_slice
-            packed = self._packed(settings, source.where(offsets_condition(part)), times, in_slice)
+            packed = self._pack_messages(settings, source.where(offsets_condition(part)), times, in_slice)
             shards = fold_slice(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect_reports(emitted, self.report, lake.limits.inline_bytes)
             reports = [self.read(report) for report in written]
             self._refuse_violations(settings, reports)
             partitions = sum_partition_counts([*reports])
-            self._record(log, partitions, allow_gaps=settings.allows_offset_gaps)
+            self._record_offsets(log, partitions, allow_gaps=settings.allows_offset_gaps)
             times = times.add_notes(list_times_after_batch(partitions, reports))
             states = shards.where("kind = 'state'").selectExpr("shard", "payload AS chunk")
-            yield Slice(number, folded, reports, partitions, states)
+            yield FoldedSlice(number, folded, reports, partitions, states)
 
-    def _silences_to_read(self, silences: Iterable[Silence]) -> set[Silence]:
+    def _select_silences_to_read(self, silences: Iterable[Silence]) -> set[Silence]:
         """Returns the silences to read. If `ends` limits the offsets, without those that the layer has not read yet."""
         if self.ends is None:
             return set(silences)
@@ -124,7 +123,7 @@ class Slices(Generic[R]):
             if silence.behind <= ends.get(silence.place, BEGINNING) and silence not in self.unread
         }
 
-    def _cut(self, source: DataFrame) -> Iterator[OffsetRanges]:
+    def _cut_into_slices(self, source: DataFrame) -> Iterator[OffsetRanges]:
         """Yields the offset ranges of each slice. Every topic-partition is divided into the same number of ranges."""
         from pyspark.sql import functions as F
 
@@ -141,16 +140,10 @@ class Slices(Generic[R]):
         number = max(1, -(-messages // (self.messages or SLICE_MESSAGES)), -(-weight // SLICE_BYTES))
         yield from slice_ranges(ranges, number)
 
-    def _packed(
+    def _pack_messages(
         self, settings: Settings, messages: DataFrame, times: StreamTimeNotes, silences: Iterable[Silence]
     ) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        shards = settings.silver.shards
-        shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
-        raw = messages.select(shard, *BRONZE_COLUMNS)
-        packer = Packer(build_payload_rules(settings.capture), shards, self.topics, times, tuple(silences))
-        return raw.mapInArrow(packer, PACKED_SCHEMA)
+        return pack_messages(messages, settings, self.topics, times, tuple(silences))
 
     def _refuse_violations(self, settings: Settings, reports: Sequence[ShardReport]) -> None:
         violation = build_stop_error([*reports])
@@ -162,7 +155,7 @@ class Slices(Generic[R]):
                 f"{hash_settings_of_layers(settings)}), or set capture.on_violation to isolate or record",
             )
 
-    def _record(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
+    def _record_offsets(self, log: OffsetLog, partitions: list[PartitionCounts], *, allow_gaps: bool) -> None:
         """Checks that a slice's offsets continue those of the previous slice, and records them."""
         ranges = list_offset_ranges(partitions)
         log.check_ranges(ranges, allow_gaps=allow_gaps, layer=self.doing)

@@ -9,7 +9,12 @@ from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.operations.rebuild.compare import TablesComparison, compare_tables
 from sessionlake.operations.rebuild.compare_states import compare_states
-from sessionlake.operations.rebuild.replay import clear, is_small, replay, require_silver
+from sessionlake.operations.rebuild.replay import (
+    is_small_rebuild,
+    remove_staging_tables,
+    replay_messages,
+    require_silver,
+)
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
@@ -21,7 +26,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | None = None) -> TablesComparison:
+def verify_silver_tables(
+    spark: SparkSession, settings: Settings, *, slice_messages: int | None = None
+) -> TablesComparison:
     """Builds silver again from the messages that it has read, and compares tables and states.
 
     Raises:
@@ -30,14 +37,14 @@ def verify(spark: SparkSession, settings: Settings, *, slice_messages: int | Non
     require_uninterrupted(settings, LAYER)
     require_finished_batch(settings, LAYER)
     lake = require_silver(spark, settings)
-    with without_code_generation(spark, enabled=is_small(spark, lake)):
+    with without_code_generation(spark, enabled=is_small_rebuild(spark, lake)):
         TableMerger(spark, settings).catch_up()
         version, ends = (
             lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets,
         )
-        replayed = replay(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
+        replayed = replay_messages(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
         states = compare_states(spark, settings, replayed.states)
         comparison = replace(compare_tables(spark, settings, lake), states=states)
-    clear(spark, settings)
+    remove_staging_tables(spark, settings)
     return comparison

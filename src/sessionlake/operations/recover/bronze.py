@@ -68,7 +68,7 @@ class RecoveredBronze:
     batch: int
 
 
-def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
+def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     """Starts a new generation of the checkpoint after the last message in the table.
 
     Raises:
@@ -94,11 +94,11 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
     refuse_restored_tables(spark, lake, [MESSAGES])
-    fault = find_first_loss(lambda: _require_sound(spark, lake, settings))
+    fault = find_first_loss(lambda: _require_intact_tables(spark, lake, settings))
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
     app_id, number, unrecorded = end_query(spark, lake, settings)
     silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
-    generation = begin_generation(settings, generations, number + 1, app_id)
+    generation = start_generation(settings, generations, number + 1, app_id)
     return RecoveredBronze(fault, unrecorded, generation.number, generation.first_batch)
 
 
@@ -109,18 +109,18 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str,
         The query's id, the last batch number that must not be used again, and the number of messages that the ledger
         lacked and now has.
     """
-    app_id, known = _last_known(spark, lake, settings)
-    _unrecorded(spark, lake, settings)  # raises its errors before anything changes
+    app_id, known = _read_last_known_batch(spark, lake, settings)
+    _find_unrecorded(spark, lake, settings)  # raises its errors before anything changes
     Journal.start_journal(
         settings, RECOVER_BRONZE, _Inputs(app_id)
     )  # bronze cannot start until the new generation exists
     fault_point("after:bronze.held")
     number = _retire_batches(spark, lake, app_id, known)
     fault_point("after:bronze.retired")
-    return app_id, number, _record(spark, lake, settings, Txn(app_id, number - 1))
+    return app_id, number, _record_in_ledger(spark, lake, settings, Txn(app_id, number - 1))
 
 
-def begin_generation(
+def start_generation(
     settings: Settings, generations: CheckpointGenerations, first_batch: int, app_id: str
 ) -> Generation:
     """Starts the new generation of the checkpoint with which bronze resumes. Call `end_query` first.
@@ -134,7 +134,7 @@ def begin_generation(
     return generation
 
 
-def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
+def _require_intact_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     """Checks the checkpoint, as far as possible without starting its query. Raises the error of the first fault."""
     checkpoint = settings.checkpoint(LAYER)
     require_intact_checkpoint(checkpoint, LAYER)
@@ -145,7 +145,7 @@ def _require_sound(spark: SparkSession, lake: Lake, settings: Settings) -> None:
         QueryOffsets(present.folder).read_start()
 
 
-def _last_known(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
+def _read_last_known_batch(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str, int]:
     """Returns the query's id, and the highest batch number in the ledger and the checkpoint; 0 if there is none."""
     reader = lake.reader(spark)
     entries = list(to_dicts(LedgerReader(reader).read_entries(("layer", eq, LAYER))))
@@ -184,7 +184,7 @@ def has_unrecorded(spark: SparkSession, lake: Lake) -> bool:
     return bool(read_stored_ranges_after(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets))
 
 
-def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
+def _find_unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[OffsetRange, ...]:
     """Returns the offset ranges of the messages that the table has and the ledger lacks.
 
     Raises:
@@ -197,9 +197,9 @@ def _unrecorded(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[Of
     return ranges
 
 
-def _record(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
+def _record_in_ledger(spark: SparkSession, lake: Lake, settings: Settings, txn: Txn) -> int:
     """Adds a ledger entry for the messages that the ledger lacks. Returns the number of these messages."""
-    ranges = _unrecorded(spark, lake, settings)
+    ranges = _find_unrecorded(spark, lake, settings)
     if not ranges:
         return 0
     version = lake.latest_version(spark, MESSAGES)

@@ -14,7 +14,7 @@ from sessionlake.gold.declared.tables import add_final_tables, declared_gold_sch
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
 from sessionlake.gold.tables.notes import read_maintained_names
-from sessionlake.operations.rebuild.endings import gold_tables, reset_gold
+from sessionlake.operations.rebuild.endings import list_gold_tables, reset_gold
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.losses import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
+def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> tuple[str, ...]:
     """Empties gold if a table or the checkpoint of it is lost, so that its next start computes it again.
 
     Args:
@@ -44,7 +44,7 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
         LakeError: The lake has no gold, silver or the ledger are damaged, or gold would begin later and `shorten` is
             False.
     """
-    lake, all_tables = Lake(settings), gold_tables(settings)
+    lake, all_tables = Lake(settings), list_gold_tables(settings)
     require_readable_logs(spark, lake, [CHANGES, LEDGER, *all_tables])
     if not has_started(spark, lake, LAYER):
         raise LakeError(
@@ -58,20 +58,24 @@ def recover(spark: SparkSession, settings: Settings, *, shorten: bool = False) -
     # The tables of rules exist all together, or not at all before the first rule.
     has_rules = any(lake.exists(spark, table) for table in RULE_RESULTS)
     # Earlier versions had no table of late points, and without lookups there is no table of their failures.
-    optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_not_created_yet(spark, lake)}
+    optional = {LATE_POINTS, LOOKUP_FAILURES, *(() if has_rules else RULE_RESULTS), *_list_missing_tables(spark, lake)}
     present = [table for table in all_tables if table not in optional or lake.exists(spark, table)]
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, present))
     tables = unread or find_first_loss(lambda: refuse_restored_tables(spark, lake, present))
     losses = tuple(loss for loss in (checkpoint, tables) if loss is not None)
     if losses:
         try:
-            empty(spark, settings, shorten=shorten)
+            empty_gold(spark, settings, shorten=shorten)
         except LakeError as error:
-            raise LakeError("; ".join(losses), why=f"Gold cannot be computed again: {error}") from error
+            raise LakeError(
+                "; ".join(losses),
+                why=f"Gold cannot be computed again: {error}",
+                fix="Restore gold's tables and its checkpoint from a backup",
+            ) from error
     return losses
 
 
-def _not_created_yet(spark: SparkSession, lake: Lake) -> set[str]:
+def _list_missing_tables(spark: SparkSession, lake: Lake) -> set[str]:
     """Returns the declared tables that gold has not created yet, so that they do not count as lost."""
     noted = read_maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
@@ -85,7 +89,7 @@ def _not_created_yet(spark: SparkSession, lake: Lake) -> set[str]:
     return {table.table for table in add_final_tables(new)} | taken
 
 
-def empty(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
+def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
     """Empties gold, so that its next start computes it again from silver.
 
     Raises:

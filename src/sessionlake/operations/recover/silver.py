@@ -9,7 +9,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, EVENTS, LEDGER, MESSAGES, QUARANTINE
 from sessionlake.errors import LakeError
 from sessionlake.operations.rebuild.replay import REPLAYED
-from sessionlake.operations.rebuild.silver import RebuildResult, interrupted, rebuild
+from sessionlake.operations.rebuild.silver import RebuildResult, find_interrupted_rebuild, rebuild_silver_tables
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.streaming import manifest
@@ -41,7 +41,7 @@ class RecoveredSilver:
     rebuilt: RebuildResult | None
 
 
-def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
+def recover_silver(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     """Rebuilds silver from bronze if a table, the states or the checkpoint of silver is lost.
 
     Tables that cannot be read are replaced without a comparison.
@@ -56,7 +56,7 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
             f"recover silver: there is no silver in {settings.place}", fix="Start it with `sessionlake run silver`"
         )
     refuse_lost_ledger(spark, settings, LAYER)
-    finished = rebuild(spark, settings) if interrupted(settings) is not None else None
+    finished = rebuild_silver_tables(spark, settings) if find_interrupted_rebuild(settings) is not None else None
     refuse_unreadable_rows(spark, lake, [MESSAGES, LEDGER])
     refuse_restored_tables(spark, lake, [MESSAGES, DECISIONS])
     checkpoint = find_first_loss(
@@ -66,4 +66,6 @@ def recover(spark: SparkSession, settings: Settings) -> RecoveredSilver:
     back = find_first_loss(lambda: refuse_restored_tables(spark, lake, REPLAYED))
     rows = tables or back or find_first_loss(lambda: refuse_lost_rows(spark, lake, (CHANGES, QUARANTINE, EVENTS)))
     losses = tuple(loss for loss in (checkpoint, rows) if loss is not None)
-    return RecoveredSilver(losses, rebuild(spark, settings, compares=tables is None) if losses else finished)
+    return RecoveredSilver(
+        losses, rebuild_silver_tables(spark, settings, compares=tables is None) if losses else finished
+    )

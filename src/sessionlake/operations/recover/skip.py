@@ -33,7 +33,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.absent import AbsenceReason, OffsetRun, record_absent_offsets
 from sessionlake.ledger.entries import Ledger, OffsetRange
 from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
-from sessionlake.operations.recover.bronze import begin_generation, end_query
+from sessionlake.operations.recover.bronze import end_query, start_generation
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGenerations
@@ -75,12 +75,12 @@ class SkipDecision:
         return {"topic": self.topic, "session_id": "", "offset": self.first, "decision": decision}
 
     @property
-    def run(self) -> OffsetRun:
+    def offset_run(self) -> OffsetRun:
         """The offsets at which bronze will have no message, as `[first, last + 1)`."""
         return self.first, self.last + 1
 
 
-def skip(spark: SparkSession, settings: Settings, decided: SkipDecision) -> int:
+def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision) -> int:
     """Commits the messages before the skipped ones, and makes bronze resume after the skipped ones.
 
     This process must have claimed bronze.
@@ -102,71 +102,71 @@ def skip(spark: SparkSession, settings: Settings, decided: SkipDecision) -> int:
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
         book.check_topics()
-        _require_ahead(book, decided)  # raises its errors before anything changes
+        _require_unread(book, decision)  # raises its errors before anything changes
         app_id, number, _ = end_query(spark, lake, settings)
         book.check_topics()  # because `end_query` may have added entries to the ledger
-        start = _require_ahead(book, decided)
+        start = _require_unread(book, decision)
         txn = Txn(app_id, number + 1)
-        messages = _commit(spark, lake, book, (start, decided.first), decided, txn)
+        messages = _commit_skip(spark, lake, book, (start, decision.first), decision, txn)
         fault_point("after:bronze.skipped")
-        begin_generation(settings, generations, number + 2, app_id)
+        start_generation(settings, generations, number + 2, app_id)
     remove_stop(settings, LAYER)
     return messages
 
 
-def _require_ahead(book: TopicRegister, decided: SkipDecision) -> int:
+def _require_unread(book: TopicRegister, decision: SkipDecision) -> int:
     """Returns the offset that bronze reads next in the topic-partition.
 
     Raises:
         UsageError: Bronze does not read the topic-partition or has already read past the offsets, or Kafka does not
             have them.
     """
-    place, shift = decided.place, book.offset_shifts.get(decided.topic, 0)
-    name = f"topic {decided.topic}, partition {decided.partition}"
+    place, shift = decision.place, book.offset_shifts.get(decision.topic, 0)
+    name = f"topic {decision.topic}, partition {decision.partition}"
     positions = book.list_next_offsets()
     if place not in positions:
         raise UsageError(f"{name}: bronze does not read it", fix="See in ops.topics which topics bronze reads")
     start, end = positions[place] + shift, book.read_kafka_ends()[place] + shift
-    if decided.first < start:
+    if decision.first < start:
         raise UsageError(
-            f"{name}: bronze has already passed offset {decided.first}, and reads offset {start} next",
+            f"{name}: bronze has already passed offset {decision.first}, and reads offset {start} next",
             why="So there is nothing to skip",
             fix=f"Give an offset from {start} on, or run `sessionlake run bronze`",
         )
-    if decided.last >= end:
+    if decision.last >= end:
         raise UsageError(
-            f"{name}: Kafka has no message at offset {decided.last}",
+            f"{name}: Kafka has no message at offset {decision.last}",
             fix=f"Give an offset up to {end - 1}, its last one",
         )
     return start
 
 
-def _commit(
-    spark: SparkSession, lake: Lake, book: TopicRegister, before: OffsetRun, decided: SkipDecision, txn: Txn
+def _commit_skip(
+    spark: SparkSession, lake: Lake, book: TopicRegister, before: OffsetRun, decision: SkipDecision, txn: Txn
 ) -> int:
     started = datetime.now(UTC)
     ranges: tuple[OffsetRange, ...] = ()
     if before[0] < before[1]:
         try:
-            _commit_messages(spark, lake, book, {decided.place: before}, txn)
+            _commit_messages(spark, lake, book, {decision.place: before}, txn)
         except Exception as error:
             if not is_unreadable(error):
                 raise
             raise UsageError(
-                f"topic {decided.topic}, partition {decided.partition}: a message between offsets {before[0]} and "
+                f"topic {decision.topic}, partition {decision.partition}: a message between offsets {before[0]} and "
                 f"{before[1] - 1} cannot be read either",
                 fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
             ) from error
-        ranges = read_stored_ranges(spark, lake, {decided.place: before})
+        ranges = read_stored_ranges(spark, lake, {decision.place: before})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
-    skipped = {decided.place: [decided.run]}
+    skipped = {decision.place: [decision.offset_run]}
     record_absent_offsets(
-        spark, lake, skipped, of_decision, reason=AbsenceReason.SKIPPED, who=decided.who, why=decided.why
+        spark, lake, skipped, of_decision, reason=AbsenceReason.SKIPPED, who=decision.who, why=decision.why
     )
     entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
-    Ledger(lake).write_entry(spark, replace(entry, decisions=(decided.ledger_record,)))
-    book.note_read_offsets([OffsetRange(*decided.place, before[0], decided.last, 0)])
+    Ledger(lake).write_entry(spark, replace(entry, decisions=(decision.ledger_record,)))
+    book.note_read_offsets([OffsetRange(*decision.place, before[0], decision.last, 0)])
     return entry.messages
 
 

@@ -28,21 +28,21 @@ class JudgingResharder:
     def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
         """Returns topic and key of each session in a state."""
         del shard
-        parts = (split_session_key(key) for key in self._keys(*self._decoded(state)))
+        parts = (split_session_key(key) for key in self._list_keys(*self._decode_state(state)))
         return [(topic, session.encode()) for topic, _, session in parts]
 
     def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
         """Splits a shard's state by session. Returns the part of each target shard."""
         del shard
-        judging, memory = self._decoded(state)
-        keys, stored = self._keys(judging, memory), split_state_parts(state)[1]
+        judging, memory = self._decode_state(state)
+        keys, stored = self._list_keys(judging, memory), split_state_parts(state)[1]
         parts = {}
         for target, mine in group_by_shard(keys, dict(zip(keys, targets, strict=True))).items():
             sessions = {key: memory.sessions[key] for key in mine if key in memory.sessions}
-            part = select_sessions(judging, mine, find_next_due_times(sessions, self._timeout_of)).encode(
+            part = select_sessions(judging, mine, find_next_due_times(sessions, self._find_timeout)).encode(
                 self.rules.capture.declared
             )
-            own_memory = None if stored is None else self._encoded(sessions, stored_processor_name(stored))
+            own_memory = None if stored is None else self._encode_state(sessions, stored_processor_name(stored))
             parts[target] = join_state_parts(part, own_memory)
         return parts
 
@@ -52,18 +52,20 @@ class JudgingResharder:
         state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
         memories = [memory for _, memory in states if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode(memory).sessions.items()}
-        joined_memory = self._encoded(sessions, stored_processor_name(memories[0])) if memories else None
+        joined_memory = self._encode_state(sessions, stored_processor_name(memories[0])) if memories else None
         return join_state_parts(state.encode(self.rules.capture.declared), joined_memory)
 
-    def _encoded(self, sessions: dict[str, SessionState], processor: str) -> bytes:
-        return ProcessorMemory(find_next_due_times(sessions, self._timeout_of), sessions).encode(processor, self.shards)
+    def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
+        return ProcessorMemory(find_next_due_times(sessions, self._find_timeout), sessions).encode(
+            processor, self.shards
+        )
 
-    def _decoded(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:
+    def _decode_state(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:
         judging, memory = split_state_parts(state)
         return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode(memory)
 
-    def _keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
+    def _list_keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
         return list(dict.fromkeys([*list_session_keys(judging), *memory.sessions]))
 
-    def _timeout_of(self, topic: str) -> int:
+    def _find_timeout(self, topic: str) -> int:
         return self.rules.find_rules(topic).session_timeout

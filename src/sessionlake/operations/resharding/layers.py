@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def layers_of(settings: Settings) -> list[str]:
+def list_layers(settings: Settings) -> list[str]:
     """Returns the layers whose states are divided into shards, in the order of the data flow."""
     return [SILVER, *(processor.layer for processor in settings.processors if not processor.key), GOLD]
 
 
-def configured_shards(settings: Settings, layer: str) -> int:
+def read_configured_shards(settings: Settings, layer: str) -> int:
     """Returns the configured number of shards. Processors use silver's."""
     return settings.gold.shards if layer == GOLD else settings.silver.shards
 
 
-def with_shards(settings: Settings, layer: str, shards: int) -> Settings:
+def replace_shards(settings: Settings, layer: str, shards: int) -> Settings:
     """Returns the configuration with another number of shards for a layer."""
     section = "gold" if layer == GOLD else "silver"
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update={"shards": shards})})
 
 
-def shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int | None:
+def count_shards_of_states(spark: SparkSession, settings: Settings, layer: str) -> int | None:
     """Returns the number of shards in a layer's states; None if it has no states or does not record the number."""
     if layer == GOLD:
         return read_stored_shards(spark, Lake(settings))
@@ -65,7 +65,7 @@ def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, be
         return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), after), after)
     lake = Lake(settings, declared_gold_schemas(settings))
     require_maintained(spark, lake, declared_gold_tables(settings))
-    former = with_shards(settings, GOLD, before)
+    former = replace_shards(settings, GOLD, before)
     averages = [
         tracked_averages(spark, lake, former, series)
         for series in find_complete_tables(spark, lake, declared_averages(settings))

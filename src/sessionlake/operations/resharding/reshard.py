@@ -24,11 +24,11 @@ from sessionlake.gold.tables.notes import store_shards as note_gold_shards
 from sessionlake.operations.pipeline import run_layer_to_end
 from sessionlake.operations.rebuild.replay import REPLAYED
 from sessionlake.operations.resharding.layers import (
-    configured_shards,
-    layers_of,
+    count_shards_of_states,
+    list_layers,
+    read_configured_shards,
+    replace_shards,
     reshard_layer_states,
-    shards_of_states,
-    with_shards,
 )
 from sessionlake.settings.model import Settings
 from sessionlake.silver.states import has_state
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-class _Plan(msgspec.Struct, frozen=True):
+class _ReshardPlan(msgspec.Struct, frozen=True):
     """The journal's record of a resharding whose new states are prepared.
 
     Attributes:
@@ -62,7 +62,7 @@ class _Plan(msgspec.Struct, frozen=True):
     former: dict[str, int] = {}
 
 
-def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lambda _: None) -> list[str]:
+def reshard_layers(spark: SparkSession, settings: Settings, shards: int, say: Say = lambda _: None) -> list[str]:
     """Moves the states of every layer whose configuration has this number of shards into that many shards.
 
     This process must have claimed all layers. The same call finishes a resharding that was interrupted.
@@ -74,9 +74,9 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
         UsageError: No layer is configured with this number, or a resharding to another number was interrupted.
         LakeError: A layer cannot finish its batch, or another operation was interrupted.
     """
-    journal = Journal.read_journal(settings, RESHARD, _Plan)
+    journal = Journal.read_journal(settings, RESHARD, _ReshardPlan)
     if journal is None:
-        plan = _prepare_all(spark, settings, shards, say)
+        plan = _prepare_layers(spark, settings, shards, say)
         if plan is None:
             return []
         journal = Journal.start_journal(settings, RESHARD, plan)
@@ -87,13 +87,13 @@ def reshard(spark: SparkSession, settings: Settings, shards: int, say: Say = lam
             fix=f"Run `sessionlake reshard {plan.shards}`",
         )
     for layer in plan.layers:
-        journal.run_step(layer, partial(_move, spark, settings, plan, layer, say))
+        journal.run_step(layer, partial(_move_states, spark, settings, plan, layer, say))
         say(f"{layer} now has {shards} shards")
     journal.remove_journal()
     return plan.layers
 
 
-def cancel(spark: SparkSession, settings: Settings) -> list[str]:
+def cancel_resharding(spark: SparkSession, settings: Settings) -> list[str]:
     """Cancels an interrupted resharding. Layers whose states were not replaced yet stay as they are.
 
     This process must have claimed all layers.
@@ -104,7 +104,7 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     Raises:
         UsageError: No resharding was interrupted.
     """
-    journal = Journal.read_journal(settings, RESHARD, _Plan)
+    journal = Journal.read_journal(settings, RESHARD, _ReshardPlan)
     if journal is None:
         raise UsageError(
             "reshard --cancel: no resharding was interrupted, so there is nothing to cancel",
@@ -113,18 +113,18 @@ def cancel(spark: SparkSession, settings: Settings) -> list[str]:
     plan = journal.inputs
     moved = [layer for layer in plan.layers if handover.is_active(settings, plan.name, layer)]
     for layer in moved:
-        _put_into_effect(spark, settings, plan, layer)
+        _activate_layer(spark, settings, plan, layer)
     journal.remove_journal()
     for layer in plan.layers:
         handover.discard_prepared(settings, layer)
     return moved
 
 
-def _prepare_all(spark: SparkSession, settings: Settings, shards: int, say: Say) -> _Plan | None:
+def _prepare_layers(spark: SparkSession, settings: Settings, shards: int, say: Say) -> _ReshardPlan | None:
     """Prepares the new states beside the present ones. Returns None if no layer has other shards than configured."""
     require_uninterrupted(settings)
     Lake(settings).require_columns(spark, REPLAYED)
-    layers = [layer for layer in layers_of(settings) if configured_shards(settings, layer) == shards]
+    layers = [layer for layer in list_layers(settings) if read_configured_shards(settings, layer) == shards]
     if not layers:
         raise UsageError(
             f"silver.shards is {settings.silver.shards} and gold.shards is {settings.gold.shards}, so no layer is "
@@ -134,9 +134,9 @@ def _prepare_all(spark: SparkSession, settings: Settings, shards: int, say: Say)
         )
     name, changed, former = uuid.uuid4().hex[:12], list[str](), dict[str, int]()
     for layer in layers:
-        before = _former_shards(spark, settings, layer)
+        before = _read_former_shards(spark, settings, layer)
         if before not in (None, shards):
-            _prepare(spark, settings, layer, before, shards, name, say)
+            _prepare_layer(spark, settings, layer, before, shards, name, say)
             changed.append(layer)
             if handover.is_prepared(settings, name, layer):  # a layer without states has nothing to prepare
                 former[layer] = before
@@ -144,12 +144,12 @@ def _prepare_all(spark: SparkSession, settings: Settings, shards: int, say: Say)
         return None
     fault_point("before:reshard.journal")
     Lake(settings).storage.require_claims()  # otherwise another process may have changed the states meanwhile
-    return _Plan(name, shards, changed, former)
+    return _ReshardPlan(name, shards, changed, former)
 
 
-def _former_shards(spark: SparkSession, settings: Settings, layer: str) -> int | None:
+def _read_former_shards(spark: SparkSession, settings: Settings, layer: str) -> int | None:
     """Returns the number of shards in a layer's states; None if the layer has no states."""
-    shards = shards_of_states(spark, settings, layer)
+    shards = count_shards_of_states(spark, settings, layer)
     if shards is not None or not has_state(settings, layer):
         return shards
     if layer in (SILVER, GOLD):
@@ -160,7 +160,9 @@ def _former_shards(spark: SparkSession, settings: Settings, layer: str) -> int |
     return handover.read_shard_count(settings)  # a processor that has read nothing yet
 
 
-def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, after: int, name: str, say: Say) -> None:
+def _prepare_layer(
+    spark: SparkSession, settings: Settings, layer: str, before: int, after: int, name: str, say: Say
+) -> None:
     """Prepares a layer's states in the new number of shards, if it has any. First lets the layer finish its batches."""
     try:
         version = handover.read_last_version(settings, layer)
@@ -169,7 +171,7 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
         ended = False
     if not ended:
         say(f"{layer}: processes what is available, with {before} shards")
-        run_layer_to_end(spark, with_shards(settings, layer, before), layer, threading.Event())
+        run_layer_to_end(spark, replace_shards(settings, layer, before), layer, threading.Event())
         version = handover.read_last_version(settings, layer)
     if version is None:
         return
@@ -184,15 +186,15 @@ def _prepare(spark: SparkSession, settings: Settings, layer: str, before: int, a
     fault_point(f"after:{layer}.prepared")
 
 
-def _move(spark: SparkSession, settings: Settings, plan: _Plan, layer: str, say: Say) -> None:
+def _move_states(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str, say: Say) -> None:
     """Lets a layer resume from the new states. Prepares them again if they are damaged or gone."""
     is_moved = handover.is_active(settings, plan.name, layer)
     if not is_moved and layer in plan.former and not handover.is_prepared(settings, plan.name, layer):
-        _prepare(spark, settings, layer, plan.former[layer], plan.shards, plan.name, say)
-    _put_into_effect(spark, settings, plan, layer)
+        _prepare_layer(spark, settings, layer, plan.former[layer], plan.shards, plan.name, say)
+    _activate_layer(spark, settings, plan, layer)
 
 
-def _put_into_effect(spark: SparkSession, settings: Settings, plan: _Plan, layer: str) -> None:
+def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str) -> None:
     """Replaces a layer's states by the prepared ones, and records the new number of shards.
 
     Safe to repeat after a crash.
@@ -214,5 +216,5 @@ def _put_into_effect(spark: SparkSession, settings: Settings, plan: _Plan, layer
         fault_point("after:gold.held")
         note_gold_shards(spark, lake, plan.shards)
     if layer == SILVER:
-        record_shard_count(with_shards(settings, SILVER, plan.shards))
+        record_shard_count(replace_shards(settings, SILVER, plan.shards))
     fault_point(f"after:{layer}.resharded")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
+def remove_ledger_entries(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     """Removes ledger entries that are older than `bound` and not needed singly. Returns the number of entries removed.
 
     This process must hold the retention's claim.
@@ -34,28 +34,28 @@ def cut_ledger(spark: SparkSession, lake: Lake, bound: datetime) -> int:
     reader = lake.reader(spark)
     before = read_removed_rows_of_table(reader, LEDGER) or RemovedRows(LEDGER, bound)
     if before.pending:  # a process died during an earlier removal
-        before = replace(_finish(spark, lake, before), pending=0)
-    cut = due(reader, lake.settings, bound)
-    if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _older(cut))):
+        before = replace(_finish_removal(spark, lake, before), pending=0)
+    cut = find_due_time(reader, lake.settings, bound)
+    if cut is None or not (count := lake.storage.count_rows(spark, LEDGER, _build_expired_rows(cut))):
         return 0
     refuse_restored_tables(spark, lake, [RETAINED])
     now = replace(before, before=cut, pending=count)
     record_removed_rows(spark, lake, now)
     write_carried_sums(spark, lake, cut)
-    remove_rows(spark, lake, LEDGER, _older(cut))
+    remove_rows(spark, lake, LEDGER, _build_expired_rows(cut))
     record_removed_rows(spark, lake, replace(now, removed=now.max_missing_rows, pending=0))
     return count
 
 
-def _finish(spark: SparkSession, lake: Lake, before: RemovedRows) -> RemovedRows:
+def _finish_removal(spark: SparkSession, lake: Lake, before: RemovedRows) -> RemovedRows:
     """Finishes an interrupted removal if the sums of its entries were stored; else leaves the entries in the ledger."""
     if read_stored_sums(lake.reader(spark)).removed_before != before.before:
         return before
-    remove_rows(spark, lake, LEDGER, _older(before.before))
+    remove_rows(spark, lake, LEDGER, _build_expired_rows(before.before))
     return replace(before, removed=before.max_missing_rows)
 
 
-def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | None:
+def find_due_time(reader: TableReader, settings: Settings, bound: datetime) -> datetime | None:
     """Returns the moment before which ledger entries may be removed.
 
     None if an earlier removal has already gone further, for example because the machine's clock was moved back since.
@@ -63,11 +63,11 @@ def due(reader: TableReader, settings: Settings, bound: datetime) -> datetime | 
     Args:
         bound: The moment before which entries are old enough. The result is never later.
     """
-    cut, last = min(_commit_times_needed(reader, settings, bound)), read_stored_sums(reader).removed_before
+    cut, last = min(_read_needed_commit_times(reader, settings, bound)), read_stored_sums(reader).removed_before
     return None if last is not None and cut < last else cut
 
 
-def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetime) -> list[datetime]:
+def _read_needed_commit_times(reader: TableReader, settings: Settings, bound: datetime) -> list[datetime]:
     """Returns the bound, and the commit times of all ledger entries that are still needed singly.
 
     These are the last entry of each layer, and the entries of silver's batches that are not merged yet.
@@ -83,7 +83,7 @@ def _commit_times_needed(reader: TableReader, settings: Settings, bound: datetim
     return needed + [row["committed_at"] for row in read_entries_after(reader, SILVER, read_last_merged_batch(reader))]
 
 
-def _older(cut: datetime) -> ExpiredRows:
+def _build_expired_rows(cut: datetime) -> ExpiredRows:
     last = cut - timedelta(microseconds=1)
     limits = pa.table({"limit": pa.array([last], pa.timestamp("us", tz="UTC"))})
     return ExpiredRows((), "committed_at", limits, {"committed_at": last})

@@ -57,7 +57,7 @@ from sessionlake.ledger.retained import (
     select_expired_rows,
 )
 from sessionlake.operations.retention import by_session, rules
-from sessionlake.operations.retention.ledger import cut_ledger
+from sessionlake.operations.retention.ledger import remove_ledger_entries
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -81,9 +81,9 @@ _SETTINGS = {
     LEDGER: "ledger",
 }
 _RULES = {
-    CHANGES: by_session.change_limits,
-    SNAPSHOTS: by_session.snapshot_limits,
-    PROGRESS: by_session.progress_limits,
+    CHANGES: by_session.compute_change_limits,
+    SNAPSHOTS: by_session.compute_snapshot_limits,
+    PROGRESS: by_session.compute_progress_limits,
 }
 _PLACE = ("topic", "partition")
 # A table is checked again after its retention period divided by this number: with a period of a day, once an hour.
@@ -106,7 +106,7 @@ class RemovalResult:
 
 
 @dataclass(frozen=True)
-class _Due:
+class _DueRows:
     """The limits up to which rows of a table may be removed now.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Due:
     batch: int = -1
 
 
-def _keys(table: str) -> tuple[str, ...]:
+def _list_key_columns(table: str) -> tuple[str, ...]:
     """Returns the columns that identify a limit of a table: topic and partition, or those of a session."""
     return _PLACE if table in {MESSAGES, QUARANTINE, EVENTS} else SESSION
 
@@ -127,20 +127,20 @@ class _BlockedError(Exception):
     """No row of the table may be removed now. The text says why."""
 
 
-class Retention:
+class RetentionRunner:
     """Removes old rows of the tables for which `maintain.retention` sets a period."""
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark, self._settings, self._lake = spark, settings, Lake(settings)
         self._last_attempts: dict[str, datetime] = {}
 
-    def period(self, table: str) -> timedelta | None:
+    def find_period(self, table: str) -> timedelta | None:
         """Returns how long rows of a table are kept; None means forever."""
         name = _SETTINGS.get(table)
         period: timedelta | None = None if name is None else getattr(self._settings.maintain.retention, name)
         return period
 
-    def remove(self, table: str, now: datetime, *, only_if_due: bool = False) -> RemovalResult:
+    def remove_expired_rows(self, table: str, now: datetime, *, only_if_due: bool = False) -> RemovalResult:
         """Removes the rows of a table that are old enough and that no reader needs.
 
         Args:
@@ -148,7 +148,7 @@ class Retention:
             now: The present time, from which the age of rows is computed.
             only_if_due: True to do nothing if the table was checked a short time ago.
         """
-        span = self.period(table)
+        span = self.find_period(table)
         last = self._last_attempts.get(table)
         if span is None or (only_if_due and last is not None and now - last < span / _STEPS):
             return RemovalResult()
@@ -158,35 +158,39 @@ class Retention:
                 # An interrupted forgetting or rebuild has counted rows. It must remove them itself.
                 require_uninterrupted(self._settings, SILVER)
                 if table == LEDGER:
-                    return RemovalResult(cut_ledger(self._spark, self._lake, now - span))
-                return self._cut(table, now - span)
+                    return RemovalResult(remove_ledger_entries(self._spark, self._lake, now - span))
+                return self._remove_up_to(table, now - span)
         except ClaimedError as error:
             del self._last_attempts[table]
             return RemovalResult(waits=str(error))
         except (_BlockedError, InterruptedOperationError, LossError) as error:
             return RemovalResult(waits=str(error))
 
-    def finish(self) -> None:
+    def finish_interrupted_removals(self) -> None:
         """Finishes the removals of a process that died. This process must hold the claim `retained.CLAIM`.
 
         Does not finish a removal from the ledger, whose entries are not counted by session.
         """
         for table, entry in read_removed_rows_without_limits(self._lake.reader(self._spark)).items():
             if entry.pending and table in _SETTINGS and table != LEDGER:
-                self._finish(self._recorded(table, entry.before))
+                self._finish_removal(self._record_removal(table, entry.before))
 
-    def _cut(self, table: str, bound: datetime) -> RemovalResult:
-        before, finished = self._recorded(table, bound), 0
+    def _remove_up_to(self, table: str, bound: datetime) -> RemovalResult:
+        before, finished = self._record_removal(table, bound), 0
         if before.pending:
-            finished = self._finish(before)
-            before = self._recorded(table, bound)
-        due = self._due(table, bound)
-        limits = rules.advance_limits(before.limits, due.limits, _keys(table)) if table != PROGRESS else due.limits
+            finished = self._finish_removal(before)
+            before = self._record_removal(table, bound)
+        due = self._find_due_rows(table, bound)
+        limits = (
+            rules.advance_limits(before.limits, due.limits, _list_key_columns(table))
+            if table != PROGRESS
+            else due.limits
+        )
         batch = max(before.batch, due.batch)
         if table == MESSAGES:
-            count, limits = self._with_times(limits)
+            count, limits = self._add_times(limits)
         else:
-            count = self._count(table, batch, limits)
+            count = self._count_rows(table, batch, limits)
         if not count:
             return RemovalResult(finished)
         noted = limits if table != PROGRESS else LIMITS.empty_table()
@@ -196,9 +200,9 @@ class Retention:
         self._remove_rows(now, limits)
         return RemovalResult(finished + count)
 
-    def _finish(self, entry: RemovedRows) -> int:
+    def _finish_removal(self, entry: RemovedRows) -> int:
         """Finishes the removal of a process that died. Returns the number of rows that it had not removed."""
-        count = self._count(entry.table, entry.batch, entry.limits)
+        count = self._count_rows(entry.table, entry.batch, entry.limits)
         refuse_restored_tables(self._spark, self._lake, [RETAINED])
         self._remove_rows(entry, entry.limits)
         return count
@@ -210,7 +214,7 @@ class Retention:
         finished = replace(entry, removed=entry.max_missing_rows, pending=0, limits=LIMITS.empty_table())
         record_removed_rows(self._spark, self._lake, finished)
 
-    def _recorded(self, table: str, bound: datetime) -> RemovedRows:
+    def _record_removal(self, table: str, bound: datetime) -> RemovedRows:
         """Returns the entry of `ops.retained` for a table, or an empty entry.
 
         If limits are per topic-partition, it has all of them. If they are per session, it has only the limits up to
@@ -220,21 +224,21 @@ class Retention:
         entry = read_removed_rows_of_table(reader, table)
         if entry is None:
             return RemovedRows(table, bound)
-        if _keys(table) == _PLACE:
+        if _list_key_columns(table) == _PLACE:
             return read_removed_rows(reader, [table])[table]
         if not entry.pending:
             return entry
         if table == PROGRESS:
-            return replace(entry, limits=by_session.progress_limits(self._spark, self._lake, entry.batch))
+            return replace(entry, limits=by_session.compute_progress_limits(self._spark, self._lake, entry.batch))
         return replace(entry, limits=read_limits_changed_last(reader, entry))
 
-    def _count(self, table: str, batch: int, limits: pa.Table) -> int:
+    def _count_rows(self, table: str, batch: int, limits: pa.Table) -> int:
         if not limits.num_rows:
             return 0
         storage, parts = self._lake.storage, TABLES_REMOVED_TOGETHER.get(table, (table,))
         return sum(storage.count_rows(self._spark, part, select_expired_rows(part, limits, batch)) for part in parts)
 
-    def _with_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
+    def _add_times(self, limits: pa.Table) -> tuple[int, pa.Table]:
         """Returns the number of messages to remove, and the limits, each with the highest Kafka timestamp up to it."""
         from pyspark.sql import functions as F
 
@@ -255,29 +259,29 @@ class Retention:
 
     # -- how far rows may be removed
 
-    def _due(self, table: str, bound: datetime) -> _Due:
+    def _find_due_rows(self, table: str, bound: datetime) -> _DueRows:
         ledger = read_removed_rows_of_table(self._lake.reader(self._spark), LEDGER)
         if ledger is not None and ledger.before > bound:
             raise _BlockedError(f"{LEDGER} no longer reaches back so far, and is needed to know how old rows are")
         if table == MESSAGES:
-            return _Due(rules.as_place_limits(self._messages(bound)))
-        batch = self._judged_before(bound)
+            return _DueRows(rules.build_partition_limits(self._find_message_limits(bound)))
+        batch = self._find_last_batch_before(bound)
         if table in {QUARANTINE, EVENTS}:
-            return _Due(rules.as_place_limits(self._aged(SILVER, bound)), batch)
+            return _DueRows(rules.build_partition_limits(self._find_aged_offsets(SILVER, bound)), batch)
         batch = min(batch, read_last_merged_batch(self._lake.reader(self._spark)))
         if table == CHANGES:
-            batch = min(batch, self._read_by_gold())
+            batch = min(batch, self._find_last_batch_read_by_gold())
         if batch < 0:
-            return _Due(LIMITS.empty_table())  # no batch is old enough
-        return _Due(_RULES[table](self._spark, self._lake, batch), batch)
+            return _DueRows(LIMITS.empty_table())  # no batch is old enough
+        return _DueRows(_RULES[table](self._spark, self._lake, batch), batch)
 
-    def _messages(self, bound: datetime) -> dict[TopicPartition, int]:
+    def _find_message_limits(self, bound: datetime) -> dict[TopicPartition, int]:
         """Returns the last offset of bronze that may be removed, by topic-partition."""
         reader = self._lake.reader(self._spark)
-        aged, silver = self._aged(BRONZE, bound), read_last_offsets(reader, SILVER)
+        aged, silver = self._find_aged_offsets(BRONZE, bound), read_last_offsets(reader, SILVER)
         if not silver:
             raise _BlockedError(f"{SILVER} has not read anything yet")
-        limits = rules.message_limits(aged, [silver], self._first_offsets_in_state())
+        limits = rules.compute_message_limits(aged, [silver], self._read_first_offsets_in_state())
         for processor in self._settings.processors:
             if processor.key:
                 continue  # it reads no messages
@@ -286,10 +290,14 @@ class Retention:
                 raise _BlockedError(f"{processor.layer} has not read anything yet")
             # The processor's ledger has only the topics that it reads.
             chosen = {place: limit for place, limit in limits.items() if re.fullmatch(processor.topics, place[0])}
-            limits = {**limits, **dict.fromkeys(chosen, -1), **rules.message_limits(chosen, [read], _NO_SESSIONS)}
+            limits = {
+                **limits,
+                **dict.fromkeys(chosen, -1),
+                **rules.compute_message_limits(chosen, [read], _NO_SESSIONS),
+            }
         return {place: limit for place, limit in limits.items() if limit >= 0}
 
-    def _aged(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
+    def _find_aged_offsets(self, layer: str, bound: datetime) -> dict[TopicPartition, int]:
         """Returns the last offset that the layer had read before a moment, by topic-partition."""
         reader = self._lake.reader(self._spark)
         later = read_first_offsets_since(reader, layer, bound)
@@ -297,7 +305,7 @@ class Retention:
             place: min(last, later.get(place, last + 1) - 1) for place, last in read_last_offsets(reader, layer).items()
         }
 
-    def _judged_before(self, bound: datetime) -> int:
+    def _find_last_batch_before(self, bound: datetime) -> int:
         """Returns the number of silver's last batch that was committed before a moment; -1 if there is none."""
         reader = self._lake.reader(self._spark)
         last = read_last_batch(reader, SILVER)
@@ -306,7 +314,7 @@ class Retention:
         first = read_first_batch_since(reader, SILVER, bound)
         return last if first is None else min(last, first - 1)
 
-    def _read_by_gold(self) -> int:
+    def _find_last_batch_read_by_gold(self) -> int:
         """Returns the number of silver's last batch of which gold has read all changes."""
         if reads_initial_snapshot(self._settings.checkpoint(GOLD)):
             raise _BlockedError(f"{GOLD} still reads the first snapshot of {CHANGES}, whose order is not known")
@@ -320,7 +328,7 @@ class Retention:
             raise _BlockedError(f"{GOLD} has not read anything yet, and is computed from all changes")
         return int(max(read)) - 1  # gold may have read only a part of the last one
 
-    def _first_offsets_in_state(self) -> pa.Table:
+    def _read_first_offsets_in_state(self) -> pa.Table:
         """Returns the lowest first offset of the sessions of which silver may have state, by topic-partition.
 
         The columns are `topic, partition, first_offset`. If a session has two rows, the earlier first offset and the
@@ -340,7 +348,7 @@ class Retention:
         if lake.exists(spark, SESSIONS):
             sessions = sessions.unionByName(lake.read(spark, SESSIONS).select(*columns))
         known_times = sessions.select(*_PLACE, F.col("last").alias("time"))
-        known_times = known_times.unionByName(to_spark_frame(spark, self._stream_times()))
+        known_times = known_times.unionByName(to_spark_frame(spark, self._read_stream_times()))
         now = known_times.groupBy(*_PLACE).agg(F.max("time").alias("now"))
         each = sessions.groupBy(*_PLACE, "session_id").agg(F.min("first").alias("first"), F.max("last").alias("last"))
         timeouts = _TIMEOUTS * milliseconds(self._settings.capture.session_timeout)
@@ -348,7 +356,7 @@ class Retention:
         in_state = each.join(F.broadcast(now), [*_PLACE]).where(~is_over)
         return in_state.groupBy(*_PLACE).agg(F.min("first").alias("first_offset")).toArrow()
 
-    def _stream_times(self) -> pa.Table:
+    def _read_stream_times(self) -> pa.Table:
         """Returns the stream time, including silences, at the end of what silver has read: `topic, partition, time`."""
         judged = read_last_offsets(self._lake.reader(self._spark), SILVER)
         places, behind = list(judged), np.array([*judged.values()], np.int64) + 1

@@ -15,7 +15,7 @@ from sessionlake.ledger.retained import LIMITS
 from sessionlake.protocol.types import TopicPartition
 
 
-def message_limits(
+def compute_message_limits(
     aged: Mapping[TopicPartition, int], read: Iterable[Mapping[TopicPartition, int]], held: pa.Table
 ) -> dict[TopicPartition, int]:
     """Returns the last offset that may be removed from `bronze.messages`, by topic-partition.
@@ -38,7 +38,7 @@ def message_limits(
     return {place: limit for place, limit in limits.items() if limit >= 0}
 
 
-def as_place_limits(ends: Mapping[TopicPartition, int]) -> pa.Table:
+def build_partition_limits(ends: Mapping[TopicPartition, int]) -> pa.Table:
     """Returns the last offsets that may be removed, by topic-partition, as a table with the schema `LIMITS`."""
     rows = [{"topic": topic, "partition": number, "limit": limit} for (topic, number), limit in sorted(ends.items())]
     return pa.Table.from_pylist(rows, LIMITS)
@@ -53,10 +53,10 @@ def advance_limits(before: pa.Table, now: pa.Table, keys: Sequence[str]) -> pa.T
         keys: The columns that identify a limit: topic and partition, or those of a session.
     """
     both = pa.concat_tables([before, now]).group_by([*keys]).aggregate([("limit", "max"), ("highest_timestamp", "max")])
-    return as_limits(both.rename_columns([*keys, "limit", "highest_timestamp"]).filter(pc.field("limit") >= 0))
+    return build_limits(both.rename_columns([*keys, "limit", "highest_timestamp"]).filter(pc.field("limit") >= 0))
 
 
-def as_limits(rows: pa.Table) -> pa.Table:
+def build_limits(rows: pa.Table) -> pa.Table:
     """Returns the rows with the schema `LIMITS`. Columns that they lack are null."""
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)

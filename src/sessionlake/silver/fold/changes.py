@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.cuts import NO_OFFSET
 from sessionlake.integrity.outcome import JudgingOutcome
-from sessionlake.protocol.arrow import concatenate_ranges, contiguous
+from sessionlake.protocol.arrow import concatenate_ranges, to_contiguous
 from sessionlake.protocol.chunk import name_set_flag, name_value_field
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Bools, Int64s
@@ -28,7 +28,7 @@ def build_change_rows(
         outcome: The result of judging the messages.
         columns: The declared columns.
     """
-    nested = contiguous(messages["changes"])
+    nested = to_contiguous(messages["changes"])
     bounds = nested.offsets.to_numpy().astype(np.int64)
     lengths = np.diff(bounds)[applied_indices]
     changes = _take_structs(nested.values, concatenate_ranges(bounds[applied_indices], lengths))
@@ -38,7 +38,7 @@ def build_change_rows(
     is_complete = len(applied_indices) == messages.num_rows and bool((lengths == 1).all())
 
     def repeat_message_column(name: str) -> pa.Array:
-        column = contiguous(messages[name])
+        column = to_contiguous(messages[name])
         return column if is_complete else column.take(message_indices)
 
     arrays = [

@@ -14,10 +14,10 @@ from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import Action, IntegrityEvent, JudgingOutcome, Verdict
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.protocol.arrow import contiguous, split_session_keys
-from sessionlake.protocol.chunk import encode_compressed_ipc
+from sessionlake.protocol.arrow import split_session_keys, to_contiguous
+from sessionlake.protocol.chunk import IGNORED, encode_compressed_ipc
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.erased import CODE as ERASED
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.reasons import CODES
 from sessionlake.protocol.types import Bools, Int64s, Payloads
 from sessionlake.silver.fold.changes import build_change_rows
@@ -171,9 +171,9 @@ def _build_quarantine_rows(judged: JudgedBatch, malformed: pa.Table) -> pa.Table
     out = judged.outcome
     places = np.flatnonzero(out.verdict == Verdict.QUARANTINED)
     parts = [_to_quarantine_rows(judged.messages.take(pa.array(places)), pa.array(out.reason[places]))]
-    malformed = malformed.filter(pc.not_equal(malformed["reason"], ERASED))
+    malformed = malformed.filter(pc.greater(malformed["reason"], 0))
     if malformed.num_rows:
-        parts.append(_to_quarantine_rows(malformed, contiguous(malformed["reason"])))
+        parts.append(_to_quarantine_rows(malformed, to_contiguous(malformed["reason"])))
     return pa.concat_tables(parts)
 
 
@@ -237,17 +237,19 @@ def find_first_violation(judged: JudgedBatch, rules: RuleLookup) -> list[Violati
     return sorted(found, key=lambda v: (v.topic, v.partition, v.offset))[:1]
 
 
-_COUNT_FIELDS = ("applied", "duplicates", "quarantined", "held", "erased")
+_COUNT_FIELDS = ("applied", "duplicates", "quarantined", "held", "erased", "ignored")
 
 
 def count_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[PartitionCounts]:
     """Returns counts of messages by topic-partition. `held` counts newly held messages minus released ones."""
-    names = ["topic", "partition", "offset"]
+    names = ["topic", "partition", "offset", "part"]
     rows = judged.messages.select(names).append_column("verdict", pa.array(judged.outcome.verdict))
     released, arrived = rows.slice(0, judged.held_before_count), rows.slice(judged.held_before_count)
     if malformed.num_rows:
-        gone = malformed["reason"].to_numpy() == ERASED
-        wrong = pa.array(np.where(gone, _COUNT_FIELDS.index("erased"), Verdict.QUARANTINED).astype(np.int8))
+        reasons = malformed["reason"].to_numpy()
+        codes = [_COUNT_FIELDS.index("erased"), _COUNT_FIELDS.index("ignored")]
+        found = np.select([reasons == ERASED, reasons == IGNORED], codes, default=Verdict.QUARANTINED)
+        wrong = pa.array(found.astype(np.int8))
         arrived = pa.concat_tables([arrived, malformed.select(names).append_column("verdict", wrong)])
     counts: dict[tuple[str, int], PartitionCounts] = {}
     for row in _count_by_verdict(arrived):
@@ -262,7 +264,8 @@ def count_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[Partiti
             min(count.first_offset, row["offset_min"]),
             max(count.last_offset, row["offset_max"]),
         )
-        count.messages += row["offset_count"]
+        count.parts += row["offset_count"]
+        count.messages += row["is_first_sum"]
         _add_to_counts(count, row["verdict"], row["offset_count"])
     for row in _count_by_verdict(released.filter(pc.not_equal(released["verdict"], Verdict.HELD))):
         place = row["topic"], row["partition"]
@@ -273,7 +276,8 @@ def count_by_partition(judged: JudgedBatch, malformed: pa.Table) -> list[Partiti
 
 
 def _count_by_verdict(rows: pa.Table) -> list[dict[str, Any]]:
-    aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count")]
+    rows = rows.append_column("is_first", pc.equal(rows["part"], 0).cast(pa.int64()))
+    aggregates = [("offset", "min"), ("offset", "max"), ("offset", "count"), ("is_first", "sum")]
     grouped = rows.group_by(["topic", "partition", "verdict"], use_threads=False)  # threads cost more than they save
     found: list[dict[str, Any]] = grouped.aggregate(aggregates).to_pylist()
     return found

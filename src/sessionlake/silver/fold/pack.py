@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import add_place_note
+from sessionlake.feeds.chunks import FeedDecoder
 from sessionlake.integrity.clock import EarlierStreamTimes, Segments, cut_into_segments, encode_segments
 from sessionlake.integrity.stream_times import StreamTimeNotes
-from sessionlake.protocol.arrow import dictionary_codes, milliseconds_of
+from sessionlake.protocol.arrow import encode_as_codes, to_milliseconds
 from sessionlake.protocol.chunk import encode_compressed_ipc
-from sessionlake.protocol.decode import DecodeRules, decode, future_timestamps
-from sessionlake.protocol.kafka_time import counted_times
-from sessionlake.protocol.silence import Silence
-from sessionlake.protocol.silence import decode as decode_silences
+from sessionlake.protocol.decode import DecodeRules, decode_messages, find_future_timestamps
+from sessionlake.protocol.kafka_time import select_counted_times
+from sessionlake.protocol.silence import Silence, decode_silences
 from sessionlake.protocol.types import Int64s
 
 # Number of messages that are decoded at once: enough to fill an IPC stream for each shard, and few enough for memory.
@@ -32,7 +32,7 @@ BLOCK_BYTES = 64 * 1024 * 1024
 # The error about a block names at most this many topic-partitions.
 _MAX_NAMED_PARTITIONS = 3
 BRONZE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
-"""The columns of `bronze.messages` that silver reads."""
+"""The columns of `bronze.messages` that silver reads. It also reads `headers` if a feed needs them."""
 PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 
 
@@ -40,17 +40,25 @@ PACKED_ARROW_SCHEMA = pa.schema([("shard", pa.int32()), ("chunk", pa.binary())])
 class Packer:
     """A `mapInArrow` function: takes record batches of raw messages and yields packed chunks `shard int, chunk binary`.
 
-    Input columns are `shard int32` and `BRONZE_COLUMNS`. A row without a topic contains silences instead of a message.
+    Input columns are `shard int32` and `bronze_columns`. A row without a topic contains silences instead of a message.
+    With feeds, the shard is not the input's: it depends on the sessions in the messages.
     """
 
     rules: DecodeRules
     shard_count: int
+    feeds: FeedDecoder | None = None
+    """Decodes messages by feeds; None if all messages have the form of sessionlake."""
     topic_pattern: str = ".*"
     """Pattern of whole topic names; messages of other topics are skipped."""
     earlier_times: EarlierStreamTimes = field(default_factory=StreamTimeNotes)
     """Looks up stream times from before the batch; by default there are none, as for a first batch."""
     extra_silences: tuple[Silence, ...] = ()
     """Silences of the batch that are not in its rows."""
+
+    @property
+    def bronze_columns(self) -> tuple[str, ...]:
+        """The columns of `bronze.messages` that the packer reads."""
+        return (*BRONZE_COLUMNS, "headers") if self.feeds and self.feeds.reads_headers else BRONZE_COLUMNS
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Packs the task's messages in blocks of `BLOCK_MESSAGES`."""
@@ -90,14 +98,19 @@ class Packer:
 
     def _decode_and_pack(self, raw_messages: pa.Table) -> pa.RecordBatch:
         silences, raw_messages = self._split_off_silences(raw_messages)
-        raw_messages = raw_messages.take(
-            pa.array(np.argsort(raw_messages["shard"].to_numpy(), kind="stable"))
-        ).combine_chunks()
-        shards = raw_messages["shard"].to_numpy()
-        raw_messages = convert_times_to_milliseconds(raw_messages)
-        chunk = decode(raw_messages, self.rules)
-        timestamps = counted_times(chunk["kafka_ts"].to_numpy(), future_timestamps(raw_messages, self.rules))
-        segments, clock = _build_segments(chunk, timestamps, self.earlier_times, silences)
+        if self.feeds is None:
+            raw_messages = raw_messages.take(pa.array(np.argsort(raw_messages["shard"].to_numpy(), kind="stable")))
+        raw_messages = convert_times_to_milliseconds(raw_messages.combine_chunks())
+        timestamps = select_counted_times(
+            raw_messages["kafka_ts"].to_numpy(), find_future_timestamps(raw_messages, self.rules)
+        )
+        segments, clock = _build_segments(raw_messages, timestamps, self.earlier_times, silences)
+        if self.feeds is None:
+            chunk, shards = decode_messages(raw_messages, self.rules), raw_messages["shard"].to_numpy()
+        else:
+            chunk, message, shards = self.feeds.decode(raw_messages)
+            order = np.argsort(shards, kind="stable")
+            chunk, shards, clock = chunk.take(pa.array(order)), shards[order], clock[message[order]]
         place = chunk.schema.get_field_index("clock")
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(clock))
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
@@ -145,7 +158,7 @@ def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
     """Returns rows of `bronze.messages` with their timestamps as int64 ms since the epoch, which `decode` needs."""
     for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
         raw_messages = raw_messages.set_column(
-            raw_messages.schema.get_field_index(name), now, milliseconds_of(raw_messages[name])
+            raw_messages.schema.get_field_index(name), now, to_milliseconds(raw_messages[name])
         )
     return raw_messages
 
@@ -153,7 +166,7 @@ def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
 def _build_segments(
     chunk: pa.Table, timestamps: Int64s, earlier_times: EarlierStreamTimes, silences: Sequence[Silence]
 ) -> tuple[Segments, Int64s]:
-    topic, topics = dictionary_codes(chunk["topic"])
+    topic, topics = encode_as_codes(chunk["topic"])
     width = int(chunk["partition"].to_numpy().max(initial=0)) + 1
     lanes, lane = np.unique(topic * width + chunk["partition"].to_numpy(), return_inverse=True)
     names = [(topics[code // width].as_py(), code % width) for code in lanes.tolist()]

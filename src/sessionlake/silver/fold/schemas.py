@@ -113,10 +113,11 @@ EVENTS_SCHEMA = pa.schema(
 
 
 class PartitionCounts(msgspec.Struct):
-    """Counts of a shard's messages in one topic-partition. `messages` is the sum of the five counts after it.
+    """Counts of a shard's messages in one topic-partition. `parts` is the sum of the counts from `applied` on.
 
-    `held` counts newly held messages minus released ones. A released message also counts by its new verdict. If
-    `messages` is 0, the offsets and times have no meaning.
+    A message that its feed splits has several parts, which can be in several shards: the shard with its first part
+    counts the message. `held` counts newly held messages minus released ones. A released message also counts by its new
+    verdict. If `parts` is 0, the offsets and times have no meaning.
 
     Attributes:
         first_offset: First offset of the batch.
@@ -124,6 +125,8 @@ class PartitionCounts(msgspec.Struct):
         previous_offset: The offset at which the stream time before the batch was noted.
         stream_time: Stream time after the batch, ms.
         erased: Number of messages of forgotten sessions, which have only offset and timestamp.
+        ignored: Number of messages that their feed ignores.
+        parts: Number of parts of messages.
     """
 
     topic: str
@@ -138,6 +141,8 @@ class PartitionCounts(msgspec.Struct):
     previous_offset: int = BEGINNING
     stream_time: int = NO_TIME
     erased: int = 0
+    ignored: int = 0
+    parts: int = 0
 
 
 class Violation(msgspec.Struct):

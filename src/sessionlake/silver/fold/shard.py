@@ -21,10 +21,16 @@ from sessionlake.integrity.outcome import JudgingOutcome, Verdict
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import ShardState
-from sessionlake.protocol.arrow import SESSION, join_session_keys, number_combinations, session_keys, split_session_keys
+from sessionlake.protocol.arrow import (
+    SESSION,
+    build_session_keys,
+    join_session_keys,
+    number_combinations,
+    split_session_keys,
+)
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.message import ANY, NO_SEQ
+from sessionlake.protocol.message import ANY_SEQ, NO_SEQ
 from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.emit import JudgedBatch
@@ -340,7 +346,7 @@ def _sort_by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
 
 def _find_session_numbers(held_messages: pa.Table, keys: pa.Array) -> Int64s:
     found: Int64s = (
-        pc.fill_null(pc.index_in(session_keys(held_messages), value_set=keys), -1).to_numpy().astype(np.int64)
+        pc.fill_null(pc.index_in(build_session_keys(held_messages), value_set=keys), -1).to_numpy().astype(np.int64)
     )
     return found
 
@@ -375,6 +381,6 @@ def _build_message_arrays(
         now=now,
         size=numbers("size"),
         changes=pc.fill_null(pc.list_value_length(messages["changes"]), 0).to_numpy().astype(np.int64),
-        after=pc.fill_null(messages["after"], ANY).to_numpy(),
+        after=pc.fill_null(messages["after"], ANY_SEQ).to_numpy(),
         link=numbers("link"),
     )

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.schemas.names import CHANGES, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, is_in
 from sessionlake.delta.storage.values import to_values
-from sessionlake.protocol.arrow import is_of_sessions, semi_join, session_keys
+from sessionlake.protocol.arrow import build_session_keys, has_session_in, semi_join
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
 from sessionlake.silver.tables.seq_order import select_continuable_cuts, select_latest_cuts
@@ -44,17 +44,17 @@ def read_seq_history(
         `list_change_columns`. A session
         without a suitable stored table has all its changes and no table.
     """
-    tried = select_latest_cuts(cuts.filter(is_of_sessions(cuts, sessions)), _TRIED)
+    tried = select_latest_cuts(cuts.filter(has_session_in(cuts, sessions)), _TRIED)
     until: list[Condition] = [*conditions, ("_batch", operator.le, last_batch)]
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
     changes = read_table(CHANGES, *until, *recent, columns=list_change_columns(columns), sessions=sessions)
     base = select_last_cuts(select_continuable_cuts(tried, changes))
-    without_base = sessions.filter(pc.invert(is_of_sessions(sessions, base)))
+    without_base = sessions.filter(pc.invert(has_session_in(sessions, base)))
     if without_base.num_rows and recent:
         all_changes = read_table(CHANGES, *until, columns=list_change_columns(columns), sessions=without_base)
-        changes = pa.concat_tables([changes.filter(is_of_sessions(changes, base)), all_changes])
-    position = base["position"].take(pc.index_in(session_keys(changes), value_set=session_keys(base)))
+        changes = pa.concat_tables([changes.filter(has_session_in(changes, base)), all_changes])
+    position = base["position"].take(pc.index_in(build_session_keys(changes), value_set=build_session_keys(base)))
     since = pc.fill_null(pc.greater(changes["_position"], position), pa.scalar(value=True))
     schema = build_rows_schema(columns)
     if not base.num_rows:

@@ -13,7 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, SESSION_TYPES, contiguous, dictionary_codes, number_combinations
+from sessionlake.protocol.arrow import (
+    SESSION,
+    SESSION_COLUMN_TYPES,
+    encode_as_codes,
+    number_combinations,
+    to_contiguous,
+)
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, quote
 from sessionlake.protocol.types import Bools, Int64s
@@ -30,7 +36,7 @@ def build_net_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """
     return pa.schema(
         [
-            *zip(SESSION, SESSION_TYPES, strict=True),
+            *zip(SESSION, SESSION_COLUMN_TYPES, strict=True),
             ("row_id", pa.string()),
             *((column.name, column.arrow) for column in columns),
             (RESCUED, pa.string()),
@@ -76,12 +82,12 @@ def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Ta
     session, names = number_combinations(*(changes[name] for name in SESSION))
     sessions = pa.StructArray.from_arrays(names, SESSION)
     position = changes["_position"].to_numpy()
-    kind, kinds = dictionary_codes(changes["change"])
+    kind, kinds = encode_as_codes(changes["change"])
     clear = kind == _find_index(kinds, "clear")
     cleared = np.full(len(sessions), _NEVER)
     np.maximum.at(cleared, session[clear], position[clear])
     kept = np.flatnonzero(~clear & (position >= cleared[session]))
-    row, _ = dictionary_codes(changes["row_id"])
+    row, _ = encode_as_codes(changes["row_id"])
     key = session[kept] * (int(row.max(initial=0)) + 1) + row[kept]
     order = kept[np.lexsort((changes["ordinal"].to_numpy()[kept], position[kept], key))]
     key = np.sort(key)
@@ -122,11 +128,13 @@ def refold_by_seq(changes: pa.Table, columns: tuple[Column, ...], rows: pa.Table
     schema, affected = parts[0].schema, changes.select(SESSION)
     if rows is not None:
         names = pa.array([[column.name for column in columns]] * rows.num_rows, pa.list_(pa.string()))
-        row_columns = {name: contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
+        row_columns = {name: to_contiguous(rows[name]) for name in rows.column_names} | {"_set": names}
         parts.append(_to_changes(row_columns, "upsert", -1, schema))
         affected = pa.concat_tables([affected, rows.select(SESSION)])
     sessions = affected.group_by(list(SESSION), use_threads=False).aggregate([])
-    parts.append(_to_changes({name: contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema))
+    parts.append(
+        _to_changes({name: to_contiguous(sessions[name]) for name in sessions.column_names}, "clear", -2, schema)
+    )
     return compute_net_changes(pa.concat_tables(parts), columns)
 
 
@@ -185,12 +193,12 @@ def _build_rows(changes: pa.Table, columns: tuple[Column, ...], net: _NetRows) -
         writes = (flag | net.delete)[net.order]
         winner = np.maximum.reduceat(np.where(writes, place, -1), net.starts) if len(place) else place
         source = pa.array(net.order[winner] if len(place) else place, mask=winner < 0)
-        values.append(contiguous(changes[column.name]).take(source))
+        values.append(to_contiguous(changes[column.name]).take(source))
         written.append((winner >= 0) | net.emptied)
     matrix = np.stack(written, axis=1) if written else np.zeros((len(net.last), 0), np.bool_)
     last = pa.array(net.last)
-    heads = [contiguous(changes[name]).take(last) for name in (*SESSION, "row_id")]
-    marks = [contiguous(changes[name]).take(last) for name in (RESCUED, *CLEAR_MARKERS)]
+    heads = [to_contiguous(changes[name]).take(last) for name in (*SESSION, "row_id")]
+    marks = [to_contiguous(changes[name]).take(last) for name in (RESCUED, *CLEAR_MARKERS)]
     ends = pa.array(np.arange(len(net.last) + 1, dtype=np.int32) * len(columns))
     lists = pa.ListArray.from_arrays(ends, pa.array(matrix.reshape(-1)))
     arrays = [*heads, *values, *marks, pa.array(net.delete[net.last]), lists]
@@ -212,9 +220,9 @@ def _find_index(values: pa.Array, value: str) -> int:
 
 def _read_set_flags(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
     """Returns for each declared column a boolean array over the changes: True where a change sets the column."""
-    lists = contiguous(sets)
+    lists = to_contiguous(sets)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
-    code, names = dictionary_codes(lists.flatten())
+    code, names = encode_as_codes(lists.flatten())
     flags = []
     for column in columns:
         flag = np.zeros(len(lists), np.bool_)

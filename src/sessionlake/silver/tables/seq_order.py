@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import dictionary_codes, running_maximum, session_keys
+from sessionlake.protocol.arrow import build_session_keys, compute_running_maximum, encode_as_codes
 from sessionlake.protocol.types import Int64s
 
 
@@ -22,9 +22,9 @@ def select_continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
         cuts: Cuts with `position`, `life` and `next_seq`.
         changes: The changes of the cuts' sessions, at least all that were applied after each session's first cut.
     """
-    owner, names = dictionary_codes(session_keys(cuts))
-    changes = changes.filter(pc.is_in(session_keys(changes), value_set=names))
-    changed = pc.index_in(session_keys(changes), value_set=names).to_numpy().astype(np.int64)
+    owner, names = encode_as_codes(build_session_keys(cuts))
+    changes = changes.filter(pc.is_in(build_session_keys(changes), value_set=names))
+    changed = pc.index_in(build_session_keys(changes), value_set=names).to_numpy().astype(np.int64)
     count = len(changed)
     place = _rank_pairs(
         np.append(changed, owner), np.append(_to_numbers(changes["_position"]), _to_numbers(cuts["position"]))
@@ -36,7 +36,7 @@ def select_continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     order = np.argsort(place[:count], kind="stable")
     whose = changed[order]
     # For each change, the lowest seq among this change and all later ones of its session.
-    lowest = -running_maximum(-seq[order][::-1], whose.max(initial=0) - whose[::-1])[::-1]
+    lowest = -compute_running_maximum(-seq[order][::-1], whose.max(initial=0) - whose[::-1])[::-1]
     following = np.searchsorted(place[order], place[count:], side="right")
     fits = following == count
     at = following[~fits]
@@ -46,7 +46,7 @@ def select_continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
 
 def select_latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
     """Returns the last `count` cuts of each session, by position."""
-    session, _ = dictionary_codes(session_keys(cuts))
+    session, _ = encode_as_codes(build_session_keys(cuts))
     order = np.lexsort((-_to_numbers(cuts["position"]), session))
     starts = np.flatnonzero(np.diff(session[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))

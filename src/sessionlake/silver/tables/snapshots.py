@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 
 from sessionlake.protocol.arrow import (
     SESSION,
-    SESSION_TYPES,
+    SESSION_COLUMN_TYPES,
+    build_session_keys,
     concatenate_ranges,
-    contiguous,
-    dictionary_codes,
-    is_of_sessions,
-    session_keys,
+    encode_as_codes,
+    has_session_in,
+    to_contiguous,
 )
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.names import DELETE, WRITTEN, internal
@@ -38,13 +38,13 @@ CUT_COLUMNS = (*SESSION, "snapshot_at", "reason", "position")
 def build_rows_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the schema of session tables, which has the columns of `session_rows`."""
     declared = [(column.name, column.arrow) for column in columns]
-    keys = zip(ROW_KEY, (*SESSION_TYPES, pa.string()), strict=True)
+    keys = zip(ROW_KEY, (*SESSION_COLUMN_TYPES, pa.string()), strict=True)
     return pa.schema([*keys, *declared, (RESCUED, pa.string()), *((name, pa.int64()) for name in CLEAR_MARKERS)])
 
 
 def build_snapshots_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Returns the schema of `session_snapshots`."""
-    cut = [*SESSION_TYPES, TIMESTAMP_TYPE, pa.string(), pa.int64()]
+    cut = [*SESSION_COLUMN_TYPES, TIMESTAMP_TYPE, pa.string(), pa.int64()]
     return pa.schema([*zip(CUT_COLUMNS, cut, strict=True), *list(build_rows_schema(columns))[len(SESSION) :]])
 
 
@@ -64,11 +64,13 @@ def apply_net_changes(rows: pa.Table, net_changes: pa.Table, columns: tuple[Colu
     """
     gone = pc.is_null(net_changes["row_id"])
     cleared, changed = net_changes.filter(gone), net_changes.filter(pc.invert(gone)).combine_chunks()
-    before = rows.filter(pc.invert(pc.is_in(session_keys(rows), value_set=session_keys(cleared)))).combine_chunks()
+    before = rows.filter(
+        pc.invert(pc.is_in(build_session_keys(rows), value_set=build_session_keys(cleared)))
+    ).combine_chunks()
     known, keys = _build_row_keys(before), _build_row_keys(changed)
     kept = before.filter(pc.invert(pc.is_in(known, value_set=keys)))
     place = pc.index_in(keys, value_set=known)
-    written = contiguous(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
+    written = to_contiguous(changed[WRITTEN]).flatten().to_numpy(zero_copy_only=False).reshape(-1, len(columns))
     values = {
         column.name: pc.if_else(pa.array(written[:, i]), changed[column.name], before[column.name].take(place))
         for i, column in enumerate(columns)
@@ -79,7 +81,7 @@ def apply_net_changes(rows: pa.Table, net_changes: pa.Table, columns: tuple[Colu
 
 
 def _build_row_keys(rows: pa.Table) -> pa.Array:
-    return pc.binary_join_element_wise(session_keys(rows), contiguous(rows["row_id"]), "\0")
+    return pc.binary_join_element_wise(build_session_keys(rows), to_contiguous(rows["row_id"]), "\0")
 
 
 def compute_snapshots(
@@ -96,14 +98,14 @@ def compute_snapshots(
             are what `seq_history.read_seq_history` returns, or all their changes without rows.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
-    session, names = dictionary_codes(session_keys(cuts))
+    session, names = encode_as_codes(build_session_keys(cuts))
     starts = np.flatnonzero(np.diff(session, prepend=-1))
     counts = np.diff(np.append(starts, len(session)))
     rank = np.arange(len(session)) - np.repeat(starts, counts)
     first_in = _ChangesByCut(_find_first_cuts(cuts, session, names, changes), len(session))
-    is_late_filled = pc.is_in(names, value_set=session_keys(late)).to_numpy(zero_copy_only=False)
+    is_late_filled = pc.is_in(names, value_set=build_session_keys(late)).to_numpy(zero_copy_only=False)
     rows = rows.select(build_rows_schema(columns).names).cast(build_rows_schema(columns))
-    base_rows = rows.filter(is_of_sessions(rows, late))
+    base_rows = rows.filter(has_session_in(rows, late))
     weights, weighed, following = SnapshotWeights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         due = np.flatnonzero(rank == number)
@@ -120,10 +122,10 @@ def compute_snapshots(
             refold_by_seq(
                 changes.take(first_in.select_changes(since[fresh])),
                 columns,
-                base_rows.filter(pc.is_in(session_keys(base_rows), present)),
+                base_rows.filter(pc.is_in(build_session_keys(base_rows), present)),
             ),
         ]
-        is_due_row = pc.is_in(session_keys(rows), value_set=present)
+        is_due_row = pc.is_in(build_session_keys(rows), value_set=present)
         made = apply_net_changes(rows.filter(is_due_row), pa.concat_tables(nets), columns)
         heads = cuts.select(CUT_COLUMNS).take(pa.array(due))
         yield _build_snapshot_rows(heads, made, columns)
@@ -131,7 +133,7 @@ def compute_snapshots(
         following[due_sessions] = np.where(is_late_filled[due_sessions], following[due_sessions], due + 1)
         unfinished = names.take(pa.array(np.flatnonzero(counts > number + 1)))
         rows = pa.concat_tables([rows.filter(pc.invert(is_due_row)), made])
-        rows = rows.filter(pc.is_in(session_keys(rows), value_set=unfinished))
+        rows = rows.filter(pc.is_in(build_session_keys(rows), value_set=unfinished))
 
 
 def _build_snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column, ...]) -> pa.Table:
@@ -143,10 +145,10 @@ def _build_snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column,
         columns: The declared columns.
     """
     schema = build_snapshots_schema(columns)
-    head = heads.take(pc.index_in(session_keys(rows), value_set=session_keys(heads)))
+    head = heads.take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(heads)))
     body = rows.select(rows.column_names[len(SESSION) :])
     table = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
-    empty = heads.filter(pc.invert(is_of_sessions(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
+    empty = heads.filter(pc.invert(has_session_in(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
     return pa.concat_tables([table, empty], promote_options="default")
 
 
@@ -158,7 +160,7 @@ def count_table_rows(made: pa.Table) -> pa.Table:
 
 def _count_rows_by_session(rows: pa.Table, sessions: pa.Array) -> Int64s:
     """Returns the number of rows of each session, in the order of `sessions`, which has session keys."""
-    place = pc.index_in(session_keys(rows), value_set=sessions).to_numpy()
+    place = pc.index_in(build_session_keys(rows), value_set=sessions).to_numpy()
     return np.bincount(place, minlength=len(sessions))
 
 
@@ -193,7 +195,7 @@ def _find_first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: 
         names: Session keys.
         changes: The changes.
     """
-    owner = pc.fill_null(pc.index_in(session_keys(changes), value_set=names), -1).to_numpy().astype(np.int64)
+    owner = pc.fill_null(pc.index_in(build_session_keys(changes), value_set=names), -1).to_numpy().astype(np.int64)
     position, at = changes["_position"].to_numpy(), cuts["position"].to_numpy()
     distinct, order = np.unique(np.concatenate([at, position]), return_inverse=True)
     order = order.reshape(-1)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.protocol.arrow import SESSION, dictionary_codes, session_keys
+from sessionlake.protocol.arrow import SESSION, build_session_keys, encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 
 
@@ -36,7 +36,7 @@ class SnapshotWeights:
     """
 
     def __init__(self, sessions: pa.Array, kept: pa.Table) -> None:
-        place = pc.index_in(sessions, value_set=session_keys(kept))
+        place = pc.index_in(sessions, value_set=build_session_keys(kept))
         self.rows, self.since = (_to_numbers(kept[name].take(place)) for name in ("rows", "since"))
 
     def find_cuts_to_store(self, cuts: pa.Table, session: Int64s) -> Bools:
@@ -61,7 +61,7 @@ def select_cuts_of_kept_sessions(cuts: pa.Table, kept: pa.Table) -> pa.Array:
         kept: Sizes of the sessions' last stored tables and numbers of changes since, as the argument `kept` of
             `SnapshotWeights`.
     """
-    session, names = dictionary_codes(session_keys(cuts))
+    session, names = encode_as_codes(build_session_keys(cuts))
     weights = SnapshotWeights(names, kept)
     np.add.at(weights.since, session, _to_numbers(cuts["changes"]))
     found = weights.since > weights.rows
@@ -76,7 +76,7 @@ def summarize_kept_tables(last: pa.Table, passed: pa.Table) -> pa.Table:
         last: Each session's last cut whose table is stored, with `rows`.
         passed: Columns `SESSION`, `position` and `changes` of cuts; those that are not after the last one are ignored.
     """
-    place = pc.index_in(session_keys(passed), value_set=session_keys(last))
+    place = pc.index_in(build_session_keys(passed), value_set=build_session_keys(last))
     later = pc.fill_null(pc.greater(passed["position"], last["position"].take(place)), pa.scalar(value=False))
     since = np.zeros(last.num_rows, np.int64)
     np.add.at(since, _to_numbers(place.filter(later)), _to_numbers(passed["changes"].filter(later)))

@@ -1,9 +1,9 @@
-"""Computes sliding windows from slices. A slice has the aggregates of one series in one minute, hour or day.
+"""Computes sliding windows from buckets. A bucket has the aggregates of one series in one minute, hour or day.
 
-A window of `n` minutes that ends at minute `t` consists of the one-minute slices that end at `t - n + 1` to `t`.
-Windows that overlap are computed together. The part that they share is merged once, from slices of hours and days where
-possible. The minutes after this part are added one by one, going forward in time. The minutes before it are added one
-by one, going backward. Nothing is ever subtracted, so this works for every aggregate that can be merged.
+A window of `n` minutes that ends at minute `t` consists of the one-minute buckets that end at `t - n + 1` to `t`.
+Windows that overlap are computed together. The part that they share is merged once, from buckets of hours and days
+where possible. The minutes after this part are added one by one, going forward in time. The minutes before it are added
+one by one, going backward. Nothing is ever subtracted, so this works for every aggregate that can be merged.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.aggregate.standard import METRICS_1M
 from sessionlake.gold.rules.tree import Function, Selection, Window
-from sessionlake.protocol.arrow import dictionary_codes
+from sessionlake.protocol.arrow import encode_as_codes
 from sessionlake.protocol.types import Bools, Int64s
 
 MINUTE, HOUR, DAY = 1, 60, 1440
-"""The lengths that slices can have, in minutes."""
+"""The lengths that buckets can have, in minutes."""
 # The row id comes last because only it can contain the separator.
 _SERIES = ("topic", "session_id", PARTITION, "metric", "row_id")
 _SEPARATOR = "\0"
@@ -53,15 +53,15 @@ _EMPTY_VALUES: Mapping[str, Any] = {
 
 
 def columns_of_functions(functions: Iterable[Function]) -> tuple[str, ...]:
-    """Returns the names of the slices' columns from which these functions are computed."""
+    """Returns the names of the buckets' columns from which these functions are computed."""
     names = {name for function in functions for name in _FUNCTION_COLUMNS[function]} | {_COUNT}
     return tuple(column for name in sorted(names) for column, _ in _create_aggregate(name).stored_columns(name))
 
 
 def usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
-    """Returns the slice lengths from which windows are computed, in minutes, ascending.
+    """Returns the bucket lengths from which windows are computed, in minutes, ascending.
 
-    One-minute slices are always used. Hours and days are used only if all these windows contain the same hour or day.
+    One-minute buckets are always used. Hours and days are used only if all these windows contain the same hour or day.
 
     Args:
         minutes: length of the windows, in minutes.
@@ -69,51 +69,51 @@ def usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
         last: the last minute at which a window ends.
     """
     shared = (
-        length for length in (HOUR, DAY) if _slice_end_from(last - minutes, length) < _slice_end_until(first, length)
+        length for length in (HOUR, DAY) if _bucket_end_from(last - minutes, length) < _bucket_end_until(first, length)
     )
     return (MINUTE, *shared)
 
 
-def covering_slices(
+def covering_buckets(
     lengths: Sequence[int], begins: tuple[int, int], ends: tuple[int, int]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yields the slices that windows consist of: a slice length in minutes, and a range `(low, high)`.
+    """Yields the buckets that windows consist of: a bucket length in minutes, and a range `(low, high)`.
 
-    The range stands for slices that end after minute `low`, up to and including minute `high`. The longest slices are
+    The range stands for buckets that end after minute `low`, up to and including minute `high`. The longest buckets are
     used in the middle of the windows, shorter ones near their start and end.
 
     Args:
-        lengths: the slice lengths that `usable_lengths` returns.
+        lengths: the bucket lengths that `usable_lengths` returns.
         begins: the first and the last minute at which one of the windows starts.
         ends: the first and the last minute at which one of the windows ends.
     """
     for length, longer in pairwise(lengths):
-        yield length, (_slice_end_from(begins[0], length), _slice_end_from(begins[1], longer))
-        yield length, (_slice_end_until(ends[0], longer), _slice_end_until(ends[1], length))
-    yield lengths[-1], (_slice_end_from(begins[0], lengths[-1]), _slice_end_until(ends[1], lengths[-1]))
+        yield length, (_bucket_end_from(begins[0], length), _bucket_end_from(begins[1], longer))
+        yield length, (_bucket_end_until(ends[0], longer), _bucket_end_until(ends[1], length))
+    yield lengths[-1], (_bucket_end_from(begins[0], lengths[-1]), _bucket_end_until(ends[1], lengths[-1]))
 
 
-def _slice_end_from(minute: int, length: int) -> int:
-    """Returns the first minute, from `minute` on, at which a slice of this length ends."""
+def _bucket_end_from(minute: int, length: int) -> int:
+    """Returns the first minute, from `minute` on, at which a bucket of this length ends."""
     return -(-minute // length) * length
 
 
-def _slice_end_until(minute: int, length: int) -> int:
-    """Returns the last minute, up to `minute`, at which a slice of this length ends."""
+def _bucket_end_until(minute: int, length: int) -> int:
+    """Returns the last minute, up to `minute`, at which a bucket of this length ends."""
     return minute // length * length
 
 
 @dataclass(frozen=True)
-class Slices:
-    """Slices of some series, as columns.
+class MetricBuckets:
+    """Buckets of some series, as columns.
 
-    `series_row`, `end`, `length` and all arrays in `columns` have one item per slice.
+    `series_row`, `end`, `length` and all arrays in `columns` have one item per bucket.
 
     Attributes:
         series: one row per series: topic, session_id, partition, metric, row_id.
-        series_row: for each slice, the index of its series in `series`.
-        end: for each slice, the minute since 1970 at which it ends.
-        length: for each slice, its length in minutes.
+        series_row: for each bucket, the index of its series in `series`.
+        end: for each bucket, the minute since 1970 at which it ends.
+        length: for each bucket, its length in minutes.
         columns: aggregates by name, as in `gold.metrics_1m`.
     """
 
@@ -123,33 +123,38 @@ class Slices:
     length: Int64s
     columns: Columns
 
-    def take(self, rows: Bools) -> Slices:
-        """Returns the slices of some series.
+    def take(self, rows: Bools) -> MetricBuckets:
+        """Returns the buckets of some series.
 
         Args:
-            rows: for each row of `series`, True if its slices are returned.
+            rows: for each row of `series`, True if its buckets are returned.
         """
         is_chosen = rows[self.series_row]
         number = np.cumsum(rows) - 1
         columns = {name: column[is_chosen] for name, column in self.columns.items()}
         series = self.series.filter(pa.array(rows))
-        return Slices(series, number[self.series_row[is_chosen]], self.end[is_chosen], self.length[is_chosen], columns)
+        return MetricBuckets(
+            series, number[self.series_row[is_chosen]], self.end[is_chosen], self.length[is_chosen], columns
+        )
 
 
-def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None) -> Slices:
-    """Returns rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` as slices.
+def buckets_from_rows(
+    parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None
+) -> MetricBuckets:
+    """Returns rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` as buckets.
 
     Args:
-        parts: pairs of a slice length in minutes and rows of the table with that length.
+        parts: pairs of a bucket length in minutes and rows of the table with that length.
         columns: names of the aggregates to keep.
-        keys: one row per key, with columns of `Slices.series`. Slices of other keys are left out; None keeps all.
+        keys: one row per key, with columns of `MetricBuckets.series`. Buckets of other keys are left out; None keeps
+            all.
     """
     numbers: dict[str, int] = {}
     row, end, length = list[Int64s](), list[Int64s](), list[Int64s]()
     parts_of = {name: list[Any]() for name in columns}
     for minutes, table in parts:
         # Joined to one text, because encoding each column by itself takes a fifth longer.
-        code, named = dictionary_codes(
+        code, named = encode_as_codes(
             pc.binary_join_element_wise(*(_as_texts(table[name]) for name in _SERIES), _SEPARATOR)
         )
         known = np.array([numbers.setdefault(name, len(numbers)) for name in named.to_pylist()], np.int64)
@@ -163,19 +168,21 @@ def slices_from_rows(parts: Iterable[tuple[int, pa.Table]], columns: Sequence[st
     place = _SERIES.index(PARTITION)
     series = series.set_column(place, PARTITION, series[PARTITION].cast(pa.int32()))
     joined = {name: _concatenate_parts(parts_of.pop(name)) for name in columns}
-    slices = Slices(series, _concatenate_parts(row), _concatenate_parts(end), _concatenate_parts(length), joined)
+    buckets = MetricBuckets(
+        series, _concatenate_parts(row), _concatenate_parts(end), _concatenate_parts(length), joined
+    )
     if keys is None:
-        return slices
+        return buckets
     wanted_keys = {*zip(*(keys[name].to_pylist() for name in keys.column_names), strict=True)}
     series_keys = zip(*(series[name].to_pylist() for name in keys.column_names), strict=True)
-    return slices.take(np.array([key in wanted_keys for key in series_keys], np.bool_))
+    return buckets.take(np.array([key in wanted_keys for key in series_keys], np.bool_))
 
 
 def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     """Returns the column's values as texts. Each distinct number is formatted only once."""
     if not pa.types.is_integer(column.type):
         return column
-    code, distinct = dictionary_codes(column)
+    code, distinct = encode_as_codes(column)
     return distinct.cast(pa.string()).take(pa.array(code))
 
 
@@ -225,14 +232,14 @@ def map_distinct(column: pa.ChunkedArray, predicate: Callable[[str], bool]) -> B
 
     `predicate` is called once per distinct text.
     """
-    code, distinct = dictionary_codes(column)
+    code, distinct = encode_as_codes(column)
     return np.array([predicate(value) for value in distinct.to_pylist()], np.bool_)[code]
 
 
 _Tier: TypeAlias = "tuple[Int64s, Int64s, Columns]"
-"""Slices of one length, merged to one per end and key: ends in ascending order, indexes of keys, and aggregates."""
+"""Buckets of one length, merged to one per end and key: ends in ascending order, indexes of keys, and aggregates."""
 _Tiers: TypeAlias = "dict[int, _Tier]"
-"""For each slice length in minutes, the slices of that length."""
+"""For each bucket length in minutes, the buckets of that length."""
 
 
 @dataclass(frozen=True)
@@ -240,14 +247,14 @@ class MovingWindows:
     """Computes the aggregates in windows of one length, for each key.
 
     Attributes:
-        slices: the slices that the windows can contain.
-        keys: the key of each series in `slices`.
+        buckets: the buckets that the windows can contain.
+        keys: the key of each series in `buckets`.
         functions: the functions to compute.
         minutes: length of the windows.
-        lengths: lengths in minutes of the slices that the windows are computed from.
+        lengths: lengths in minutes of the buckets that the windows are computed from.
     """
 
-    slices: Slices
+    buckets: MetricBuckets
     keys: RuleKeys
     functions: tuple[Function, ...]
     minutes: int
@@ -282,13 +289,13 @@ class MovingWindows:
         return {name: np.concatenate([part[name] for part in parts]) for name in self._column_names}
 
     def _tiers(self, first: int, last: int) -> _Tiers:
-        """Returns the slices that windows ending at minutes `first` to `last` can contain, by slice length."""
-        slices, found = self.slices, {}
+        """Returns the buckets that windows ending at minutes `first` to `last` can contain, by bucket length."""
+        buckets, found = self.buckets, {}
         for length in self.lengths:
-            inside = (slices.end > first - self.minutes) & (slices.end <= last)
-            chosen = np.flatnonzero(inside & (slices.length == length))
-            key, end = self.keys.code[slices.series_row[chosen]], slices.end[chosen] - first
-            values = {name: slices.columns[name][chosen] for name in self._column_names}
+            inside = (buckets.end > first - self.minutes) & (buckets.end <= last)
+            chosen = np.flatnonzero(inside & (buckets.length == length))
+            key, end = self.keys.code[buckets.series_row[chosen]], buckets.end[chosen] - first
+            values = {name: buckets.columns[name][chosen] for name in self._column_names}
             number, columns = self._merge_by_number(end * max(self.key_count, 1) + key, values)
             ends, key = np.divmod(number, max(self.key_count, 1))
             found[length] = (ends + first, key, columns)
@@ -298,16 +305,16 @@ class MovingWindows:
         """Returns the aggregates in windows that end at these minutes. At least one minute must be in all of them."""
         heads = [self._shared_part(tiers, moments[-1] - self.minutes, moments[0])]
         for before, moment in pairwise(moments):
-            heads.append(self._add_slices(tiers, heads[-1], before, moment))
+            heads.append(self._add_buckets(tiers, heads[-1], before, moment))
         tail = self._merge_per_key(*_sum_between(tiers[1], 0, 0))
         contents = [heads[-1]]
         for at in range(len(moments) - 2, -1, -1):
-            tail = self._add_slices(tiers, tail, moments[at] - self.minutes, moments[at + 1] - self.minutes)
+            tail = self._add_buckets(tiers, tail, moments[at] - self.minutes, moments[at + 1] - self.minutes)
             contents.append(self._combine(tail, heads[at]))
         return {name: np.stack([columns[name] for columns in reversed(contents)]) for name in self._column_names}
 
-    def _add_slices(self, tiers: _Tiers, contents: Columns, after: int, until: int) -> Columns:
-        """Returns `contents` merged with the one-minute slices that end after `after` and up to `until`."""
+    def _add_buckets(self, tiers: _Tiers, contents: Columns, after: int, until: int) -> Columns:
+        """Returns `contents` merged with the one-minute buckets that end after `after` and up to `until`."""
         key, columns = _sum_between(tiers[1], after, until)
         if not len(key):
             return contents
@@ -317,15 +324,15 @@ class MovingWindows:
         )
 
     def _shared_part(self, tiers: _Tiers, after: int, until: int) -> Columns:
-        """Returns the aggregates of all slices that end after minute `after` and up to minute `until`, for each key."""
-        ranges = covering_slices(self.lengths, (after, after), (until, until))
+        """Returns, for each key, the aggregates of all buckets that end after minute `after`, up to minute `until`."""
+        ranges = covering_buckets(self.lengths, (after, after), (until, until))
         parts = [_sum_between(tiers[length], low, high) for length, (low, high) in ranges]
         key = np.concatenate([part[0] for part in parts])
         columns = {name: np.concatenate([part[1][name] for part in parts]) for name in self._column_names}
         return self._merge_per_key(*self._merge_by_number(key, columns))
 
     def _merge_per_key(self, key: Int64s, columns: Columns) -> Columns:
-        """Returns columns with one value for each key. Keys without slices get values that change nothing when merged.
+        """Returns columns with one value for each key. Keys without buckets get values that change nothing when merged.
 
         Args:
             key: indexes of the keys that have values.
@@ -354,7 +361,7 @@ class MovingWindows:
 
 
 def _sum_between(tier: _Tier, after: int, until: int) -> tuple[Int64s, Columns]:
-    """Returns the slices that end after minute `after` and up to minute `until`: their key indexes and aggregates."""
+    """Returns the buckets that end after minute `after` and up to minute `until`: their key indexes and aggregates."""
     ends, key, columns = tier
     low, high = np.searchsorted(ends, [after, until], side="right")
     return key[low:high], {name: column[low:high] for name, column in columns.items()}

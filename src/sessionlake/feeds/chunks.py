@@ -1,0 +1,281 @@
+"""Decodes raw messages by feeds into a chunk, which has one row for each part of a message.
+
+A message that concerns one session has one part. A message without events, because it is malformed, erased or ignored,
+has one part without changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.feeds.compiled import compiled_reader
+from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.lists import EventLists
+from sessionlake.feeds.paths import MISSING
+from sessionlake.feeds.reader import KafkaRecord, feed_of
+from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes, to_contiguous
+from sessionlake.protocol.chunk import IGNORED, ChangeKind, build_change_fields, chunk_schema
+from sessionlake.protocol.columns import Column
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
+from sessionlake.protocol.erased import is_erased
+from sessionlake.protocol.kafka_time import compute_latest_event_times, is_in_future
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
+from sessionlake.protocol.reasons import CODE_OF, Reason
+from sessionlake.protocol.types import Bools, Int8s, Int64s
+from sessionlake.protocol.xxhash64 import spark_xxhash64
+
+_TYPES = {
+    Kind.SNAPSHOT: MessageType.SNAPSHOT,
+    Kind.UPDATE: MessageType.UPDATE,
+    Kind.HEARTBEAT: MessageType.HEARTBEAT,
+    Kind.END: MessageType.END,
+}
+
+
+class Parts(NamedTuple):
+    """Decoded messages.
+
+    Attributes:
+        chunk: One row per part, ordered by message; its `clock` is the Kafka timestamp.
+        message: Index of the raw message of each part.
+        shard: Number of the shard of each part.
+    """
+
+    chunk: pa.Table
+    message: Int64s
+    shard: Int64s
+
+
+@dataclass(frozen=True)
+class FeedDecoder:
+    """Decodes raw messages by the feeds of their topics.
+
+    Attributes:
+        feeds: The feeds; the first whose pattern matches a topic reads its messages.
+        columns: The columns of all feeds.
+        max_message_bytes: Longest value allowed.
+        max_future_skew: In ms: how far an event time may be ahead of the message's Kafka timestamp, and a Kafka
+            timestamp ahead of the time at which bronze read the message.
+        shards: Number of shards.
+    """
+
+    feeds: tuple[Feed, ...]
+    columns: tuple[Column, ...]
+    max_message_bytes: int
+    max_future_skew: int
+    shards: int
+
+    @property
+    def reads_headers(self) -> bool:
+        """True if a feed reads the headers of Kafka messages."""
+        return any(feed.reads_headers for feed in self.feeds)
+
+    def decode(self, raw: pa.Table) -> Parts:
+        """Decodes messages.
+
+        Args:
+            raw: `topic string, partition int32, offset int64, kafka_ts int64 (ms), key binary, value binary,
+                ingested_at int64 (ms, null if not known)`, and `headers` if a feed reads them.
+        """
+        raw = raw.combine_chunks()
+        reasons, of_feed = self._classify(raw)
+        chunks, messages = [], []
+        for number, feed in enumerate(self.feeds):
+            mine = np.flatnonzero((of_feed == number) & (reasons == 0))
+            if not len(mine):
+                continue
+            lists = compiled_reader(feed).read(_records(raw, mine), max_bytes=self.max_message_bytes)
+            for index, refusal in lists.refused.items():
+                reasons[mine[index]] = CODE_OF[refusal.reason]
+            self._drop_future_events(lists, raw, mine, reasons)
+            ignored = np.ones(len(mine), np.bool_)
+            ignored[lists.message] = False
+            reasons[mine[ignored & (reasons[mine] == 0)]] = IGNORED
+            own = mine[np.array(lists.message, np.int64)]
+            chunks.append(_chunk_of_events(raw, own, lists, self.columns))
+            messages.append(own)
+        without = np.flatnonzero(reasons)
+        chunks.append(_chunk_without_events(raw, without, reasons[without], self.columns))
+        messages.append(without)
+        message = np.concatenate(messages)
+        order = np.argsort(message, kind="stable")
+        chunk, message = pa.concat_tables(chunks).take(pa.array(order)).combine_chunks(), message[order]
+        place = chunk.schema.get_field_index("part")
+        part = np.arange(len(message)) - np.searchsorted(message, message)
+        chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(part.astype(np.int32)))
+        return Parts(chunk, message, self._shards_of(chunk))
+
+    def _classify(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
+        """Returns for each message a reason code that is known without its value, or 0; and the number of its feed."""
+        code, names = encode_as_codes(raw["topic"])
+        found = [feed_of(self.feeds, name) for name in names.to_pylist()]
+        numbers = np.array([-1 if feed is None else self.feeds.index(feed) for feed in found], np.int64)
+        of_feed = numbers[code] if len(numbers) else code
+        reasons = np.where(of_feed < 0, CODE_OF[Reason.NO_RULE], 0).astype(np.int8)
+        ingested = pc.fill_null(raw["ingested_at"], INT64_MAX).to_numpy()
+        reasons[is_in_future(raw["kafka_ts"].to_numpy(), ingested, self.max_future_skew)] = CODE_OF[
+            Reason.FUTURE_KAFKA_TS
+        ]
+        reasons[is_erased(raw["key"], raw["value"]).to_numpy()] = ERASED
+        return reasons, of_feed
+
+    def _drop_future_events(self, lists: EventLists, raw: pa.Table, mine: Int64s, reasons: Int8s) -> None:
+        """Removes the events of messages of which an event time is too far ahead, and sets the messages' reasons."""
+        own = mine[np.array(lists.message, np.int64)]
+        latest = compute_latest_event_times(raw["kafka_ts"].to_numpy(), self.max_future_skew)
+        wrong = np.array(lists.ts, np.int64) > latest[own]
+        if wrong.any():
+            bad = np.unique(own[wrong])
+            reasons[bad] = CODE_OF[Reason.FUTURE_TS]
+            lists.keep_events((~np.isin(own, bad)).tolist())
+
+    def _shards_of(self, chunk: pa.Table) -> Int64s:
+        """Returns the shard of each part. It depends on topic and session, or on the offset if there is no session."""
+        topic, topics = encode_as_codes(chunk["topic"])
+        session, sessions = encode_as_codes(chunk["session_id"])
+        shard = chunk["offset"].to_numpy() % self.shards
+        known = session >= 0
+        pairs, number = np.unique(topic[known] * (len(sessions) + 1) + session[known], return_inverse=True)
+        names = [[text.encode() for text in part.to_pylist()] for part in (topics, sessions)]
+        hashes = spark_xxhash64(
+            [names[0][pair // (len(sessions) + 1)] for pair in pairs.tolist()],
+            [names[1][pair % (len(sessions) + 1)] for pair in pairs.tolist()],
+        )
+        shard[known] = (hashes % self.shards)[number.reshape(-1)]
+        return shard
+
+
+def _records(raw: pa.Table, places: Int64s) -> list[KafkaRecord]:
+    """Returns the messages at some indices of a raw table."""
+    rows = raw if len(places) == raw.num_rows else raw.take(pa.array(places))
+    names = ("topic", "partition", "offset", "kafka_ts", "key", "value")
+    columns = [rows[name].to_pylist() for name in names]
+    if "headers" in rows.schema.names:
+        columns.append([{one["key"]: one["value"] for one in some or ()} for some in rows["headers"].to_pylist()])
+    return [KafkaRecord(*fields) for fields in zip(*columns, strict=True)]
+
+
+def _heads(raw: pa.Table, message: Int64s) -> list[pa.Array]:
+    """Returns topic, partition, offset and Kafka timestamp (ms) of the messages at some indices."""
+    place = pa.array(message)
+    return [
+        to_contiguous(raw["topic"]).cast(pa.string()).take(place),
+        *(to_contiguous(raw[name]).take(place) for name in ("partition", "offset", "kafka_ts")),
+    ]
+
+
+def _sizes(raw: pa.Table, message: Int64s) -> pa.Array:
+    return pc.fill_null(pc.binary_length(to_contiguous(raw["value"])).take(pa.array(message)), 0).cast(pa.int32())
+
+
+def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]) -> pa.Table:
+    """Returns a row for each message that has no event, with its reason code."""
+    count, heads = len(message), _heads(raw, message)
+    schema = chunk_schema(columns)
+    arrays = {
+        **dict(zip(("topic", "partition", "offset", "kafka_ts"), heads, strict=True)),
+        "type": pa.array(np.full(count, MessageType.MALFORMED, np.int8)),
+        "ts": pa.array(np.zeros(count, np.int64)),
+        "reason": pa.array(reasons),
+        "size": _sizes(raw, message),
+        "clock": heads[3],
+        "link": pa.array(np.full(count, Link.INTERVAL, np.int8)),
+        "changes": pa.array([[]] * count, schema.field("changes").type),
+    }
+    return pa.Table.from_arrays(
+        [arrays[field.name] if field.name in arrays else pa.nulls(count, field.type) for field in schema], schema=schema
+    )
+
+
+def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns: tuple[Column, ...]) -> pa.Table:
+    """Returns a row for each event. `message` has the index of its raw message."""
+    count, heads = len(message), _heads(raw, message)
+    types = np.fromiter((_TYPES[Kind(kind)] for kind in lists.kind), np.int8, count)
+    link = np.where(lists.restart, Link.RESTART, np.where(lists.is_link, Link.LINK, Link.INTERVAL)).astype(np.int8)
+    seq = [NO_SEQ if one is None else one for one in lists.seq]
+    arrays = [
+        *heads,
+        pa.array(lists.session, pa.string()),
+        pa.array(types),
+        pa.array(np.array(seq, np.int64), mask=np.array(seq, np.int64) == NO_SEQ),
+        pa.array(lists.ts, pa.int64()),
+        pa.array(np.zeros(count, np.int8)),
+        _sizes(raw, message),
+        heads[3],
+        pa.array(lists.after, pa.int64()),
+        pa.array(link),
+        pa.nulls(count, pa.int32()),
+        _changes(types, lists, columns),
+    ]
+    return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
+
+
+def _changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa.ListArray:
+    """Returns the list column of changes: for each event a clear (snapshots only), then its rows in order."""
+    cleared = (types == MessageType.SNAPSHOT).astype(np.int64)
+    n_rows = np.array(lists.rows, np.int64)
+    sizes = cleared + n_rows
+    starts = np.cumsum(sizes) - sizes
+    total, of_rows = int(sizes.sum()), concatenate_ranges(starts + cleared, n_rows)
+    deletes = np.array(lists.deletes, np.bool_)
+    kind = np.full(total, ChangeKind.CLEAR, np.int8)
+    kind[of_rows] = np.where(deletes, ChangeKind.DELETE, ChangeKind.UPSERT)
+    row_of_change = np.full(total, -1, np.int64)
+    row_of_change[of_rows] = np.arange(len(of_rows))
+    place = pa.array(row_of_change, mask=row_of_change < 0)
+    sets_all = np.repeat(cleared == 1, n_rows) & ~_repeats(lists, n_rows)
+    values, flags = [], []
+    of_column = dict(zip(lists.columns, lists.values, strict=True))
+    for column in columns:
+        cells, flag = _column(of_column.get(column.name), column, deletes, sets_all)
+        values.append(cells.take(place))
+        is_set = np.zeros(total, np.bool_)
+        is_set[of_rows] = flag
+        flags.append(pa.array(is_set))
+    fields = [
+        pa.array(kind),
+        pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
+        pa.array(lists.row_id, pa.string()).take(place),
+        pa.array(lists.rescued, pa.string()).take(place),
+        *values,
+        *flags,
+    ]
+    struct = pa.StructArray.from_arrays(fields, fields=list(build_change_fields(columns)))
+    return pa.ListArray.from_arrays(pa.array(np.append(starts, total).astype(np.int32)), struct)
+
+
+def _repeats(lists: EventLists, n_rows: Int64s) -> Bools:
+    """Returns a boolean for each row: True if an earlier row of its event has the same id, or if the row is deleted."""
+    codes = pa.array(lists.row_id, pa.string()).dictionary_encode().indices.to_numpy().astype(np.int64)
+    keys = np.repeat(np.arange(len(n_rows)), n_rows) * (int(codes.max(initial=0)) + 1) + codes
+    _, first = np.unique(keys, return_index=True)
+    found = np.ones(len(keys), np.bool_)
+    found[first] = False
+    return found | np.array(lists.deletes, np.bool_)
+
+
+def _column(cells: list[Any] | None, column: Column, deletes: Bools, sets_all: Bools) -> tuple[pa.Array, Bools]:
+    """Returns a column's values in all rows, and for each row whether the message set it.
+
+    A snapshot sets every column: an absent one is null. A deleted row sets none.
+
+    Args:
+        cells: The values, `MISSING` in rows without the column; None if the feed does not have the column.
+        column: The column.
+        deletes: True for deleted rows.
+        sets_all: True for rows of snapshots that are the first with their id.
+    """
+    if cells is None:
+        return pa.nulls(len(deletes), column.arrow), sets_all
+    flag = ~deletes
+    if MISSING in cells or deletes.any():
+        flag &= np.fromiter((cell is not MISSING for cell in cells), np.bool_, len(cells))
+        cells = [None if gone or cell is MISSING else cell for cell, gone in zip(cells, deletes.tolist(), strict=True)]
+    if column.sql == "float":
+        return pa.array(cells, pa.float64()).cast(pa.float32(), safe=False), flag | sets_all
+    return pa.array(cells, column.arrow), flag | sets_all

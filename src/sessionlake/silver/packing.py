@@ -1,0 +1,85 @@
+"""Packs rows of `bronze.messages` by shard, for the stream of silver, for processors and for rebuilds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sessionlake.delta.lake import SKIP_REMOVALS, Lake
+from sessionlake.delta.schemas.names import MESSAGES, SILVER
+from sessionlake.errors import LakeError
+from sessionlake.integrity.clock import EarlierStreamTimes
+from sessionlake.protocol.silence import Silence
+from sessionlake.settings.model import Settings
+from sessionlake.silver.fold.pack import Packer
+from sessionlake.silver.stream_times import open_stored_times
+from sessionlake.streaming.checkpoint import choose_starting_options, read_last_planned_batch
+from sessionlake.streaming.handover import Handover
+from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rules
+from sessionlake.streaming.sharded import PACKED_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def build_packed_stream(
+    spark: SparkSession,
+    lake: Lake,
+    settings: Settings,
+    layer: str,
+    topic_pattern: str = ".*",
+    resume_from: Handover | None = None,
+) -> DataFrame:
+    """Returns the stream of bronze's messages, packed by shard, as `shard int, chunk binary`.
+
+    Args:
+        spark: The Spark session.
+        lake: The lake.
+        settings: The settings of the lake.
+        layer: The layer whose checkpoint and notes of stream time are used.
+        topic_pattern: Regular expression that matches the whole name of each topic to read.
+        resume_from: The handover to start from; messages before it are not read again. None starts with all messages.
+    """
+    options = {"maxFilesPerTrigger": settings.silver.max_files_per_trigger, **SKIP_REMOVALS}
+    if resume_from is not None:
+        options["startingVersion"] = resume_from.bronze_version + 1
+    elif read_last_planned_batch(settings.checkpoint(layer)) is None:
+        options |= _read_first_read_options(spark, lake, layer)
+    else:
+        options |= choose_starting_options(settings.checkpoint(layer))
+    raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
+    return pack_messages(raw, settings, topic_pattern, open_stored_times(settings, layer))
+
+
+def pack_messages(
+    messages: DataFrame, settings: Settings, topics: str, times: EarlierStreamTimes, silences: tuple[Silence, ...] = ()
+) -> DataFrame:
+    """Packs rows of `bronze.messages` by shard, as `shard int, chunk binary`.
+
+    Args:
+        messages: The rows.
+        settings: The settings of the lake.
+        topics: Regular expression that matches the whole name of each topic to read.
+        times: Looks up stream times from before the messages.
+        silences: Silences that are not among the messages.
+    """
+    from pyspark.sql import functions as F
+
+    shards = settings.silver.shards
+    shard = F.pmod(F.xxhash64("topic", "key"), F.lit(shards)).cast("int").alias("shard")
+    feeds = build_feed_decoder(settings.capture, shards)
+    packer = Packer(build_payload_rules(settings.capture), shards, feeds, topics, times, silences)
+    return messages.select(shard, *packer.bronze_columns).mapInArrow(packer, PACKED_SCHEMA)
+
+
+def _read_first_read_options(spark: SparkSession, lake: Lake, layer: str) -> dict[str, int]:
+    """Returns options for a stream that reads all of bronze for the first time, after checking that this is possible.
+
+    If it is not, the error says how to build the layer instead.
+    """
+    try:
+        return lake.storage.first_read_options(spark, MESSAGES)
+    except LakeError as error:
+        name = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
+        raise LakeError(
+            f"{layer}: {error}", fix=f"Run `sessionlake rebuild {name}`, which builds it from all that bronze has"
+        ) from error
