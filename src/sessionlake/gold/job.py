@@ -53,7 +53,7 @@ from sessionlake.settings.section import milliseconds
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import choose_starting_options, read_last_planned_batch
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.handover import Handover, ResumedFold, active_folder, read_active
+from sessionlake.streaming.handover import Handover, ResumedFold, find_active_folder, read_active
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.payload_files import PayloadFiles
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
@@ -200,7 +200,7 @@ def folded_stream(
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
     fold: ShardFold = GoldFold(declared, tuple(averages), declared_products(settings), idle_ms, row_idle_ms)
     if begin is not None:
-        fold = ResumedFold(fold, str(active_folder(settings, LAYER)))
+        fold = ResumedFold(fold, str(find_active_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
 
 

@@ -103,7 +103,7 @@ def reset_gold(
     checkpoint = Path(settings.checkpoint(GOLD))
     known = sorted(list_gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
-    handed = handover.active_folder(settings, GOLD)
+    handed = handover.find_active_folder(settings, GOLD)
     begins = checkpoint.exists() and not build_archived_path(checkpoint, name).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)

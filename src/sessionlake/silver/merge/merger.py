@@ -290,18 +290,19 @@ class TableMerger:
         return tuple(outputs)
 
     def _add_rows(
-        self, table: str, rows: DataFrame | pa.Table, least: tuple[str, Any], keys: tuple[str, ...], txn: Txn
+        self, table: str, rows: DataFrame | pa.Table, lowest_value: tuple[str, Any], keys: tuple[str, ...], txn: Txn
     ) -> TableOutput:
         """Adds rows to a table. Rows that the table already has, from a merge that died, are not added twice.
 
         Args:
             table: The table to add to.
             rows: The rows.
-            least: A column and its lowest value in these rows; rows of the table with lower values are not compared.
+            lowest_value: A column and its lowest value in these rows; rows of the table with lower values are not
+                compared.
             keys: The columns that identify a row.
             txn: The transaction.
         """
-        column, value = least
+        column, value = lowest_value
         if not self._lake.reader(self._spark).has_rows(table, (column, operator.ge, value)):
             append(self._spark, self._lake, table, rows, txn)  # no row can be there already, so an append is enough
             commit = self._lake.last_commit(self._spark, table)
