@@ -343,7 +343,7 @@ def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int =
             truth.apply_silence(message.topic, message.partition, message.until)
         else:
             truth.judge_message(message)
-    return truth.finish()
+    return truth.finish_and_return_tables()
 
 
 @dataclass(frozen=True)
