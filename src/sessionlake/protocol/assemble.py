@@ -125,8 +125,7 @@ def assemble_chunk(
         reasons: Reason code of each raw message; 0 if it is well-formed.
         message_columns: The fields of the well-formed messages.
         columns: The declared columns.
-        order: Index in `message_columns` of each well-formed message, in the order of `raw`; None if both have the
-            same order.
+        order: Index in `message_columns` of each well-formed message of `raw`; None if the order is the same.
     """
     malformed = reasons != 0
     changes = _build_changes(message_columns, columns)
