@@ -159,6 +159,7 @@ def assemble_chunk(
         pa.array(seq - 1, mask=seq == NO_SEQ),
         pa.array(np.full(len(seq), Link.INTERVAL, np.int8)),
         pa.array(np.zeros(len(seq), np.int32)),
+        pa.nulls(len(seq), pa.string()),
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
@@ -211,6 +212,7 @@ def _build_changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.Lis
         pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
         row_ids,
         _build_rescued_column(found.rescued, of_rows, total),
+        pa.nulls(total, pa.int8()),
         *values,
         *flags,
     ]
