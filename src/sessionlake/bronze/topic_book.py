@@ -65,7 +65,7 @@ class TopicRegister:
         self._matches = re.compile(settings.kafka.topic_pattern).fullmatch
         self._open = True
         self._lock = threading.RLock()
-        self._token, self._writes = lake.storage.token(BRONZE), count()
+        self._token, self._writes = lake.storage.lease_token(BRONZE), count()
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()
@@ -214,7 +214,7 @@ class TopicRegister:
             if now - self._saved_at < _IDLE_CHECK_SECONDS:
                 return False
             decision = self._decide_for_topics(mine & self._find_activity_candidates(), ids)
-            if any(self._requires_restart(row) for row in decision.rows):
+            if any(self._is_restart_required(row) for row in decision.rows):
                 read_seen_topics(self._admin, mine, ids)
                 return True
             self._apply_update(decision)
@@ -234,10 +234,9 @@ class TopicRegister:
             ids, known, asked = self._read_topic_ids(), self.topics, set(topics)
             for name in asked:
                 if name not in ids:
-                    what = (
-                        f"bronze: Kafka does not list topic {name}: it was just deleted, or is not known to Kafka yet"
+                    raise BrokerError(
+                        f"bronze: Kafka does not list topic {name}: it was just deleted, or is new", fix=_RUN_AGAIN
                     )
-                    raise BrokerError(what, fix=_RUN_AGAIN)
                 if name not in known:
                     self._apply_update(self._decide_for_topics([name], ids))
                 elif _has_other_id(known[name], ids[name]):
@@ -315,7 +314,7 @@ class TopicRegister:
         states = {TopicState.ACTIVE, TopicState.INACTIVE}
         return {row.topic for row in rows if row.state in states and (row.last_message_at or row.first_seen) <= since}
 
-    def _requires_restart(self, row: Topic) -> bool:
+    def _is_restart_required(self, row: Topic) -> bool:
         """Returns True if the running query lacks a topic that it must read, or reads one that it must not."""
         return row.topic in self._excluded if row.state in SUBSCRIBED else row.state is not TopicState.INACTIVE
 
@@ -351,20 +350,20 @@ def _round_last_seen_to_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topi
 
 
 def read_seen_topics(
-    admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str | None], *, committed: bool = False
+    admin: KafkaAdmin, topic_names: Iterable[str], ids: Mapping[str, str | None], *, committed: bool = False
 ) -> dict[str, SeenTopic]:
     """Asks Kafka for the partitions and offsets of topics.
 
     Args:
         admin: The connection to Kafka.
-        names: The topics to ask for.
+        topic_names: The topics to ask for.
         ids: Ids of at least these topics, by name.
         committed: If true, a partition ends before the first message of an open transaction.
 
     Raises:
         BrokerError: Kafka does not answer, or one of the topics is gone.
     """
-    asked = sorted(names)
+    asked = sorted(topic_names)
     spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
     if asked:
         for (topic, number), span in admin.read_offsets(admin.list_partitions(asked), committed=committed).items():

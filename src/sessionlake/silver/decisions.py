@@ -193,7 +193,7 @@ def withdraw_decision(
     reader = lake.reader(spark)
     followed = _read_followed_decisions(reader)
     meant = _MessageFilter(session, offset, topic, partition)
-    mine = [place for place in sorted(read_decisions(reader)) if meant.matches(place)]
+    mine = [place for place in sorted(read_decisions(reader)) if meant.matches_message(place)]
     pending = [place for place in mine if place not in followed]
     if not pending:
         if mine:
@@ -261,7 +261,7 @@ class _MessageFilter:
             parts += [] if value is None else [f"{name} {value}"]
         return ", ".join(parts)
 
-    def matches(self, key: DecisionKey) -> bool:
+    def matches_message(self, key: DecisionKey) -> bool:
         """Returns True if what the user said fits this message."""
         topic, partition, session, offset = key
         given = ((self.topic, topic), (self.partition, partition), (self.offset, offset))
@@ -290,7 +290,7 @@ def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[Deci
     mine = {
         layer: _key_of_violation(stop)
         for layer, stop in stops.items()
-        if message_filter.matches(_key_of_violation(stop))
+        if message_filter.matches_message(_key_of_violation(stop))
     }
     if not mine:
         texts = (f"{layer} stopped at {_describe_message(_key_of_violation(stop))}" for layer, stop in stops.items())
@@ -346,17 +346,17 @@ def _require_not_in_unfinished_batch(
         )
 
 
-def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: RecordedDecision) -> None:
+def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader, decision: RecordedDecision) -> None:
     if not reader.exists(DECISIONS):
         raise LakeError(
             f"the table {DECISIONS} does not exist yet",
             why="There is nothing to decide before silver has run",
             fix="Run `sessionlake run silver` first",
         )
-    before = _read_recorded_decisions(reader).get(decided.place, [])
+    before = _read_recorded_decisions(reader).get(decision.place, [])
     # The last decision must have the latest time, even if the system clock now shows an earlier time.
-    at = max([decided.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
-    row = asdict(decided) | {"decision": str(decided.decision or WITHDRAWN), "decided_at": at}
+    at = max([decision.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
+    row = asdict(decision) | {"decision": str(decision.decision or WITHDRAWN), "decided_at": at}
     schema = pa.schema(
         [
             ("topic", pa.string()),
@@ -370,7 +370,7 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
         ]
     )
     # Delta never forgets the ids of transactions, so the id must not contain the session's name.
-    place = hashlib.sha256("\0".join(map(str, decided.place)).encode()).hexdigest()
+    place = hashlib.sha256("\0".join(map(str, decision.place)).encode()).hexdigest()
     # The number must rise even if the table was restored to an older version, so it is not taken from the table.
     number = (at - _EPOCH) // timedelta(microseconds=1)
     append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, number))

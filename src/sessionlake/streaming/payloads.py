@@ -68,19 +68,19 @@ def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     return payload
 
 
-def _read_schemas(kind: PayloadFormat, found: PayloadSettings) -> Schemas:
-    if found.registry_url:
-        auth = found.registry_auth.get_secret_value() if found.registry_auth else None
-        return RegistrySchemas(kind, found.registry_url, auth)
-    if found.schema_file:
-        return ConfiguredSchemas(every=_read_definition(kind, found.schema_file))
+def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> Schemas:
+    if settings.registry_url:
+        auth = settings.registry_auth.get_secret_value() if settings.registry_auth else None
+        return RegistrySchemas(kind, settings.registry_url, auth)
+    if settings.schema_file:
+        return ConfiguredSchemas(every=_read_definition(kind, settings.schema_file))
     return ConfiguredSchemas(
-        by_id=tuple((schema, _read_definition(kind, file)) for schema, file in found.schema_files.items())
+        by_id=tuple((schema, _read_definition(kind, file)) for schema, file in settings.schema_files.items())
     )
 
 
-def _list_schema_files(found: PayloadSettings) -> dict[int, Path]:
-    return {0: found.schema_file} if found.schema_file else found.schema_files
+def _list_schema_files(settings: PayloadSettings) -> dict[int, Path]:
+    return {0: settings.schema_file} if settings.schema_file else settings.schema_files
 
 
 def _read_definition(kind: PayloadFormat, file: Path) -> Definition:

@@ -45,12 +45,12 @@ class _BatchRunner:
         if self._end_thread is None:
             self._end_thread = callback_thread_closer(rows.sparkSession)
         try:
-            self._batch(rows, self._txn(_query_id(rows), batch_id))
+            self._batch(rows, self._txn(_read_query_id(rows), batch_id))
         except BaseException as error:
             self.raised = error
             raise
 
-    def finish(self) -> BaseException | None:
+    def finish_batches(self) -> BaseException | None:
         """Releases everything that the batches need; returns the error of a failed batch, None if none has failed.
 
         Spark's query references this object, and the code that commits batches usually references the query. Such a
@@ -63,7 +63,7 @@ class _BatchRunner:
         return raised
 
 
-def _query_id(rows: DataFrame) -> str:
+def _read_query_id(rows: DataFrame) -> str:
     found = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not found:  # without the id, Delta could not recognise a repeated batch
         raise LakeError(
@@ -185,7 +185,7 @@ class LayerQuery:
 
     def _release(self) -> None:
         if self._run is not None:
-            self._raised, self._run = self._run.finish(), None
+            self._raised, self._run = self._run.finish_batches(), None
             if self._spark is not None and self._query is not None:
                 close_stores(self._spark, self._query, Path(self.checkpoint))
 
