@@ -184,12 +184,12 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         start = describe_partition_start((topic, partition), gone)
         raise NotFoundError(f"offset {offset} is gone: {start}", fix="Ask about a later offset")
     if raw is not None:
-        _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
+        _require_entry_of_message(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
         absent = explain_absent(reader, topic, partition, offset)
         raise NotFoundError(absent or explain_unread(read_layer_offsets(reader), settings, topic, partition, offset))
     silver = _find_batch(reader, SILVER, topic, partition, offset, bronze.committed_at)
-    _require_entries(reader, topic, partition, offset, (silver, SILVER))
+    _require_entry_of_message(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
         raise NotFoundError(
             explain_unjudged(read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
@@ -219,7 +219,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     )
 
 
-def _require_entries(
+def _require_entry_of_message(
     reader: TableReader, topic: str, partition: int, offset: int, found: tuple[BatchCommit | None, str]
 ) -> None:
     """Checks that retention has not removed the ledger entry of the batch that read a message.
@@ -330,15 +330,15 @@ def _find_judgement(
     settings: Settings,
     place: TopicPartition,
     content: MessageContent,
-    found: Evidence,
+    evidence: Evidence,
     silver: BatchCommit,
 ) -> Judgement:
     topic, _ = place
     integrity = RuleLookup(settings.capture).find_rules(topic).integrity
-    verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, found, integrity)
+    verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, evidence, integrity)
     if verdict is None:
         raise LakeError(
-            f"silver batch {silver.batch} read topic {topic}, offset {found.offset} ({content.type or 'malformed'}, "
+            f"silver batch {silver.batch} read topic {topic}, offset {evidence.offset} ({content.type or 'malformed'}, "
             f"{content.changes} row changes), but no table of silver shows it",
             why="Either capture.* has changed since, or rows were removed by hand",
             fix="Set capture.* as it was, or run `sessionlake doctor` to compare the tables with the ledger",
@@ -350,8 +350,8 @@ def _find_judgement(
         batch=batch,
         committed_at=_read_commit_time(reader, silver, batch),
         integrity=str(integrity),
-        events=[dict(row) for row in found.events],
-        broken_by=_find_event_that_broke_session(reader, place, content, found.offset)
+        events=[dict(row) for row in evidence.events],
+        broken_by=_find_event_that_broke_session(reader, place, content, evidence.offset)
         if reason == Reason.SESSION_BROKEN
         else None,
     )

@@ -52,14 +52,26 @@ def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
-    if capture.format is PayloadFormat.JSON:
-        return None
+    return None if capture.format is PayloadFormat.JSON else _read_payload(capture, capture.format)
+
+
+def read_payload_of_feeds(capture: CaptureSettings) -> Payload | None:
+    """Returns the format and schemas of feeds that have Avro or Protobuf; None if all are JSON.
+
+    Raises:
+        ConfigError: A schema file cannot be read or used. The error names it.
+    """
+    kind = capture.payload_format
+    return None if kind is PayloadFormat.JSON else _read_payload(capture, kind)
+
+
+def _read_payload(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
     found = capture.payload
-    payload = Payload(capture.format, _read_schemas(capture.format, found), found.header, found.message)
+    payload = Payload(kind, _read_schemas(kind, found), found.header, found.message)
     for schema, file in _list_schema_files(found).items():
         definition = payload.schemas.definitions([schema])[schema]
         try:
-            create_decoder(payload, definition, (0,), capture.declared)
+            create_decoder(payload, definition, (0,), capture.declared if kind is capture.format else ())
         except UnusableSchemaError as error:
             raise ConfigError(
                 f"capture.payload: the schema file {file} cannot be used: {error}",
