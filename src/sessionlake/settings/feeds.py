@@ -15,7 +15,8 @@ from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.values import FeedColumn, feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
-from sessionlake.settings.feed_code import NamedDecoder
+from sessionlake.protocol.payload import PayloadFormat
+from sessionlake.settings.feed_code import NamedCheck, NamedDecoder
 from sessionlake.settings.feed_parts import (
     CheckSettings,
     ColumnSettings,
@@ -43,8 +44,10 @@ class FeedSettings(Section):
     `aws_shadow`, `gtfs_realtime` or `opcua`."""
     topics: Regex
     """Regular expression that must match the topic's whole name. The first feed that matches reads the topic."""
+    format: PayloadFormat = PayloadFormat.JSON
+    """How values of messages are encoded. `capture.payload` has the schemas of Avro and Protobuf."""
     key_format: KeyFormat = KeyFormat.TEXT
-    """How Kafka keys are encoded, which paths read at `kafka.key`."""
+    """How Kafka keys are encoded, which paths read at `kafka.key`. `avro` needs schema ids in the keys."""
     columns: dict[str, str | ColumnSettings]
     """The columns of a row and their Spark SQL types; `{type, from}` where the values need a hint to be read."""
     key: list[str] = Field(min_length=1)
@@ -95,11 +98,24 @@ class FeedSettings(Section):
         self.made()
         return self
 
+    @property
+    def holds_rows(self) -> bool:
+        """True if the rows of sessions must be in memory while messages are judged."""
+        needs = any(rule.scope or any(part.expect for part in rule.rows) for rule in self.messages)
+        decoder = self.made().decoder
+        needs |= decoder is not None and bool(getattr(decoder.load(), "needs_rows", False))
+        return needs or self.keep is not None or self.check is not None
+
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
-        orders = {rule.order or self.order for rule in self.messages if rule.is_ is not Kind.IGNORE}
+        orders = {rule.order or self.order for rule in self.messages if rule.is_ is not Kind.IGNORE} or {self.order}
         is_counting = all(not isinstance(order, str) and order.is_step for order in orders)
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
+            if self.holds_rows:
+                raise ValueError(
+                    f"feed {self.name!r}: class {found} applies messages in another order than they arrive, so keep, "
+                    "check, expect and scope cannot be used with it; set its integrity to none, order or strict"
+                )
             if not is_counting:
                 raise ValueError(
                     f"feed {self.name!r}: class {found} remembers every seq, so it needs an order whose seq rises by "
@@ -124,7 +140,6 @@ def _feed(settings: FeedSettings) -> Feed:
         if column.sql.startswith(("array", "variant", "float", "double")):
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
     _check_decoder(settings)
-    check = settings.check
     text = settings.model_dump_json()
     defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
     return Feed(
@@ -139,12 +154,13 @@ def _feed(settings: FeedSettings) -> Feed:
             convert_rule(number, rule, defaults, columns, key) for number, rule in enumerate(settings.messages, 1)
         ),
         unavailable=tuple(map(exact_value, settings.unavailable)),
+        format=settings.format,
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
         keep=_keep(settings.keep, columns),
-        check=None if check is None else Check(check.checksum, check.with_, check.rows),
+        check=_check(settings),
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
-        reads_headers="kafka.headers" in text,
+        reads_headers="kafka.headers" in text or settings.decoder is not None,
         decoder=_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )
@@ -177,6 +193,13 @@ def _is_of_record(path: Path) -> bool:
     """Returns True if the path has only constants and fields of the Kafka record."""
     inside = {Start.MESSAGE, Start.ELEMENT, Start.PARENT}
     return not any(isinstance(one, Access) and one.start in inside for one in path.alternatives)
+
+
+def _check(settings: FeedSettings) -> Check | None:
+    check = settings.check
+    if check is None:
+        return None
+    return Check(check.checksum, check.with_, check.rows, NamedCheck(settings.name, check.with_, str(FilePath.cwd())))
 
 
 def _decoder(settings: FeedSettings) -> DecoderUse | None:

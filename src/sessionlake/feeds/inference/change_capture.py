@@ -1,0 +1,80 @@
+"""Recognizes messages of change data capture in the form of Debezium: `op`, `before` and `after`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sessionlake.feeds.inference.sample import Sample
+from sessionlake.feeds.inference.types import infer_type
+from sessionlake.feeds.inference.words import KEYS, is_identifier, rank
+from sessionlake.protocol.columns import BUILT_IN_COLUMNS
+from sessionlake.protocol.names import fold_case
+
+_OPERATIONS = frozenset("rcudtm")
+_USUAL = 0.9
+_Found = tuple[dict[str, Any], dict[str, str], list[str]]
+
+
+def propose_change_capture(sample: Sample) -> _Found | None:
+    """Returns settings, what was seen, and notes for change messages; None if the messages have another form."""
+    prefix = next((prefix for prefix in ("", "payload.") if _fits(sample, prefix)), None)
+    if prefix is None:
+        return None
+    bodies = [_body(one.value, prefix) for one in sample.messages]
+    rows = [body[name] for body in bodies for name in ("before", "after") if isinstance(body.get(name), dict)]
+    names = usable_names(rows)
+    key = _key(sample, names, rows)
+    if not names or not key:
+        return None
+    settings, seen = declare_columns(names, rows, key)
+    notes = ["change data capture in the form of Debezium: one table for each partition of a topic"]
+    return {"uses": "debezium", **settings}, seen, notes
+
+
+def declare_columns(
+    names: Sequence[str], rows: Sequence[dict[str, Any]], key: list[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the settings `key` and `columns` for fields of rows, and what was seen of the columns."""
+    columns = {name: infer_type(name, [row.get(name) for row in rows], is_key=name in key) for name in names}
+    seen = {f"columns.{name}": column.seen for name, column in columns.items() if column.seen}
+    return {"key": key, "columns": {name: column.setting for name, column in columns.items()}}, seen
+
+
+def _fits(sample: Sample, prefix: str) -> bool:
+    bodies = [_body(one.value, prefix) for one in sample.messages]
+    fitting = [body for body in bodies if body.get("op") in _OPERATIONS and ("after" in body or "before" in body)]
+    return bool(fitting) and len(fitting) >= _USUAL * len(bodies)
+
+
+def _body(value: Any, prefix: str) -> dict[str, Any]:
+    found = value.get("payload") if prefix and isinstance(value, dict) else value
+    return found if isinstance(found, dict) and isinstance(found.get("op"), str) else {}
+
+
+def usable_names(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the names of fields that can be names of columns; of those that differ only in case, the first."""
+    found: dict[str, str] = {}
+    for name in (name for row in rows for name in row if _is_column_name(name)):
+        found.setdefault(fold_case(name), name)
+    return [*found.values()]
+
+
+def _is_column_name(name: str) -> bool:
+    return bool(name) and name.isidentifier() and fold_case(name) not in {fold_case(one) for one in BUILT_IN_COLUMNS}
+
+
+def _key(sample: Sample, names: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the fields of the Kafka key if it is an object, otherwise the field that usually identifies a row."""
+    for one in sample.messages:
+        try:
+            key = json.loads(one.record.key or b"null")
+        except (ValueError, RecursionError):
+            break
+        inner = key.get("payload", key) if isinstance(key, dict) else None
+        if isinstance(inner, dict) and inner and all(name in names for name in inner):
+            return [*inner]
+    complete = [name for name in names if all(row.get(name) is not None for row in rows)]
+    best = sorted(complete, key=lambda name: (-rank(name, KEYS), not is_identifier(name)))
+    return best[:1]

@@ -1,0 +1,39 @@
+"""Recognizes messages that are rows of a table, each with its row's key as the Kafka key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sessionlake.feeds.inference.change_capture import declare_columns, usable_names
+from sessionlake.feeds.inference.sample import Sample
+from sessionlake.feeds.inference.words import SESSIONS, is_identifier, rank
+
+_USUAL = 0.9
+
+
+def propose_upserts(sample: Sample) -> tuple[dict[str, Any], dict[str, str], list[str]] | None:
+    """Returns settings, what was seen, and notes for such messages; None if the messages have another form."""
+    field = _field_of_key(sample)
+    rows = [one.value for one in sample.messages]
+    if field is None or field not in (names := usable_names(rows)):
+        return None
+    settings, seen = declare_columns(names, rows, [field])
+    is_text = settings["columns"][field] == "string"
+    notes = [f"each message is a row, because its Kafka key is its {field}; a tombstone deletes the row"]
+    return {"uses": "upsert", **({} if is_text else {"key_format": "json"}), **settings}, seen, notes
+
+
+def _field_of_key(sample: Sample) -> str | None:
+    """Returns the field that has the same text as the Kafka key in nearly all messages; None if there is none."""
+    if not sample.messages or not all(isinstance(one.value, dict) for one in sample.messages):
+        return None
+    paths = [path for path in sample.messages[0].scalars if is_identifier(path) and not rank(path, SESSIONS)]
+    for path in paths:
+        same = sum(_text(one.scalars.get(path)) == one.record.key for one in sample.messages)
+        if same >= _USUAL * len(sample.messages):
+            return path
+    return None
+
+
+def _text(value: Any) -> bytes | None:
+    return str(value).encode() if isinstance(value, str | int) and not isinstance(value, bool) else b""
