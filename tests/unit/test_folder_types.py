@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from sessionlake.delta.folders import compaction
 from sessionlake.delta.folders.reader import FolderReader
+from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.txn import Txn
@@ -52,9 +54,9 @@ VALUES: dict[str, list[Any]] = {
 """Values of each type that a feed's column can have."""
 
 
-def made(folder: Path, schema: pa.Schema, indexed: str) -> FolderStorage:
+def made(folder: Path, schema: pa.Schema, indexed: str, vectors: str = "true") -> FolderStorage:
     storage = FolderStorage(Settings(home=folder))
-    properties = {STATISTICS_COLUMNS: indexed, DELETION_VECTORS: "true"}
+    properties = {STATISTICS_COLUMNS: indexed, DELETION_VECTORS: vectors}
     DeltaTable.create(storage.path(TABLE), schema, configuration=properties)
     return storage
 
@@ -95,6 +97,31 @@ def test_conditions_on_columns_of_every_type_skip_no_row(tmp_path: Path, sql: st
             assert [row["key"] for row in read(TABLE, ("value", eq, value))] == [number]
             expected = [other for other, one in enumerate(values) if one >= value]
             assert sorted(row["key"] for row in read(TABLE, ("value", ge, value))) == expected
+
+
+def test_files_with_columns_of_every_type_are_put_together_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "_ENOUGH", (2, 2, 2))
+    names = {sql: f"c{place}" for place, sql in enumerate(VALUES)}
+    fields = [(name, column_of_feed(name, sql).arrow) for sql, name in names.items()]
+    schema = pa.schema([("key", pa.int64()), *fields])
+    storage = made(tmp_path, schema, ",".join(["key", *names.values()]), vectors="false")
+    rows = [
+        {"key": number}
+        | {name: VALUES[sql][number % len(VALUES[sql])] if number else None for sql, name in names.items()}
+        for number in range(4)
+    ]
+    for row in rows:
+        storage.append(None, TABLE, pa.Table.from_pylist([row], schema), Txn("app", row["key"]))
+    assert storage.compact(NO_SPARK, TABLE) is not None
+    assert len(list_live_files(DeltaTable(storage.path(TABLE)))) == 1
+    assert by_key(FolderReader(storage.path).rows(TABLE)) == rows
+    assert by_key(pa.table(DeltaTable(storage.path(TABLE)).scan()).cast(schema).to_pylist()) == rows
+    for sql, name in names.items():
+        if sql != "binary" and not sql.startswith("array"):
+            found = [row["key"] for row in FolderReader(storage.path).rows(TABLE, (name, eq, rows[1][name]))]
+            assert sorted(found) == [row["key"] for row in rows if row[name] == rows[1][name]]
 
 
 @pytest.mark.parametrize(("precision", "scale"), [(5, 2), (20, 4), (38, 10), (18, 18), (38, 0)])
