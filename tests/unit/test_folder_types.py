@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from operator import eq, ge
 from pathlib import Path
@@ -24,34 +24,10 @@ from sessionlake.protocol.arrow import to_doubles
 from sessionlake.protocol.columns import column_of_feed, python_type
 from sessionlake.settings.model import Settings
 from support.lakes import limit
+from support.typed_feed import VALUES
 
 TABLE = "gold.own"
 NO_SPARK: Any = None
-NOON = datetime(2026, 1, 2, 12, 0, 0, 1, tzinfo=UTC)
-FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_999, tzinfo=UTC)
-VALUES: dict[str, list[Any]] = {
-    "boolean": [True, False],
-    "tinyint": [-128, 127],
-    "smallint": [-(2**15), 2**15 - 1],
-    "int": [-(2**31), 2**31 - 1],
-    "bigint": [-(2**63), 2**63 - 1],
-    "float": [1.5, -0.25],
-    "double": [0.1, -1e300],
-    "string": ["", "\U0001f600"],
-    "decimal(5,2)": [Decimal("-999.99"), Decimal("0.10")],
-    "decimal(18,18)": [Decimal("0.000000000000000001"), Decimal("-0.999999999999999999")],
-    "decimal(38,10)": [Decimal("9" * 28 + "." + "9" * 10), Decimal("-0.0000000001")],
-    "date": [FIRST.date(), LAST.date(), date(1969, 12, 31)],
-    "timestamp": [FIRST, LAST, NOON],
-    "timestamp_ntz": [FIRST.replace(tzinfo=None), LAST.replace(tzinfo=None), NOON.replace(tzinfo=None)],
-    "binary": [b"", b"\xff\x00", b"text"],
-    "array<string>": [[], ["a", None], ["\U0001f600"]],
-    "array<decimal(38,10)>": [[Decimal("-0.0000000001"), None], []],
-    "array<timestamp>": [[LAST, None], [FIRST]],
-    "array<binary>": [[b"", None, b"\xff"], []],
-    "array<array<int>>": [[[1, None], None, []], [[-(2**31)]]],
-}
-"""Values of each type that a feed's column can have."""
 
 
 def made(folder: Path, schema: pa.Schema, indexed: str, vectors: str = "true") -> FolderStorage:
