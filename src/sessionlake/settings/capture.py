@@ -137,6 +137,11 @@ class CaptureSettings(Section):
         return self
 
     @property
+    def feed_views(self) -> tuple[str, ...]:
+        """Names of the views of feeds: `silver.<name>` and `silver.<name>_changes` of each."""
+        return tuple(view for feed in self.feeds for view in feed.views)
+
+    @property
     def declared(self) -> tuple[Column, ...]:
         """The declared columns with parsed types, in the order of the configuration. They are those of all feeds."""
         return _columns_of(self.feeds) if self.feeds else parse_columns(self.columns)
@@ -146,7 +151,7 @@ def _refuse_names(feeds: Sequence[FeedSettings]) -> None:
     """Refuses feeds whose views would have the name of another view or of a table of silver."""
     views: dict[str, str] = {}
     for feed in feeds:
-        for view in (feed.name, f"{feed.name}_changes"):
+        for view in (name.removeprefix("silver.") for name in feed.views):
             if view in views:
                 raise ValueError(f"feeds: {views[view]!r} and {feed.name!r} would both have a view {view}; rename one")
             if view in SILVER_NAMES:
