@@ -41,7 +41,7 @@ def verify_session_rows(spark: SparkSession, lake: Lake, truth: Tables) -> Verif
         held[row.pop("topic"), row.pop("partition"), row.pop("session_id")][row.pop("row_id")] = row
     exact, differences = 0, {}
     for session in sorted({*truth.session_rows, *held}):
-        found = first_difference(truth.session_rows.get(session, {}), held.get(session, {}))
+        found = describe_first_difference(truth.session_rows.get(session, {}), held.get(session, {}))
         if found is None:
             exact += 1
         else:
@@ -49,14 +49,14 @@ def verify_session_rows(spark: SparkSession, lake: Lake, truth: Tables) -> Verif
     return Verification(exact, differences)
 
 
-def first_difference(expected: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> str | None:
+def describe_first_difference(expected: dict[str, dict[str, Any]], actual: dict[str, dict[str, Any]]) -> str | None:
     """Describes the first row and column that differ; None if the tables are equal."""
-    for row_id in sorted({*expected, *found}):
-        if row_id not in found:
+    for row_id in sorted({*expected, *actual}):
+        if row_id not in actual:
             return f"row {row_id!r} is missing"
         if row_id not in expected:
             return f"row {row_id!r} should not be there"
-        wanted, got = expected[row_id], found[row_id]
+        wanted, got = expected[row_id], actual[row_id]
         for column in wanted:
             if wanted[column] != got.get(column):
                 return f"row {row_id!r}, column {column}: expected {wanted[column]!r}, found {got.get(column)!r}"

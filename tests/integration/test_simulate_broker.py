@@ -20,7 +20,7 @@ from sessionlake_lab.simulate.scenario import Faults, Scenario
 from sessionlake_lab.simulate.sink import produce_messages
 from sessionlake_lab.truth import hash_session_tables, read_tables
 
-SMALL = Scenario(rows=10, rate=2000, duration_s=2, sessions_per_sensor=4, faults=Faults.every(0.01))
+SMALL = Scenario(rows=10, rate=2000, duration_s=2, sessions_per_sensor=4, faults=Faults.with_rate(0.01))
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def main() -> None:
         for name, (sessions, rows) in SHAPES.items()
     }
     scenarios["live content, every fault at 0.1%"] = Scenario(
-        rate=100_000, duration_s=arguments.messages / 100_000, faults=Faults.every(0.001)
+        rate=100_000, duration_s=arguments.messages / 100_000, faults=Faults.with_rate(0.001)
     )
     columns = Settings().capture.declared
     for name, scenario in scenarios.items():

@@ -95,7 +95,7 @@ def test_python_and_sql_give_the_table_that_the_messages_up_to_a_moment_make(cap
     known = find_session(reader, settings, session, topic, partition)
     assert plain(table_as_of(reader, settings, known, SessionMoment(ts=now))) == plain(local)
     for known_by in (captured.lake.reader(), reader):
-        with pytest.raises(UsageError, match=r"session 'x' is unknown; there are .* \(capture\."):
+        with pytest.raises(UsageError, match=r"session 'x' is unknown\. Name one that exists, such as .* \(capture\."):
             find_session(known_by, settings, "x")
 
 

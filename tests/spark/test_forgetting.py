@@ -344,7 +344,7 @@ def test_a_forgetting_that_dies_anywhere_holds_the_layers_up_and_is_gone_on_with
     assert {"before:bronze.erasures", "after:gold.aside", "after:silver.swapped", "after:forget:aside"} <= {*died}
     assert found.messages == sum(m.key == GONE.encode() for m in first)
     assert found.report["search"]["found"] == []
-    assert not FORGET.journal_file(settings).exists()
+    assert not FORGET.find_journal_file(settings).exists()
     assert of_others(spark, lake) == before
     run(spark, settings, [m._replace(key=ERASED_KEY, value=None) if m.key == GONE.encode() else m for m in second])
     verified = verify_silver_tables(spark, settings)

@@ -127,12 +127,12 @@ def commands(spark: Any, settings: Settings) -> Mapping[str, Callable[[], Any]]:
         "run silver": lambda: job.start(spark, settings, once=True).wait(),
         "run gold": lambda: gold.start(spark, settings, once=True).wait(),
         "run processor": lambda: processors.start(spark, settings, "top", once=True).wait(),
-        "rebuild_silver_tables silver": lambda: silver_rebuild.rebuild_silver_tables(spark, settings),
-        "rebuild_silver_tables processor": lambda: processor_rebuild.rebuild_silver_tables(spark, settings, "top"),
-        "reshard_layers": lambda: resharding.reshard_layers(spark, settings, settings.silver.shards),
+        "rebuild silver": lambda: silver_rebuild.rebuild_silver_tables(spark, settings),
+        "rebuild processor": lambda: processor_rebuild.rebuild_processor(spark, settings, "top"),
+        "reshard": lambda: resharding.reshard_layers(spark, settings, settings.silver.shards),
         "forget": lambda: Forgetting(spark, settings).forget_session(OTHERS[1]),
-        "verify_silver_tables silver": lambda: verify_silver_tables(spark, settings),
-        "verify_silver_tables gold": lambda: gold_commands.verify_gold_tables(spark, settings, lambda _: None),
+        "verify silver": lambda: verify_silver_tables(spark, settings),
+        "verify gold": lambda: gold_commands.verify_gold_tables(spark, settings, lambda _: None),
         "recover bronze": lambda: recover(spark, settings, RecoverableLayer.BRONZE, lambda _: None),
         "recover gold": lambda: recover(spark, settings, RecoverableLayer.GOLD, lambda _: None),
         "recover ledger": lambda: recover(spark, settings, RecoverableLayer.LEDGER, lambda _: None),
@@ -163,7 +163,7 @@ def test_a_forgetting_is_given_up_until_something_is_erased_and_then_finished_by
         died_at(monkeypatch, place, work)
         assert_refused(spark, settings, RESUME)
         Forgetting(spark, settings).cancel_forgetting()
-        assert not FORGET.journal_file(settings).exists()
+        assert not FORGET.find_journal_file(settings).exists()
         assert read_receipts(lake.reader(spark)) == []
         assert contents(spark, settings) == before
     with pytest.raises(UsageError, match="forget --cancel: no forgetting was interrupted"):
@@ -195,7 +195,7 @@ def test_states_that_cannot_be_read_stop_a_forgetting_before_it_begins(spark: An
         file.write_bytes(b"damaged")
     with pytest.raises(SessionlakeError):
         Forgetting(spark, settings).forget_session(GONE)
-    assert not FORGET.journal_file(settings).exists()
+    assert not FORGET.find_journal_file(settings).exists()
     assert read_receipts(Lake(settings).reader(spark)) == []
     assert contents(spark, settings) == before
 
@@ -210,7 +210,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
         del journal.done[step]
     journal.write_journal()
     shutil.rmtree(settings.checkpoint("silver"))
-    shutil.rmtree(handover.active_folder(settings))
+    shutil.rmtree(handover.find_active_folder(settings))
     recover(spark, settings, RecoverableLayer.SILVER, lambda _: None)
     found = Forgetting(spark, settings).resume_forgetting()
     assert found.report["search"]["found"] == []
@@ -250,10 +250,10 @@ def test_a_rebuild_of_silver_is_given_up_before_it_has_replaced_a_table_and_fini
     assert verify_silver_tables(spark, settings).is_exact
 
     died_at(monkeypatch, f"after:publish:{REPLAYED[1]}", work)
-    shutil.rmtree(handover.prepared_folder(settings))
+    shutil.rmtree(handover.find_prepared_folder(settings))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild silver --start-over`"):
         work()
-    REBUILD_SILVER.journal_file(settings).write_bytes(b"damaged")
+    REBUILD_SILVER.find_journal_file(settings).write_bytes(b"damaged")
     with pytest.raises(LossError, match=r"rebuild-silver.json cannot be.*`sessionlake rebuild silver --start-over`"):
         work()
     silver_rebuild.rebuild_silver_tables(spark, settings, start_over=True)
@@ -280,7 +280,7 @@ def test_a_rebuild_of_a_processor_is_given_up_before_it_has_replaced_its_table_a
             commands(spark, settings)["run processor"]()
     with pytest.raises(LakeError, match=rf"{into} was replaced already, which cannot be undone. Run {named}"):
         processor_rebuild.cancel_rebuild(spark, settings, "top")
-    shutil.rmtree(handover.prepared_folder(settings, PROCESSOR))
+    shutil.rmtree(handover.find_prepared_folder(settings, PROCESSOR))
     with pytest.raises(LossError, match=r"is gone or damaged.*`sessionlake rebuild processor:top --start-over`"):
         work()
     processor_rebuild.rebuild_processor(spark, settings, "top", start_over=True)
@@ -308,14 +308,14 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
     died_at(monkeypatch, "after:silver.swapped", work)
     assert_refused(spark, other, named, "reshard")
-    [lost, *_] = sorted(handover.prepared_folder(settings, PROCESSOR).glob("*.state"))
+    [lost, *_] = sorted(handover.find_prepared_folder(settings, PROCESSOR).glob("*.state"))
     lost.unlink()
     assert resharding.reshard_layers(spark, other, 3) == ["silver", PROCESSOR]
     assert [count_shards_of_states(spark, other, layer) for layer in ("silver", PROCESSOR)] == [3, 3]
 
     died_at(monkeypatch, "after:silver.swapped", partial(resharding.reshard_layers, spark, settings, 2))
     assert resharding.cancel_resharding(spark, settings) == ["silver"]
-    assert not RESHARD.journal_file(settings).exists()
+    assert not RESHARD.find_journal_file(settings).exists()
     assert [count_shards_of_states(spark, settings, layer) for layer in ("silver", PROCESSOR)] == [2, 3]
     with pytest.raises(LakeError, match=r"or move .* with `sessionlake reshard 2`"):
         commands(spark, settings)["run processor"]()
@@ -329,7 +329,7 @@ def test_a_resharding_is_finished_though_what_it_prepared_is_lost_or_ended_with_
 
 @pytest.mark.parametrize("operation", [FORGET, RESHARD], ids=lambda operation: operation.name)
 def test_a_note_that_is_damaged_is_named_with_what_to_do(spark: Any, settings: Settings, operation: Operation) -> None:
-    file = operation.journal_file(settings)
+    file = operation.find_journal_file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b'{"receipt": "1"')
     with pytest.raises(LossError, match=rf"{re.escape(str(file))} cannot be read .* [Rr]emove it") as caught:

@@ -274,7 +274,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
             while "before:reshard.journal" not in died:
                 with pytest.raises(DiedError):
                     reshard_layers(spark, other, number)
-            assert not RESHARD.journal_file(other).exists()
+            assert not RESHARD.find_journal_file(other).exists()
             assert numbers(spark, former)[0] == former.silver.shards
             with pytest.raises(DiedError):
                 reshard_layers(spark, other, number)
@@ -288,7 +288,7 @@ def test_a_resharding_that_dies_anywhere_changes_nothing_or_is_finished(
                     done = reshard_layers(spark, other, number)
         assert done == LAYERS
         assert {"after:silver.prepared", "after:silver.swapped", "after:gold.held", "after:gold.resharded"} <= {*died}
-        assert not RESHARD.journal_file(other).exists()
+        assert not RESHARD.find_journal_file(other).exists()
         assert numbers(spark, other) == [number] * 3
         former, died = other, []
         if number == 2:

@@ -184,7 +184,7 @@ def test_a_violation_under_fail_commits_nothing_and_stops_again_until_someone_de
     record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, who="me", why="a mistake")
     withdraw_decision(pipeline.settings, spark, "s", who="me")
     record_decision(pipeline.settings, spark, "s", Decision.ACCEPT_GAP, who="me", why="the sensor was off")
-    with pytest.raises(UsageError, match="already decided: accept-gap"):
+    with pytest.raises(UsageError, match="a decision is already recorded: accept-gap"):
         record_decision(pipeline.settings, spark, "s", Decision.ISOLATE, who="me")
     pipeline.stream()
     [entry] = rows_of(spark, pipeline.lake, LEDGER)

@@ -103,11 +103,11 @@ def resharded(resharder: Any, states: Mapping[int, bytes | None]) -> dict[int, b
     """Returns resharded states, as `streaming.resharded` computes them, but without Spark."""
     shards, parts = resharder.shards, {}
     for shard, state in states.items():
-        targets = [shard_of(*name, shards) for name in resharder.names(shard, state)]
-        for target, part in resharder.split(shard, state, targets).items():
+        targets = [shard_of(*name, shards) for name in resharder.list_sessions(shard, state)]
+        for target, part in resharder.split_state(shard, state, targets).items():
             parts.setdefault(target, []).append(part)
     assert {*parts} <= {*range(shards)}
-    return {shard: resharder.join(parts.get(shard, [])) for shard in range(shards)}
+    return {shard: resharder.join_states(parts.get(shard, [])) for shard in range(shards)}
 
 
 class Folder:
@@ -343,7 +343,7 @@ def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int =
             truth.apply_silence(message.topic, message.partition, message.until)
         else:
             truth.judge_message(message)
-    return truth.finish()
+    return truth.finish_and_return_tables()
 
 
 @dataclass(frozen=True)

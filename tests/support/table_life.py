@@ -122,7 +122,9 @@ class Life:
         source = self._table(rows, *younger)
         source = source.append_column(DELETE, [[n >= len(rows) - len(gone) for n in range(len(rows))]])
         upsert = Upsert(("key",), (*columns, *younger), deletes=True)
-        assert merge_by_marking(open_table(self.lake.path(TABLE)), source, upsert, "merge", self._number, marks=marks)
+        assert merge_by_marking(
+            open_table(self.lake.path(TABLE)), source, upsert, "merge", self._number, uses_vectors=marks
+        )
         self.held |= {one["key"]: one for one in rows}
         for one in gone:
             del self.held[one["key"]]

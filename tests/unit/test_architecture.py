@@ -29,6 +29,7 @@ HOUSE = (
     "protocol",
     "feeds",
     "settings",
+    "feed_testing",
     "integrity",
     "local",
     "spark",

@@ -234,7 +234,9 @@ def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
         tables, "rows", lambda *given, **named: (read.append(1) or row for row in rows(*given, **named))
     )
     monkeypatch.setattr("sessionlake.history.asof._MAX_SEARCHED", 3)
-    with pytest.raises(UsageError, match=rf"session 'x' is unknown; there are .*\({facts[0].topic}\)"):
+    with pytest.raises(
+        UsageError, match=rf"session 'x' is unknown\. Name one that exists, such as .*\({facts[0].topic}\)"
+    ):
         find_session(tables, settings, "x")
     assert len(read) == 3
 

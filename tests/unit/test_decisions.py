@@ -84,7 +84,7 @@ def test_where_one_layer_has_gone_on_the_other_is_still_stopped(settings):
 
 def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
     stop(settings, 3, "processor-p")
-    with pytest.raises(UsageError, match="silver has already processed offset 3"):
+    with pytest.raises(UsageError, match="silver has processed offset 3"):
         decide(settings, 3)
 
 
@@ -121,7 +121,7 @@ def test_a_decision_is_withdrawn_and_made_anew_as_often_as_one_likes(settings):
     for decision in (Decision.SKIP, Decision.ISOLATE, Decision.SKIP):
         decide(settings, 6, decision)
         assert known(settings) == {("t", 0, "s", 6): decision}
-        with pytest.raises(UsageError, match=rf"already decided: {decision}\. Run the command with --withdraw"):
+        with pytest.raises(UsageError, match=rf"already recorded: {decision}\. To replace it, withdraw it first"):
             decide(settings, 6, Decision.ACCEPT_GAP)
         withdraw(settings)
         assert known(settings) == {}
@@ -205,7 +205,7 @@ def test_neither_can_one_whose_place_a_layer_has_passed(settings, layer):
     decide(settings, 6)
     remove_stop(settings)
     write_deltalake(folder_of(Lake(settings), LEDGER), pa.Table.from_pylist([entry(layer, 8, batch=1)]), mode="append")
-    with pytest.raises(UsageError, match=f"{layer} has passed it, so the decision cannot be withdrawn"):
+    with pytest.raises(UsageError, match=f"too late to withdraw: {layer} has processed it"):
         withdraw(settings)
 
 

@@ -105,7 +105,7 @@ COMMITS: dict[str, Callable[[FolderStorage], Any]] = {
     "files": add_files,
     "replacement": lambda lake: lake.replace(None, TABLE, ROWS, None),
     "property": lambda lake: lake.set_property(NO_SPARK, TABLE, "delta.appendOnly", "false"),
-    "merge": lambda lake: merge_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0, marks=False),
+    "merge": lambda lake: merge_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0, uses_vectors=False),
     "marks": mark,
     "removal": remove,
     "compaction": compact,
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_no_commit_and_is_made_behind_
     blocked.mkdir()  # as on a disk that is full
     COMMITS[commit](lake)
     assert DeltaTable(lake.path(TABLE)).version() == version
-    assert lake.lost_files(None, TABLE) == []
+    assert lake.find_lost_files(None, TABLE) == []
     blocked.rmdir()
     lake.append(None, TABLE, ROWS, Txn("next", 0))
     assert json.loads((log / "_last_checkpoint").read_bytes())["version"] == version + 1
@@ -178,7 +178,7 @@ def test_files_of_a_commit_that_fails_are_removed_unless_it_is_there_all_the_sam
     failing_commit(monkeypatch, first=lambda _: None, is_there=is_there)
     with pytest.raises(OSError, match="does not answer"):
         COMMITS[commit](lake)
-    assert lake.lost_files(None, TABLE) == []
+    assert lake.find_lost_files(None, TABLE) == []
     added = {file.name for file in folder.glob("*.parquet")} - before
     assert added == {file.path.name for file in list_live_files(DeltaTable(folder))} - before
     assert bool(added) == is_there

@@ -79,7 +79,7 @@ def test_those_of_the_latest_handover(tmp_path: Path) -> None:
 
 def test_a_shard_that_the_first_batch_leaves_as_it_is_has_the_state_that_was_handed_over(tmp_path: Path) -> None:
     handed_over(of(tmp_path, 1))
-    unchanged = ResumedFold(lambda *_: (None, []), str(handover.active_folder(of(tmp_path, 1))))
+    unchanged = ResumedFold(lambda *_: (None, []), str(handover.find_active_folder(of(tmp_path, 1))))
     assert unchanged(0, None, []) == (b"state", [])
     assert unchanged(0, b"later", []) == (None, [])
 

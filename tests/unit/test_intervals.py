@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sessionlake.integrity.batch import judge_batch
-from sessionlake.integrity.cursor import new_cursors
+from sessionlake.integrity.cursor import create_cursors
 from sessionlake.integrity.outcome import MessageHeader, Verdict
 from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
@@ -50,7 +50,7 @@ def messages(rnd: random.Random, count: int) -> list[MessageHeader]:
 
 def judged(found: list[MessageHeader], how: Rules, cuts: list[int], *, bulk: bool) -> Made:
     """Verdicts, positions, events and the last seq, of batches that are cut there."""
-    cursors, memories = new_cursors(1), np.full(1, None, object)
+    cursors, memories = create_cursors(1), np.full(1, None, object)
     verdicts, positions, events = [], [], []
     for first, past in zip([0, *cuts], [*cuts, len(found)], strict=True):
         part = found[first:past]

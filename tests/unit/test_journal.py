@@ -110,7 +110,7 @@ def test_a_rebuild_that_is_being_built_stops_no_layer_and_leaves_nothing_to_fini
 def test_a_rebuild_that_fails_while_it_is_built_leaves_no_record(settings):
     with pytest.raises(PowerCutError), record_building(settings, REBUILD_SILVER, 7):
         raise PowerCutError
-    assert not REBUILD_SILVER.journal_file(settings).exists()
+    assert not REBUILD_SILVER.find_journal_file(settings).exists()
 
 
 def test_one_that_starts_over_leaves_the_record_of_the_one_that_replaced_tables(settings):

@@ -21,7 +21,7 @@ import pytest
 from sessionlake.errors import LakeError
 from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import PartitionTime, ShardClock
-from sessionlake.integrity.cursor import Cursor, Status, encode_memory, new_cursors
+from sessionlake.integrity.cursor import Cursor, Status, create_cursors, encode_memory
 from sessionlake.integrity.cuts import CutReason
 from sessionlake.integrity.judge import SessionJudge, ViolationError
 from sessionlake.integrity.outcome import JudgingOutcome, MessageHeader, Verdict
@@ -231,7 +231,7 @@ def as_batch(timeline: str, how: Rules) -> tuple[ShardBatch, JudgingOutcome]:
     end = found[-1] if isinstance(found[-1], int) else messages[-1].now
     batch = ShardBatch(
         new_messages=MessageArrays(np.zeros(1, np.int64), *arrays),
-        cursors=new_cursors(1),
+        cursors=create_cursors(1),
         memories=np.full(1, None, object),
         rules=[how],
         ends=np.array([end]),
@@ -356,7 +356,7 @@ KEY, OTHER = build_session_key("t", 0, "s"), build_session_key("t", 0, "r")
 
 def state(timeline: str, how: Rules) -> ShardState:
     cursor, *_ = run(timeline, how)
-    cursors, memories = new_cursors(1), np.full(1, None, object)
+    cursors, memories = create_cursors(1), np.full(1, None, object)
     cursors[0], memories[0] = cursor.to_record_values(), encode_memory(cursor.to_memory())
     return ShardState(pa.array([KEY]), cursors, memories, ShardClock([PartitionTime("t", 0, 7, 9)]))
 

@@ -20,7 +20,7 @@ from sessionlake.errors import ConfigError
 from sessionlake.operations.maintenance import list_readers
 from sessionlake.processors import KeyedProcessor, Processor
 from sessionlake.processors.api import Message, Record
-from sessionlake.processors.by_class import _ERROR, _KeyProcessing
+from sessionlake.processors.by_class import _ERROR, _GroupProcessor
 from sessionlake.processors.job import require_usable
 from sessionlake.processors.keyed import KeyedTable
 from sessionlake.processors.load import ProcessorRef, create_processor_ref
@@ -167,8 +167,8 @@ def test_a_setting_that_would_say_nothing_is_refused(tmp_path: Path, given: dict
         Settings(home=tmp_path, processors=(own,))
 
 
-def groups_of(own: ProcessorSettings) -> _KeyProcessing:
-    return _KeyProcessing(create_processor_ref(own), own, (("who", "string"), ("ordinal", "int")))
+def groups_of(own: ProcessorSettings) -> _GroupProcessor:
+    return _GroupProcessor(create_processor_ref(own), own, (("who", "string"), ("ordinal", "int")))
 
 
 def test_its_source_is_kept_until_it_has_read_it_and_bronze_is_not(tmp_path: Path):

@@ -338,7 +338,7 @@ def first_violation(messages: list[KafkaMessage], rules: CaptureSettings) -> Vio
                 if (message.topic, message.partition) == session[:2]:
                     # The others' messages only let time pass.
                     truth.judge_message(message if message.key == session[2] else message._replace(key=None))
-            truth.finish()
+            truth.finish_and_return_tables()
         except Violation as violation:
             found.append(violation)
     return min(found, key=lambda v: (v.topic, v.partition, v.offset), default=None)

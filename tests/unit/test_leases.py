@@ -93,7 +93,7 @@ def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_told_of
     first = place.claim()
     first.release()
     second = place.claim()
-    second.require()
+    second.require_held()
     assert second.token == first.token + 1
     assert caplog.text == ""
 
@@ -153,7 +153,7 @@ def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_told_who(p
     place.table.before_write = lambda: won.append(place.claim("rebuilds silver"))
     with pytest.raises(ClaimedError, match="another process rebuilds silver"):
         place.claim()
-    won[0].require()
+    won[0].require_held()
 
 
 def test_of_two_that_find_it_stale_at_once_one_has_it(place):
@@ -166,7 +166,7 @@ def test_a_holder_that_renewed_lately_asks_nobody(place):
     holder = place.claim()
     place.clock.go_on(LENGTH / 2 - SECOND)
     asked = place.table.reads
-    holder.require()
+    holder.require_held()
     assert place.table.reads == asked
 
 
@@ -179,14 +179,14 @@ def test_by_either_clock_a_holder_that_has_not_renewed_for_half_a_lease_asks_the
     holder = place.claim()
     place.clock.go_on(steady, wall=wall)
     asked = place.table.writes
-    holder.require()
+    holder.require_held()
     assert place.table.writes == asked + 1
 
 
 def test_one_that_stood_still_past_its_lease_goes_on_if_nobody_has_taken_it_over(place):
     holder = place.claim()
     place.clock.go_on(10 * LENGTH)
-    holder.require()
+    holder.require_held()
     with pytest.raises(ClaimedError):
         place.claim()
 
@@ -197,10 +197,10 @@ def test_one_that_stood_still_is_told_who_has_it_and_never_writes_again_though_t
     other = place.claim("rebuilds silver")
     for _ in range(2):
         with pytest.raises(ClaimedError, match=r"silver: .* before .* another process rebuilds silver now \(.*process"):
-            stopped.require()
+            stopped.require_held()
     other.release()
     with pytest.raises(ClaimedError):
-        stopped.require()
+        stopped.require_held()
 
 
 def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
@@ -208,11 +208,11 @@ def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
     place.clock.go_on(LENGTH)
     other = place.claim()
     with pytest.raises(ClaimedError):
-        stopped.require()
+        stopped.require_held()
     stopped.release()
     with pytest.raises(ClaimedError):
         place.claim()
-    other.require()
+    other.require_held()
 
 
 def test_one_whose_lease_was_had_and_given_back_meanwhile_is_told_so(place):
@@ -220,7 +220,7 @@ def test_one_whose_lease_was_had_and_given_back_meanwhile_is_told_so(place):
     place.clock.go_on(LENGTH)
     place.claim().release()
     with pytest.raises(ClaimedError, match="another process has had it since"):
-        stopped.require()
+        stopped.require_held()
 
 
 def test_a_renewal_that_failed_behind_its_commit_is_found_done(place):
@@ -228,9 +228,9 @@ def test_a_renewal_that_failed_behind_its_commit_is_found_done(place):
     place.clock.go_on(LENGTH / 2)
     row = place.table.rows["silver"]
     place.table.rows["silver"] = replace(row, number=row.number + 1)  # written, and the answer was lost
-    holder.require()
+    holder.require_held()
     place.clock.go_on(LENGTH / 2 - SECOND)
-    holder.require()
+    holder.require_held()
 
 
 @pytest.fixture

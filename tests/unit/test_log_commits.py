@@ -142,7 +142,7 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) 
     steps = [
         lambda: lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0)),
         lambda: staged(lake, rows(c=3)).commit(Txn("app", 1)),
-        lambda: merge_by_marking(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, marks=False),
+        lambda: merge_by_marking(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, uses_vectors=False),
         lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
         lambda: lake.remove_rows(NO_SPARK, TABLE, ExpiredRows((), "value", pa.table({"limit": [2]}), {})),
         lambda: lake.append(None, TABLE, rows(e=5, f=6), Txn("app", 2)),

@@ -77,7 +77,7 @@ def test_what_no_batch_is_committed_of_has_begun_when_one_is_planned(settings: S
 def test_a_layer_that_was_handed_states_goes_on_behind_the_version_that_they_are_of(
     settings: Settings, layer: str, table: str
 ) -> None:
-    place = handover.active_folder(settings, layer)
+    place = handover.find_active_folder(settings, layer)
     place.mkdir(parents=True)
     (place / "handover.json").write_bytes(msgspec.json.encode(Handover(8, 3, 4, "rebuild:a")))
     assert list_readers(settings, table) == [TableReaderProgress(layer, has_started=True, next_version=9)]

@@ -11,7 +11,7 @@ from sessionlake.cli.run import choose_processor
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError, LakeError, ProcessorError, SessionlakeError, UsageError
 from sessionlake.examples.logins import Logins
-from sessionlake.operations.pipeline import Layer, Pipeline, names_to_run
+from sessionlake.operations.pipeline import Layer, Pipeline, list_layers_to_run
 from sessionlake.processors import Row
 from sessionlake.processors.job import load_processor, processor_settings
 from sessionlake.processors.load import ProcessorRef
@@ -117,11 +117,11 @@ def settings_of(*names: str) -> Settings:
 
 def test_all_runs_every_layer_and_processor_and_processors_can_be_run_alone():
     settings = settings_of("one", "two")
-    assert names_to_run(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
-    assert names_to_run(settings, Layer.SILVER) == ("silver",)
-    assert names_to_run(choose_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
+    assert list_layers_to_run(settings, Layer.ALL) == ("bronze", "silver", "gold", "processor-one", "processor-two")
+    assert list_layers_to_run(settings, Layer.SILVER) == ("silver",)
+    assert list_layers_to_run(choose_processor(settings, Layer.PROCESSOR, "two"), Layer.PROCESSOR) == ("processor-two",)
     everyone = ("processor-one", "processor-two")
-    assert names_to_run(choose_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
+    assert list_layers_to_run(choose_processor(settings, Layer.PROCESSOR, None), Layer.PROCESSOR) == everyone
 
 
 @pytest.mark.parametrize(

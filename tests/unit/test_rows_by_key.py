@@ -15,7 +15,7 @@ import pytest
 from sessionlake.delta.folders import file_keys, file_rows, key_index, rows_by_key
 from sessionlake.delta.folders.file_rows import Footer, read_rows
 from sessionlake.delta.folders.key_index import KeyIndex, SearchKeys
-from sessionlake.delta.folders.rows_by_key import KeyIndexes, RowLookup
+from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
 from sessionlake.errors import LakeError
@@ -47,7 +47,7 @@ def file(folder: Path, keys: list[Key], gone: tuple[int, ...] = (), **stats: Any
     return TableFile(folder, {"path": name}, {"numRecords": len(keys)} | stats, np.array(gone, np.int64))
 
 
-def places(indexes: KeyIndexes, files: list[TableFile], asked: list[Key]) -> dict[Key, tuple[str, int]]:
+def places(indexes: KeyIndexCache, files: list[TableFile], asked: list[Key]) -> dict[Key, tuple[str, int]]:
     found = indexes.find(files, table(asked), KEYS, SCHEMA)
     assert all((np.diff(one.rows) > 0).all() for one in found)
     pairs = [
@@ -103,7 +103,7 @@ def test_rows_are_found_the_same_whatever_of_the_keys_fits_into_memory(
     there = {key: ("0.parquet", i) for i, key in enumerate(keys[:350]) if i not in (0, 99, 100, 349)}
     there |= {key: ("1.parquet", i) for i, key in enumerate(keys[350:360])}
     there |= {key: ("2.parquet", i) for i, key in enumerate(keys[360:])}
-    indexes = KeyIndexes(most)
+    indexes = KeyIndexCache(most)
     for _ in range(3):
         asked = [*rnd.sample(keys, 300), *((f"t{i}", "none", i) for i in range(5))]
         assert places(indexes, files, asked) == {key: there[key] for key in asked if key in there}
@@ -113,13 +113,13 @@ def test_rows_are_found_the_same_whatever_of_the_keys_fits_into_memory(
 
 def test_keys_of_a_file_are_read_once(tmp_path: Path) -> None:
     keys = random_keys(random.Random(1), 250)
-    one, indexes = file(tmp_path, keys), KeyIndexes(1 << 20)
+    one, indexes = file(tmp_path, keys), KeyIndexCache(1 << 20)
     first = places(indexes, [one], keys[200:220])
     one.path.unlink()
     assert places(indexes, [one], keys[200:220]) == first
     assert len(places(indexes, [one], keys)) == 250
     with pytest.raises(FileNotFoundError):
-        places(KeyIndexes(0), [one], keys)
+        places(KeyIndexCache(0), [one], keys)
 
 
 def test_what_was_long_not_asked_for_gives_way_and_what_is_in_use_does_not(
@@ -128,9 +128,9 @@ def test_what_was_long_not_asked_for_gives_way_and_what_is_in_use_does_not(
     monkeypatch.setattr(file_keys, "_IN_USE", 2)
     keys = random_keys(random.Random(1), 300)
     old, new = file(tmp_path / "old", keys[:150]), file(tmp_path / "new", keys[150:])
-    probe = KeyIndexes(1 << 20)
+    probe = KeyIndexCache(1 << 20)
     places(probe, [old], keys)
-    indexes = KeyIndexes(probe.nbytes * 3 // 2)
+    indexes = KeyIndexCache(probe.nbytes * 3 // 2)
     places(indexes, [old], keys)
     places(indexes, [old, new], keys)
     new.path.rename(tmp_path / "away")
@@ -143,7 +143,7 @@ def test_what_was_long_not_asked_for_gives_way_and_what_is_in_use_does_not(
 
 
 def test_of_files_that_are_replaced_nothing_is_kept(tmp_path: Path) -> None:
-    keys, indexes = random_keys(random.Random(1), 300), KeyIndexes(1 << 20)
+    keys, indexes = random_keys(random.Random(1), 300), KeyIndexCache(1 << 20)
     other, stays = file(tmp_path / "other", keys), file(tmp_path / "table", keys[:100])
     places(indexes, [other], keys)
     places(indexes, [stays], keys)
@@ -164,7 +164,7 @@ def test_a_footer_is_read_once_and_counts_as_memory(tmp_path: Path, monkeypatch:
         return Footer.decode(pq.read_metadata(path))
 
     monkeypatch.setattr(Footer, "read", noted)
-    keys, indexes = random_keys(random.Random(1), 250), KeyIndexes(1 << 20)
+    keys, indexes = random_keys(random.Random(1), 250), KeyIndexCache(1 << 20)
     one = file(tmp_path, keys)
     first = places(indexes, [one], keys[:3])
     assert indexes.nbytes > Footer.decode(pq.read_metadata(one.path)).nbytes
@@ -176,10 +176,10 @@ def test_footers_give_way_to_keys_and_none_is_kept_where_keys_fill_the_memory(tm
     keys = random_keys(random.Random(1), 300)
     one, two = file(tmp_path, keys[:150]), file(tmp_path, keys[150:])
     footer = Footer.decode(pq.read_metadata(one.path)).nbytes
-    probe = KeyIndexes(1 << 20)
+    probe = KeyIndexCache(1 << 20)
     places(probe, [one, two], keys)
     alone = probe.nbytes - 2 * footer
-    indexes = KeyIndexes(alone + footer // 2)
+    indexes = KeyIndexCache(alone + footer // 2)
     for _ in range(2):
         assert len(places(indexes, [one, two], keys)) == 300
         assert indexes.nbytes == alone
@@ -200,7 +200,7 @@ def test_rows_of_many_files_are_told_apart_together_or_some_at_a_time(
     there = {key: (f"{n // 100}.parquet", n % 100) for n, key in enumerate(keys) if n % 100 not in (7, 99)}
     asked = random.Random(6).sample(keys, 200)
     expected = {key: there[key] for key in asked if key in there}
-    assert places(KeyIndexes(1 << 20), files, asked) == expected
+    assert places(KeyIndexCache(1 << 20), files, asked) == expected
 
 
 def test_of_a_file_those_row_groups_are_read_that_have_rows_asked_for(tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_a_file_is_left_out_by_its_times_which_are_cut_to_milliseconds(
 ) -> None:
     at = 1_700_000_000_000_123  # 22:13:20.000123
     one = file(tmp_path, [("t", "r", at)], minValues={"at": least}, maxValues={"at": most})
-    assert len(places(KeyIndexes(0), [one], [("t", "r", at)])) == open_
+    assert len(places(KeyIndexCache(0), [one], [("t", "r", at)])) == open_
     moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at)
-    assert one.may_have({"at": (moment, moment)}) == open_
+    assert one.may_have_keys({"at": (moment, moment)}) == open_
 
 
 def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may
         seen.append(held)
         return rows.take(pa.array(range(rows.num_rows - 1, -1, -1)))  # in any order
 
-    lookup = RowLookup(KeyIndexes(0), combine, 1 << 20)
+    lookup = RowLookup(KeyIndexCache(0), combine, 1 << 20)
     found = lookup.find(files, source, KEYS, SCHEMA)
     assert lookup.combine_rows(source, found, KEYS, SCHEMA) == source
     values = [*range(100, 120), *range(20)]
@@ -284,6 +284,6 @@ def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may
         table(keys[100:140]).set_column(3, "value", pa.array(values)).sort_by([(name, "ascending") for name in KEYS])
     )
     with pytest.raises(LakeError, match="41 rows were combined into 40 rows"):
-        RowLookup(KeyIndexes(0), lambda rows, _: rows.slice(1), 1 << 20).combine_rows(source, found, KEYS, SCHEMA)
+        RowLookup(KeyIndexCache(0), lambda rows, _: rows.slice(1), 1 << 20).combine_rows(source, found, KEYS, SCHEMA)
     with pytest.raises(TooLargeError, match="rows of 41 keys have more than 9 bytes"):
-        RowLookup(KeyIndexes(0), combine, 9).combine_rows(source, found, KEYS, SCHEMA)
+        RowLookup(KeyIndexCache(0), combine, 9).combine_rows(source, found, KEYS, SCHEMA)

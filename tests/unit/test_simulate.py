@@ -49,7 +49,7 @@ def judged(messages, columns=DEFAULT, *, integrity="strict", on_violation="isola
         where = message.topic, message.partition
         truth.judge_message(KafkaMessage(*where, offsets[where], message.timestamp, message.key, message.value))
         offsets[where] += 1
-    return truth.finish()
+    return truth.finish_and_return_tables()
 
 
 def by_session(messages):
@@ -68,7 +68,7 @@ def share(tables, column):
 
 
 def test_same_scenario_gives_the_same_messages_in_the_same_order():
-    scenario = replace(SMALL, faults=Faults.every(0.02))
+    scenario = replace(SMALL, faults=Faults.with_rate(0.02))
     assert list(generate_messages(scenario, DEFAULT)) == list(generate_messages(scenario, DEFAULT))
 
 
@@ -85,7 +85,7 @@ def test_another_start_gives_other_session_ids_so_that_a_second_run_restarts_no_
 
 
 def test_timestamps_never_fall_and_begin_at_the_start():
-    times = [m.timestamp for m in generate_messages(replace(SMALL, faults=Faults.every(0.02)), DEFAULT)]
+    times = [m.timestamp for m in generate_messages(replace(SMALL, faults=Faults.with_rate(0.02)), DEFAULT)]
     assert times == sorted(times)
     assert next(generate_messages(SMALL, DEFAULT)).timestamp == SMALL.start_ms
     assert times[-1] <= SMALL.start_ms + SMALL.duration_s * 1000
@@ -339,7 +339,7 @@ def test_each_malformed_variant_is_refused_for_the_reason_it_is_named_after(colu
         truth = Truth(rules)
         key, value = make(victim)
         truth.judge_message(KafkaMessage("capture.x", 0, 0, victim.timestamp, key, value))
-        assert [row["reason"] for row in truth.finish().quarantine] == [reason], value[:100]
+        assert [row["reason"] for row in truth.finish_and_return_tables().quarantine] == [reason], value[:100]
 
 
 def test_orphans_lose_the_first_snapshot_of_their_session():
@@ -356,7 +356,7 @@ def test_after_end_speaks_once_more():
 
 
 def test_all_faults_at_once_leave_most_messages_usable():
-    tables = judged(generate_messages(replace(SMALL, faults=Faults.every(0.01)), DEFAULT), integrity="order")
+    tables = judged(generate_messages(replace(SMALL, faults=Faults.with_rate(0.01)), DEFAULT), integrity="order")
     assert share(tables, "applied") > 0.8
     assert len({event["event"] for event in tables.integrity_events}) > 2
 

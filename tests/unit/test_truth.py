@@ -58,7 +58,7 @@ def judge(messages: list[KafkaMessage], by: Rules) -> Tables:
     truth = Truth(by)
     for one in messages:
         truth.judge_message(one)
-    return truth.finish()
+    return truth.finish_and_return_tables()
 
 
 def fates(tables: Tables, messages: list[KafkaMessage]) -> str:
@@ -483,11 +483,11 @@ def test_unknown_rule_is_refused(wrong):
 
 def test_a_finished_truth_takes_no_more():
     truth = Truth(rules())
-    truth.finish()
+    truth.finish_and_return_tables()
     with pytest.raises(UsageError):
         truth.judge_message(timeline("S0")[0])
     with pytest.raises(UsageError):
-        truth.finish()
+        truth.finish_and_return_tables()
 
 
 def test_keeping_no_changes_changes_nothing_else():
@@ -495,7 +495,7 @@ def test_keeping_no_changes_changes_nothing_else():
     truth = Truth(rules(), keep_changes=False)
     for one in messages:
         truth.judge_message(one)
-    lean, full = truth.finish(), judge(messages, rules())
+    lean, full = truth.finish_and_return_tables(), judge(messages, rules())
     assert lean.session_changes == []
     assert (lean.session_rows, lean.sessions, lean.counts) == (full.session_rows, full.sessions, full.counts)
 

@@ -24,7 +24,7 @@ FINE = b'{"type":"heartbeat","seq":0,"ts":0}'
 def feed(value: bytes | None, key: bytes | None = b"s", rules: Rules = RULES) -> Tables:
     truth = Truth(rules)
     truth.judge_message(KafkaMessage("capture.a", 0, 0, START, key, value))
-    return truth.finish()
+    return truth.finish_and_return_tables()
 
 
 def reason(value: bytes | None, key: bytes | None = b"s", rules: Rules = RULES) -> str | None:
@@ -270,6 +270,6 @@ def test_any_bytes_are_judged_and_accounted_for(stream, integrity, policy):
     truth = Truth(Rules(columns=COLUMNS, integrity=integrity, on_violation=policy))
     for offset, (key, value, timestamp) in enumerate(stream):
         truth.judge_message(KafkaMessage("capture.a", 0, offset, timestamp, key, value))
-    tables = truth.finish()
+    tables = truth.finish_and_return_tables()
     for counts in tables.counts.values():
         assert 2 * counts["messages"] == sum(counts.values()) == 2 * len(stream)

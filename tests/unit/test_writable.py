@@ -160,7 +160,7 @@ def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
     open_table(lake.path(TABLE)).create_checkpoint()
     expected = {"append": {"a": 0, "b": 1, "c": 1, "x": 9}, "replacement": {"x": 9}, "merge": {"a": 9, "b": 1, "c": 1},
                 "removal": {}, "emptying": {}, "purge of vectors": {"a": 0, "b": 1, "c": 1}}  # fmt: skip
-    assert lake.lost_files(None, TABLE) == []
+    assert lake.find_lost_files(None, TABLE) == []
     (COMMITS | {"purge of vectors": lambda lake: lake.purge_vectors(TABLE)})[write](lake)
     assert held(lake) == expected[write]
     assert lake.count_rows(NO_SPARK, TABLE, UP_TO_1) == sum(value <= 1 for value in expected[write].values())
@@ -236,9 +236,9 @@ def test_rows_that_are_marked_are_not_counted_as_chosen(switched_off: FolderStor
 
 def test_a_vector_file_that_is_gone_is_named_as_lost(switched_off: FolderStorage) -> None:
     [vector] = switched_off.path(TABLE).glob("deletion_vector_*.bin")
-    assert switched_off.lost_files(None, TABLE) == []
+    assert switched_off.find_lost_files(None, TABLE) == []
     vector.unlink()
-    assert switched_off.lost_files(None, TABLE) == [vector.name]
+    assert switched_off.find_lost_files(None, TABLE) == [vector.name]
 
 
 def test_every_removal_names_the_file_with_its_vector(
@@ -305,7 +305,7 @@ def test_a_commit_whose_answer_is_lost_is_there_once_with_its_files(
     expected = {"append": {"a": 1, "b": 2, "x": 9}, "replacement": {"x": 9}, "merge": {"a": 9, "b": 2},
                 "removal": {"b": 2}, "emptying": {}}  # fmt: skip
     assert held(lake) == expected[write]
-    assert lake.lost_files(None, TABLE) == []
+    assert lake.find_lost_files(None, TABLE) == []
 
 
 def test_an_entry_of_somebody_else_is_no_lost_answer(lake: FolderStorage) -> None:
@@ -322,4 +322,4 @@ def test_a_home_below_a_folder_of_that_name_is_no_task_s(tmp_path: Path) -> None
     lake.append(None, TABLE, rows(a=1), Txn("app", 0))
     lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(timedelta(seconds=-7200)))
     assert held(lake) == {"a": 1}
-    assert lake.lost_files(None, TABLE) == []
+    assert lake.find_lost_files(None, TABLE) == []

@@ -307,7 +307,7 @@ def _reject_last_planned_batch(spark: SparkSession, lake: Lake, generation: Gene
     the last batch of the previous generation is rejected.
     """
     last = generation.next_batch - 1
-    if generation.app_id is not None and last >= 0 and lake.storage.token(LAYER):
+    if generation.app_id is not None and last >= 0 and lake.storage.lease_token(LAYER):
         fence_off(spark, lake, [MESSAGES], Txn(generation.app_id, last))
 
 

@@ -63,6 +63,6 @@ def find_overlap(
     return KafkaOverlap(ranges, unread, tuple(name for name in ours if name not in kafka_topics), recreated_topics)
 
 
-def _is_recreated(topic: Topic | None, found: SeenTopic) -> bool:
-    change = None if topic is None else find_topic_change(topic, found)
+def _is_recreated(topic: Topic | None, seen_topic: SeenTopic) -> bool:
+    change = None if topic is None else find_topic_change(topic, seen_topic)
     return change is not None and change.state is TopicState.RECREATED

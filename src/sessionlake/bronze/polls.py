@@ -17,7 +17,7 @@ _FEW_MESSAGES = 20_000
 """With at most this many pending messages, small polls cost less than a tenth of a second."""
 
 
-def choose_poll_bytes(generation: Generation, book: TopicRegister) -> int:
+def choose_poll_bytes(generation: Generation, topic_register: TopicRegister) -> int:
     """Returns the limit in bytes of one poll, which is one request of a consumer for messages.
 
     The limit is lower if the last batch was not finished, because it may not have fit into memory. Every
@@ -25,10 +25,10 @@ def choose_poll_bytes(generation: Generation, book: TopicRegister) -> int:
     """
     unfinished = read_last_planned_batch(generation.folder) != read_last_committed_batch(generation.folder)
     try:
-        ends = book.read_kafka_ends()
+        ends = topic_register.read_kafka_ends()
     except BrokerError:  # the query waits for Kafka
         return POLLED_BYTES_AFTER_FAILURE if unfinished else POLLED_BYTES
     if unfinished:
         return min(POLLED_BYTES_AFTER_FAILURE, POLLED_BYTES_IN_ALL // max(len(ends), 1))
-    waiting = sum(ends.values()) - sum(book.list_next_offsets().values())
+    waiting = sum(ends.values()) - sum(topic_register.list_next_offsets().values())
     return POLLED_BYTES if waiting <= _FEW_MESSAGES else POLLED_BYTES_OF_MANY

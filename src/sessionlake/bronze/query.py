@@ -110,7 +110,7 @@ class BronzeQuery(LayerQuery):
     Args:
         layer: Name of the layer, for texts.
         generations: The current and former generations of bronze's checkpoint.
-        book: State, ids and offsets of bronze's topics.
+        topic_register: State, ids and offsets of bronze's topics.
         source: Returns for a `StartPlan` the Spark stream to read, and the function that commits its batches.
         record_planned: Called with a generation. Returns True if the messages of its last planned batch are in the
             tables, and then writes the batch's ledger row if it is missing.
@@ -127,7 +127,7 @@ class BronzeQuery(LayerQuery):
         self,
         layer: str,
         generations: CheckpointGenerations,
-        book: TopicRegister,
+        topic_register: TopicRegister,
         *,
         source: Callable[[StartPlan], tuple[DataFrame, BatchCommitter]],
         record_planned: Callable[[Generation], bool],
@@ -139,7 +139,7 @@ class BronzeQuery(LayerQuery):
     ) -> None:
         super().__init__(layer, str(generations.current_generation.folder))
         self._generations = generations
-        self._book = book
+        self._book = topic_register
         self._source = source
         self._record_planned = record_planned
         self._reject_planned = reject_planned

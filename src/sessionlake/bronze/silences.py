@@ -58,21 +58,21 @@ class SilenceWriter:
         spark: The session to read and write with.
         lake: The lake of bronze.
         settings: `bronze.silent_after` says how long a topic-partition must be silent; None turns silences off.
-        book: Says how far each topic-partition was read, and whether Kafka has more messages of it.
+        topic_register: Says how far each topic-partition was read, and whether Kafka has more messages of it.
     """
 
-    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, book: TopicRegister) -> None:
-        self._spark, self._lake, self._settings, self._book = spark, lake, settings, book
+    def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, topic_register: TopicRegister) -> None:
+        self._spark, self._lake, self._settings, self._book = spark, lake, settings, topic_register
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
-        self._notes = silences_file(settings)
+        self._notes = find_silences_file(settings)
         self._last: dict[TopicPartition, Moment] = {}
         self._has_history, self._lock = False, threading.Lock()
         self._noted: dict[TopicPartition, Silence] = {}
         # By topic-partition: one past bronze's last offset, and the offset of its last message.
         self._last_offsets: dict[TopicPartition, tuple[int, int]] = {}
         self._looked_at = time.monotonic()
-        self._token, self._writes = lake.storage.token(BRONZE), count()
+        self._token, self._writes = lake.storage.lease_token(BRONZE), count()
 
     def is_check_due(self) -> bool:
         """Returns True if the time for the next check of silent topic-partitions has come."""
@@ -190,40 +190,45 @@ class SilenceWriter:
         """
         write_atomically(self._notes, encode_silences(self._noted.values()))
 
-    def _is_silence_due(self, place: TopicPartition, end: int, lasted: timedelta) -> bool:
+    def _is_silence_due(self, topic_partition: TopicPartition, end: int, lasted: timedelta) -> bool:
         """Returns True if a silence must be written now: the first one of a topic-partition, or the second one.
 
         Args:
-            place: The topic-partition.
+            topic_partition: The topic-partition.
             end: The offset that its next message would have.
             lasted: Time since its last message.
         """
-        noted, (known_end, last_offset) = self._noted.get(place), self._last_offsets.get(place, (end, end - 1))
+        noted, (known_end, last_offset) = (
+            self._noted.get(topic_partition),
+            self._last_offsets.get(topic_partition, (end, end - 1)),
+        )
         written = timedelta(0)
         if noted is not None and noted.behind == (last_offset if known_end == end else end - 1):
             written = noted.lasted * _MS
         after = self._after or lasted
         return written <= after < lasted or written <= 2 * after < lasted
 
-    def _read_last_messages(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int, bool]]:
+    def _read_last_messages(
+        self, end_offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, tuple[int, int, bool]]:
         """Returns, by topic-partition, the offset of the last message, a time in ms since 1970, and its kind.
 
         Kind True: the time is the highest Kafka timestamp of the last messages that counts for stream time. Kind False:
         none counts, and it is the time at which bronze read them.
 
         Args:
-            ends: One past bronze's last offset, by topic-partition.
+            end_offsets: One past bronze's last offset, by topic-partition.
         """
         from pyspark.sql import functions as F
 
         messages = drop_silences(self._lake.read(self._spark, MESSAGES))
-        last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in ends.items()}))
+        last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in end_offsets.items()}))
         said, read = F.max(build_counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
         rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows.collect()}
 
 
-def silences_file(settings: Settings) -> Path:
+def find_silences_file(settings: Settings) -> Path:
     """Returns the path of the file with the last silences. They are also in bronze, so the file may be lost."""
     return Path(f"{settings.checkpoint(BRONZE)}.silences.json")
 

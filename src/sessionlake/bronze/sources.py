@@ -114,9 +114,9 @@ class ArchiveSource:
         before = _read_checkpoint_position(checkpoint)
         return archives.find_next_position(Path(self._path), before, self._max_bytes) != before
 
-    def select_messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
+    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the rows unchanged: they already have the columns of `bronze.messages`."""
-        del ends
+        del last_offsets
         return rows
 
 
@@ -178,7 +178,7 @@ class KinesisSource:
         del checkpoint
         return False
 
-    def select_messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
+    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Returns the records as messages, numbered after the last offset of each topic-partition."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
@@ -186,8 +186,8 @@ class KinesisSource:
         number = F.regexp_extract("shardId", r"(\d+)$", 1).cast("int")
         order = Window.partitionBy("stream", "shardId").orderBy(F.length("sequenceNumber"), "sequenceNumber")
         before = F.lit(-1).cast("bigint")
-        if ends:
-            pairs = (F.lit(item) for (topic, part), end in ends.items() for item in (f"{part} {topic}", end))
+        if last_offsets:
+            pairs = (F.lit(item) for (topic, part), end in last_offsets.items() for item in (f"{part} {topic}", end))
             place = F.concat_ws(" ", number.cast("string"), F.col("stream"))
             before = F.coalesce(F.create_map(*pairs)[place].cast("bigint"), before)
         return rows.select(

@@ -61,7 +61,7 @@ class StreamSource(Protocol):
     def has_more_messages(self, checkpoint: Path) -> bool:
         """Returns True if the source has messages after those in the checkpoint, so the query must run once more."""
 
-    def select_messages(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> DataFrame:
+    def select_messages(self, rows: DataFrame, last_offsets: Mapping[TopicPartition, int]) -> DataFrame:
         """Converts a batch's rows to the columns of `bronze.messages` without `ingested_at`, and five more.
 
         The further columns are `file`, `member`, `start`, `damage` and `detail`. `damage` is null unless the row
@@ -69,7 +69,7 @@ class StreamSource(Protocol):
 
         Args:
             rows: Rows of the stream, in the source's own columns.
-            ends: The last offset of each topic-partition before the batch.
+            last_offsets: The last offset of each topic-partition before the batch.
         """
 
 
@@ -196,7 +196,7 @@ class _StreamedBatchWriter:
         with store_on_disk(self._source.select_messages(rows, log.last_offsets)) as read:
             sound = read.where(F.col("damage").isNull())
             extents = _list_extents(sound)
-            _refuse_repeated(sound, extents, log.last_offsets)
+            _refuse_repeated_offsets(sound, extents, log.last_offsets)
             ranges = _to_offset_ranges(extents)
             log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
@@ -274,25 +274,27 @@ def _to_offset_ranges(extents: Iterable[_OffsetExtent]) -> tuple[OffsetRange, ..
     return tuple(found.values())
 
 
-def _refuse_repeated(sound: DataFrame, extents: Iterable[_OffsetExtent], ends: Mapping[TopicPartition, int]) -> None:
+def _refuse_repeated_offsets(
+    sound: DataFrame, extents: Iterable[_OffsetExtent], last_offsets: Mapping[TopicPartition, int]
+) -> None:
     """Checks that the offsets of each topic-partition rise from file to file, and that bronze has none of them yet.
 
     Args:
         sound: The batch's rows without damaged members.
         extents: The batch's extents, in the order of files.
-        ends: The last offset of each topic-partition before the batch.
+        last_offsets: The last offset of each topic-partition before the batch.
 
     Raises:
         OffsetHoleError: An offset is repeated or does not rise. The text names the file and its member.
     """
-    reached = dict(ends)
+    reached = dict(last_offsets)
     for extent in extents:
         place = extent.topic, extent.partition
         up_to = reached.get(place, -1)
         reached[place] = max(up_to, extent.last)
         if extent.file is None or extent.first > up_to:
             continue
-        if extent.first <= ends.get(place, -1) or _repeats_offsets(sound, extent):
+        if extent.first <= last_offsets.get(place, -1) or _repeats_offsets(sound, extent):
             raise OffsetHoleError(
                 f"{LAYER}: member {extent.member} of {extent.file} has offsets {extent.first} to {extent.last} of "
                 f"topic {extent.topic}, partition {extent.partition}, but offsets up to {up_to} are already in bronze "

@@ -50,6 +50,7 @@ _IDLE_CHECK_SECONDS = 60.0
 # Time between two checks while a topic is missing that may come back.
 _RECHECK_SECONDS = 1.0
 # A topic may vanish this many times in a row while Kafka is asked about it.
+_RUN_AGAIN = "Run bronze again, if it has not restarted by itself"
 _MAX_LOOKS = 5
 
 
@@ -64,7 +65,7 @@ class TopicRegister:
         self._matches = re.compile(settings.kafka.topic_pattern).fullmatch
         self._open = True
         self._lock = threading.RLock()
-        self._token, self._writes = lake.storage.token(BRONZE), count()
+        self._token, self._writes = lake.storage.lease_token(BRONZE), count()
         self._rows = {(row.topic, row.generation): row for row in read_topics(spark, lake)}
         self._written = dict(self._rows)
         self._saved_at = self._looked_at = time.monotonic()
@@ -213,7 +214,7 @@ class TopicRegister:
             if now - self._saved_at < _IDLE_CHECK_SECONDS:
                 return False
             decision = self._decide_for_topics(mine & self._find_activity_candidates(), ids)
-            if any(self._requires_restart(row) for row in decision.rows):
+            if any(self._is_restart_required(row) for row in decision.rows):
                 read_seen_topics(self._admin, mine, ids)
                 return True
             self._apply_update(decision)
@@ -234,12 +235,12 @@ class TopicRegister:
             for name in asked:
                 if name not in ids:
                     raise BrokerError(
-                        f"bronze: Kafka does not list topic {name}: it was deleted during the read, or is not known yet"
+                        f"bronze: Kafka does not list topic {name}: it was just deleted, or is new", fix=_RUN_AGAIN
                     )
                 if name not in known:
                     self._apply_update(self._decide_for_topics([name], ids))
                 elif _has_other_id(known[name], ids[name]):
-                    raise TopicChangedError(f"bronze: topic {name} was deleted and created again during the read")
+                    raise TopicChangedError(f"bronze: topic {name} was created again during the read", fix=_RUN_AGAIN)
             if asked - {name for name, _ in self._written}:
                 self._write_topics()
 
@@ -313,7 +314,7 @@ class TopicRegister:
         states = {TopicState.ACTIVE, TopicState.INACTIVE}
         return {row.topic for row in rows if row.state in states and (row.last_message_at or row.first_seen) <= since}
 
-    def _requires_restart(self, row: Topic) -> bool:
+    def _is_restart_required(self, row: Topic) -> bool:
         """Returns True if the running query lacks a topic that it must read, or reads one that it must not."""
         return row.topic in self._excluded if row.state in SUBSCRIBED else row.state is not TopicState.INACTIVE
 
@@ -349,20 +350,20 @@ def _round_last_seen_to_hour(rows: Mapping[tuple[str, int], Topic]) -> list[Topi
 
 
 def read_seen_topics(
-    admin: KafkaAdmin, names: Iterable[str], ids: Mapping[str, str | None], *, committed: bool = False
+    admin: KafkaAdmin, topic_names: Iterable[str], ids: Mapping[str, str | None], *, committed: bool = False
 ) -> dict[str, SeenTopic]:
     """Asks Kafka for the partitions and offsets of topics.
 
     Args:
         admin: The connection to Kafka.
-        names: The topics to ask for.
+        topic_names: The topics to ask for.
         ids: Ids of at least these topics, by name.
         committed: If true, a partition ends before the first message of an open transaction.
 
     Raises:
         BrokerError: Kafka does not answer, or one of the topics is gone.
     """
-    asked = sorted(names)
+    asked = sorted(topic_names)
     spans: dict[str, dict[int, tuple[int, int]]] = {name: {} for name in asked}
     if asked:
         for (topic, number), span in admin.read_offsets(admin.list_partitions(asked), committed=committed).items():

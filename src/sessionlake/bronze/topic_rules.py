@@ -111,8 +111,8 @@ class TopicUpdate:
 
 
 def decide_update(
-    known: Mapping[str, Topic],
-    seen: Mapping[str, SeenTopic],
+    known_topics: Mapping[str, Topic],
+    seen_topics: Mapping[str, SeenTopic],
     *,
     rule: OnTopicChange,
     now: datetime,
@@ -121,16 +121,16 @@ def decide_update(
     """Compares topics in `ops.topics` with Kafka, and applies the rule to those that changed.
 
     Args:
-        known: Last generation of each topic in `ops.topics`, by name. Each `next_offset` must be up to date.
-        seen: Topics that Kafka has now, by name, including new ones.
+        known_topics: Last generation of each topic in `ops.topics`, by name. Each `next_offset` must be up to date.
+        seen_topics: Topics that Kafka has now, by name, including new ones.
         rule: The setting `kafka.on_topic_change`.
         now: Time to record in the rows.
         inactive_after: A topic without a message for this time becomes inactive.
     """
     rows: list[Topic] = []
     refusals: list[str] = []
-    for name in sorted(known.keys() | seen.keys()):
-        topic, found = known.get(name), seen.get(name)
+    for name in sorted(known_topics.keys() | seen_topics.keys()):
+        topic, found = known_topics.get(name), seen_topics.get(name)
         if topic is None:
             if found is not None:
                 rows.append(_build_new_topic(name, found, now))
@@ -146,34 +146,38 @@ def decide_update(
     return TopicUpdate(tuple(rows), tuple(refusals))
 
 
-def find_topic_change(topic: Topic, found: SeenTopic | None) -> TopicChange | None:
+def find_topic_change(topic: Topic, seen_topic: SeenTopic | None) -> TopicChange | None:
     """Returns how a topic has changed in Kafka; None if it has not, or if the change was decided before.
 
     Args:
         topic: Last generation of the topic in `ops.topics`.
-        found: The topic as Kafka has it now; None if Kafka does not have it.
+        seen_topic: The topic as Kafka has it now; None if Kafka does not have it.
     """
-    if found is None:
+    if seen_topic is None:
         gone = TopicChange(TopicState.DELETED, "was deleted, or this client may no longer see it")
         return None if topic.state is TopicState.FORGOTTEN else gone
-    if None not in {topic.topic_id, found.topic_id} and topic.topic_id != found.topic_id:
+    if None not in {topic.topic_id, seen_topic.topic_id} and topic.topic_id != seen_topic.topic_id:
         return TopicChange(TopicState.RECREATED, "was deleted and created again")
     if topic.state is TopicState.FORGOTTEN:
         return None
     if topic.state is TopicState.RECREATED:  # refused before; its offsets may look right again by now
         return TopicChange(TopicState.RECREATED, "was deleted and created again")
-    if topic.state is TopicState.DELETED and None in {topic.topic_id, found.topic_id}:
+    if topic.state is TopicState.DELETED and None in {topic.topic_id, seen_topic.topic_id}:
         # Without ids it may be another topic. Reading it again costs duplicates; resuming could lose messages.
         return TopicChange(TopicState.RECREATED, "was gone and has come back")
     return next(
-        (change for part in topic.partitions for change in _find_partition_changes(part, topic.offset_shift, found)),
+        (
+            change
+            for part in topic.partitions
+            for change in _find_partition_changes(part, topic.offset_shift, seen_topic)
+        ),
         None,
     )
 
 
-def _find_partition_changes(part: PartitionOffsets, shift: int, found: SeenTopic) -> Iterator[TopicChange]:
+def _find_partition_changes(part: PartitionOffsets, shift: int, seen_topic: SeenTopic) -> Iterator[TopicChange]:
     number, at = part.partition, part.next_offset
-    first, end = found.partitions.get(number, (0, -1))
+    first, end = seen_topic.partitions.get(number, (0, -1))
     if end + shift < at:
         yield TopicChange(TopicState.RECREATED, f"ends below the offset up to which its partition {number} was read")
     elif first + shift > at:
@@ -181,26 +185,26 @@ def _find_partition_changes(part: PartitionOffsets, shift: int, found: SeenTopic
         yield TopicChange(TopicState.CUT, f"was cut by Kafka's retention: {lost} are gone")
 
 
-def _build_new_topic(name: str, found: SeenTopic, now: datetime) -> Topic:
+def _build_new_topic(name: str, seen_topic: SeenTopic, now: datetime) -> Topic:
     parts = tuple(
-        PartitionOffsets(number, first, first, end) for number, (first, end) in sorted(found.partitions.items())
+        PartitionOffsets(number, first, first, end) for number, (first, end) in sorted(seen_topic.partitions.items())
     )
-    return Topic(name, 0, TopicState.ACTIVE, found.topic_id, now, now, partitions=parts)
+    return Topic(name, 0, TopicState.ACTIVE, seen_topic.topic_id, now, now, partitions=parts)
 
 
-def _update_unchanged_topic(topic: Topic, found: SeenTopic, now: datetime, inactive_after: timedelta) -> Topic:
-    parts = tuple(_list_partitions(topic, found))
+def _update_unchanged_topic(topic: Topic, seen_topic: SeenTopic, now: datetime, inactive_after: timedelta) -> Topic:
+    parts = tuple(_list_partitions(topic, seen_topic))
     waiting = any(part.end_offset > part.next_offset for part in parts)
     quiet = now - (topic.last_message_at or topic.first_seen) >= inactive_after
     state = TopicState.INACTIVE if quiet and not waiting else TopicState.ACTIVE
     if topic.state is TopicState.FORGOTTEN:
         state, parts = topic.state, topic.partitions
-    return replace(topic, state=state, topic_id=topic.topic_id or found.topic_id, last_seen=now, partitions=parts)
+    return replace(topic, state=state, topic_id=topic.topic_id or seen_topic.topic_id, last_seen=now, partitions=parts)
 
 
-def _list_partitions(topic: Topic, found: SeenTopic) -> Iterator[PartitionOffsets]:
+def _list_partitions(topic: Topic, seen_topic: SeenTopic) -> Iterator[PartitionOffsets]:
     known, shift = {part.partition: part for part in topic.partitions}, topic.offset_shift
-    for number, (first, end) in sorted(found.partitions.items()):
+    for number, (first, end) in sorted(seen_topic.partitions.items()):
         if number in known:
             yield replace(known[number], end_offset=end + shift)
         else:
@@ -208,32 +212,34 @@ def _list_partitions(topic: Topic, found: SeenTopic) -> Iterator[PartitionOffset
 
 
 def _update_changed_topic(
-    topic: Topic, found: SeenTopic | None, change: TopicChange, rule: OnTopicChange, now: datetime
+    topic: Topic, seen_topic: SeenTopic | None, change: TopicChange, rule: OnTopicChange, now: datetime
 ) -> Iterator[Topic]:
     """Yields the rows of a changed topic under `forget` or `restart`: its ended generation, and the next one if any."""
     forgets = rule is OnTopicChange.FORGET
-    if found is None or (forgets and change.state is TopicState.CUT):
-        ends = {} if found is None else {n: end + topic.offset_shift for n, (_, end) in found.partitions.items()}
+    if seen_topic is None or (forgets and change.state is TopicState.CUT):
+        ends = (
+            {} if seen_topic is None else {n: end + topic.offset_shift for n, (_, end) in seen_topic.partitions.items()}
+        )
         yield _close_generation(topic, TopicState.FORGOTTEN if forgets else change.state, ends)
         return
     cut = change.state is TopicState.CUT
     shift = topic.offset_shift if cut else topic.free_offset
     parts = tuple(
         PartitionOffsets(number, max(first + shift, after), max(first + shift, after), end + shift)
-        for number, (first, end) in sorted(found.partitions.items())
+        for number, (first, end) in sorted(seen_topic.partitions.items())
         for after in [_find_next_offset(topic, number) if cut else 0]
     )
     starts = {part.partition: part.first_offset for part in parts} if cut else {}
     if topic.state is not TopicState.FORGOTTEN:
         yield _close_generation(topic, change.state, starts)
     state = TopicState.FORGOTTEN if forgets else TopicState.ACTIVE
-    fresh = Topic(topic.topic, topic.generation + 1, state, found.topic_id, now, now, None, shift, parts)
+    fresh = Topic(topic.topic, topic.generation + 1, state, seen_topic.topic_id, now, now, None, shift, parts)
     yield replace(fresh, lost=_count_unread(parts)) if forgets else fresh
 
 
-def _close_generation(topic: Topic, state: TopicState, ends: Mapping[int, int]) -> Topic:
+def _close_generation(topic: Topic, state: TopicState, end_offsets: Mapping[int, int]) -> Topic:
     parts = tuple(
-        replace(part, end_offset=max(part.next_offset, ends.get(part.partition, part.end_offset)))
+        replace(part, end_offset=max(part.next_offset, end_offsets.get(part.partition, part.end_offset)))
         for part in topic.partitions
     )
     return replace(topic, state=state, partitions=parts, lost=_count_unread(parts))

@@ -103,16 +103,18 @@ def compare_with_kafka(spark: SparkSession, settings: Settings) -> VerifiedBronz
     return VerifiedBronze(comparison, replace(both, unread=both.unread - absent), removed, gone)
 
 
-def _count_absent_after(reader: TableReader, taken: Iterable[ReadOffsets]) -> int:
+def _count_absent_after(reader: TableReader, bronze_ranges: Iterable[ReadOffsets]) -> int:
     """Returns the number of offsets after bronze's last messages that bronze has recorded as having no message."""
-    behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in taken}
+    behind = {(span.topic, span.partition): (span.last + 1, NO_END) for span in bronze_ranges}
     return sum(count_offsets_in_runs(runs, *behind[place]) for place, runs in read_absent_runs(reader, behind).items())
 
 
-def _subtract_removed(taken: Iterable[ReadOffsets], gone: Mapping[TopicPartition, PartitionStart]) -> list[ReadOffsets]:
+def _subtract_removed(
+    bronze_ranges: Iterable[ReadOffsets], gone: Mapping[TopicPartition, PartitionStart]
+) -> list[ReadOffsets]:
     """Returns bronze's offset ranges without the messages that retention has removed from bronze."""
     firsts = {place: at.last_removed + 1 for place, at in gone.items()}
-    return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in taken]
+    return [span._replace(first=max(span.first, firsts.get((span.topic, span.partition), 0))) for span in bronze_ranges]
 
 
 def hash_messages(messages: DataFrame) -> DataFrame:
@@ -187,5 +189,5 @@ class _KafkaAndBronze:
             place: first + self._find_offset_shift(place) for place, (first, _) in self.admin.read_offsets(part).items()
         }
 
-    def _find_offset_shift(self, place: TopicPartition) -> int:
-        return self.shifts.get(place[0], 0)
+    def _find_offset_shift(self, topic_partition: TopicPartition) -> int:
+        return self.shifts.get(topic_partition[0], 0)

@@ -178,7 +178,7 @@ def run(
         if once:
             say("done" if pipeline.run_once(spark, settings, layer, stop, report_failure) else "stopped")
             return
-        parts = ", ".join(pipeline.names_to_run(settings, layer))
+        parts = ", ".join(pipeline.list_layers_to_run(settings, layer))
         say(f"running {parts} into {settings.place}; Ctrl-C stops")
         pipeline.run_until_stopped(spark, settings, layer, stop, report_failure, on_wait=say)
         say("stopped")

@@ -22,7 +22,7 @@ _AGAIN_SECONDS = 1.0
 
 @contextmanager
 def claim_all_layers(
-    spark: SparkSession, settings: Settings, seconds: float, doing: str, *others: str
+    spark: SparkSession, settings: Settings, seconds: float, doing: str, *more_claims: str
 ) -> Iterator[None]:
     """Holds the claims of all layers, of retention and of maintenance for a block, so that no other process works.
 
@@ -32,7 +32,7 @@ def claim_all_layers(
         seconds: How long to wait until the running layers have paused.
         doing: What this process does, for example "reshards". Processes that are refused meanwhile show it in their
             error.
-        others: Names of further claims to hold.
+        more_claims: Names of further claims to hold.
 
     Raises:
         ClaimedError: Another process has not released its claim in that time.
@@ -41,7 +41,9 @@ def claim_all_layers(
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(claim_layers(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *others))
+                stack.enter_context(
+                    claim_layers(spark, settings, Layer.ALL, doing, RETENTION, MAINTENANCE, *more_claims)
+                )
                 break
             except ClaimedError:
                 if time.monotonic() > deadline:

@@ -16,7 +16,7 @@ from sessionlake.errors import LakeError, UsageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sessionlake.delta.export import Exported
+    from sessionlake.delta.export import ExportResult
     from sessionlake.delta.lake import Lake
     from sessionlake.settings.model import Settings
 
@@ -57,7 +57,7 @@ def export(
     from sessionlake.delta.export import FileFormat
     from sessionlake.delta.export import export as write
 
-    def work(spark: SparkSession) -> Exported:
+    def work(spark: SparkSession) -> ExportResult:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 

@@ -80,15 +80,15 @@ def explain_refusal(command: Any, arguments: Sequence[str], environ: Mapping[str
     return None if environ is None else _explain_not_deployed(name, context.params, environ)
 
 
-def _explain_not_deployed(name: str, given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+def _explain_not_deployed(name: str, values: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
     """Returns why a file or publication that the arguments name is not part of the deployment; None if it is."""
-    file = given.get("file")
+    file = values.get("file")
     folder = Path(environ[CONFIG_VARIABLE]).resolve().parent if CONFIG_VARIABLE in environ else Path.cwd()
     if file is not None and not Path(file).resolve().is_relative_to(folder):
         return f"{file} is not deployed with the bundle: put it into {folder}, beside the settings file, and deploy"
     if name != "publish":
         return None
-    wanted = f"{given['table']}={given['topic']}"
+    wanted = f"{values['table']}={values['topic']}"
     listed = [one.strip() for one in environ.get(PUBLICATIONS_VARIABLE, "").split(",") if one.strip()]
     if wanted in listed:
         return None

@@ -124,9 +124,8 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     require_readable_logs(spark, lake, [MESSAGES, LEDGER, *REPLAYED])
     readable = partial(refuse_unreadable_rows, spark, lake, [LEDGER])
     if find_interrupted_rebuild(settings) is not None and find_first_loss(readable) is None:
-        report_rebuild(
-            rebuild_silver_tables(spark, settings), settings, say
-        )  # may be from an find_interrupted_rebuild run of this command
+        # The rebuild may be from an interrupted run of this command.
+        report_rebuild(rebuild_silver_tables(spark, settings), settings, say)
     loss = find_first_loss(readable, *(partial(_refuse_older_ledger, spark, lake, layer) for layer in _REBUILDABLE))
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:

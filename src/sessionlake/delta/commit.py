@@ -96,7 +96,7 @@ def _claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
     If an earlier holder was suspended and tries to commit now, Delta skips its commit.
     """
     claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
-    return next_txn(spark, lake, table, CLAIMED_APP).fenced_by(lake.storage.token(claim))
+    return next_txn(spark, lake, table, CLAIMED_APP).fenced_by(lake.storage.lease_token(claim))
 
 
 def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:

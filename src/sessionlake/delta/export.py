@@ -53,7 +53,7 @@ _OPTIONS: dict[FileFormat, tuple[str, dict[str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What an export wrote: number of rows, number of files, and size of all files in bytes."""
 
     rows: int
@@ -61,7 +61,7 @@ class Exported:
     bytes: int
 
 
-def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, overwrite: bool) -> Exported:
+def export(frame: DataFrame, path: str, file_format: FileFormat, max_bytes: int, *, overwrite: bool) -> ExportResult:
     """Writes a frame's rows to a folder, which then holds exactly these rows.
 
     In CSV files, nested columns are JSON and binary columns are Base64. In JSON Lines files, binary columns are Base64,
@@ -70,7 +70,7 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
     Args:
         frame: the rows. The frame is computed more than once, and must have the same rows each time.
         path: path of the folder, as Spark takes it.
-        form: format of the files.
+        file_format: format of the files.
         max_bytes: limit for the size of each file, in bytes.
         overwrite: True to replace the files of an earlier export in the folder.
 
@@ -78,17 +78,17 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
         UsageError: the folder holds other files, or a single row is larger than `max_bytes`.
     """
     folder = _ExportFolder(frame.sparkSession, path)
-    folder.require_free(overwrite=overwrite)
+    folder.require_writable(overwrite=overwrite)
     beside = _ExportFolder(frame.sparkSession, f"{folder.path.rstrip('/')}.partial-{uuid.uuid4()}")
-    rows, flat = frame.count(), _flatten_columns(frame) if form is FileFormat.CSV else frame
+    rows, flat = frame.count(), _flatten_columns(frame) if file_format is FileFormat.CSV else frame
     try:
         at_most = max(1, rows)
         if rows > _SAMPLE:
-            _write_files(flat.limit(_SAMPLE), beside, form, 1, _SAMPLE)
+            _write_files(flat.limit(_SAMPLE), beside, file_format, 1, _SAMPLE)
             at_most = _count_fitting_rows(_SAMPLE, beside, max_bytes)
         while True:
-            _write_files(flat, beside, form, max(1, math.ceil(rows / at_most)), at_most)
-            sizes = beside.sizes()
+            _write_files(flat, beside, file_format, max(1, math.ceil(rows / at_most)), at_most)
+            sizes = beside.list_file_sizes()
             if max(sizes, default=0) <= max_bytes:
                 break
             if at_most == 1:
@@ -100,7 +100,7 @@ def export(frame: DataFrame, path: str, form: FileFormat, max_bytes: int, *, ove
         beside.move_to(folder)
     finally:
         beside.remove()
-    return Exported(rows, len(sizes), sum(sizes))
+    return ExportResult(rows, len(sizes), sum(sizes))
 
 
 def _count_fitting_rows(rows: int, written: _ExportFolder, max_bytes: int) -> int:
@@ -110,7 +110,7 @@ def _count_fitting_rows(rows: int, written: _ExportFolder, max_bytes: int) -> in
         rows: number of rows of each written file.
         written: the folder with these files. The largest one counts.
     """
-    return max(1, int(rows * max_bytes * _MARGIN / max(*written.sizes(), 1)))
+    return max(1, int(rows * max_bytes * _MARGIN / max(*written.list_file_sizes(), 1)))
 
 
 def _write_files(rows: DataFrame, folder: _ExportFolder, format_: FileFormat, files: int, max_rows: int) -> None:
@@ -150,7 +150,7 @@ class _ExportFolder:
         conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - pyspark has no public way to Hadoop's configuration
         self._files = self._here.getFileSystem(conf)
 
-    def require_free(self, *, overwrite: bool) -> None:
+    def require_writable(self, *, overwrite: bool) -> None:
         """Checks that an export to this folder would overwrite no foreign files.
 
         Args:
@@ -165,7 +165,7 @@ class _ExportFolder:
             return
         if self._files.getFileStatus(self._here).isFile():
             raise UsageError(f"export: {self.path} is a file", fix="Name a folder")
-        names = [name for name, _ in self._list()]
+        names = [name for name, _ in self._list_files()]
         if not names or (overwrite and _MARKER in names and all(map(_is_exported_file, names))):
             return
         if overwrite:
@@ -179,31 +179,31 @@ class _ExportFolder:
             fix="Name another folder, or replace an earlier export with --overwrite",
         )
 
-    def sizes(self) -> list[int]:
+    def list_file_sizes(self) -> list[int]:
         """Returns the size in bytes of each data file in the folder."""
-        return [size for name, size in self._list() if name.startswith(_ROWS)]
+        return [size for name, size in self._list_files() if name.startswith(_ROWS)]
 
-    def move_to(self, other: _ExportFolder) -> None:
-        """Renames this folder to the path of `other`, whose content is deleted. If that fails, it is restored."""
-        former = self._new(f"{other.path.rstrip('/')}.replaced-{uuid.uuid4()}")
-        replaces = self._files.exists(other._here)
-        self._files.mkdirs(other._here.getParent())
-        if replaces and not self._files.rename(other._here, former):
+    def move_to(self, target: _ExportFolder) -> None:
+        """Renames this folder to the path of `target`, whose content is deleted. If that fails, it is restored."""
+        former = self._new(f"{target.path.rstrip('/')}.replaced-{uuid.uuid4()}")
+        replaces = self._files.exists(target._here)
+        self._files.mkdirs(target._here.getParent())
+        if replaces and not self._files.rename(target._here, former):
             raise UsageError(
-                f"export: the folder {other.path} cannot be moved away to replace it",
+                f"export: the folder {target.path} cannot be moved away to replace it",
                 fix="Delete the folder, or name another one",
             )
-        for name in [name for name, _ in self._list() if not name.startswith(_ROWS)]:
+        for name in [name for name, _ in self._list_files() if not name.startswith(_ROWS)]:
             self._remove(self._new(self._here, name))  # files of Spark's commit protocol; Databricks has more
         self._files.create(self._new(self._here, _MARKER)).close()
-        if not self._files.rename(self._here, other._here):
+        if not self._files.rename(self._here, target._here):
             if replaces:
-                self._files.rename(former, other._here)
+                self._files.rename(former, target._here)
             raise UsageError(
-                f"export: the folder {other.path} cannot be created",
+                f"export: the folder {target.path} cannot be created",
                 fix="Check that you may write there, or name another folder",
             )
-        self._files.create(self._new(other._here, _SUCCESS)).close()
+        self._files.create(self._new(target._here, _SUCCESS)).close()
         self._remove(former)
 
     def remove(self) -> None:
@@ -213,7 +213,7 @@ class _ExportFolder:
     def _remove(self, path: Any) -> None:
         self._files.delete(path, True)  # noqa: FBT003 - recursively; Java's methods take no names
 
-    def _list(self) -> Iterator[tuple[str, int]]:
+    def _list_files(self) -> Iterator[tuple[str, int]]:
         for status in self._files.listStatus(self._here):
             yield str(status.getPath().getName()), int(status.getLen()) if status.isFile() else 0
 

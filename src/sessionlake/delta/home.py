@@ -25,7 +25,7 @@ from sessionlake.delta.folders.log import set_property
 from sessionlake.delta.folders.marked_merge import merge_by_marking
 from sessionlake.delta.folders.parquet import column_types
 from sessionlake.delta.folders.reader import FolderReader, is_table
-from sessionlake.delta.folders.rows_by_key import KeyIndexes, RowLookup
+from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, stage_files
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.folders.writable import open_writable, spark_only_reason
@@ -91,7 +91,7 @@ class FolderStorage(Storage):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.scratch = settings.home / "scratch"
-        self._indexes = KeyIndexes(self.limits.index_bytes)
+        self._indexes = KeyIndexCache(self.limits.index_bytes)
 
     def path(self, table: str) -> Path:
         """Returns the table's folder."""
@@ -99,7 +99,7 @@ class FolderStorage(Storage):
         return self._settings.warehouse / schema / name
 
     def identifier(self, table: str) -> str:
-        return upkeep.identifier(self.path(table))
+        return upkeep.sql_identifier(self.path(table))
 
     def sql_name(self, table: str) -> str:
         return table
@@ -122,7 +122,7 @@ class FolderStorage(Storage):
     def require_claims(self) -> None:
         """Checks nothing: a process keeps its locks until it ends."""
 
-    def token(self, name: str) -> int:
+    def lease_token(self, name: str) -> int:
         return 0
 
     def staging(self) -> Settings:
@@ -187,9 +187,9 @@ class FolderStorage(Storage):
 
         return DeltaTable.forPath(spark, str(self.path(table)))
 
-    def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
+    def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """Returns missing files of the latest version as paths relative to the table's folder."""
-        return upkeep.lost_files(self.path(table))
+        return upkeep.find_lost_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> Commit:
         """Reads the log itself, since Spark's `history` costs a job."""
@@ -307,7 +307,7 @@ class FolderStorage(Storage):
         if spark_only_reason(delta):
             return delta, None
         if isinstance(source, pa.Table) and self._is_small(delta, source.num_rows):
-            return delta, partial(merge_by_marking, marks=False)
+            return delta, partial(merge_by_marking, uses_vectors=False)
         if not open_writable(delta).uses_vectors:
             self.set_property(spark, table, DELETION_VECTORS, "true")
         return delta, merge_by_marking if isinstance(source, pa.Table) else None
@@ -371,7 +371,7 @@ class FolderStorage(Storage):
             return upkeep.purge_history(spark, self.path(table), since)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
-        return upkeep.has_expired(self.path(table), kept)
+        return upkeep.has_expired_files(self.path(table), kept)
 
     def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
         with self.commit_lock(table):

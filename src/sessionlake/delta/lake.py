@@ -54,16 +54,16 @@ class Lake:
     Tables are named by their two-level names in all methods.
 
     Args:
-        own: definitions of tables that are not in `schemas.tables.TABLES`, by table name.
+        extra_tables: definitions of tables that are not in `schemas.tables.TABLES`, by table name.
 
     Attributes:
         storage: does the work, in folders or in a catalog.
     """
 
-    def __init__(self, settings: Settings, own: dict[str, TableSchema] | None = None) -> None:
+    def __init__(self, settings: Settings, extra_tables: dict[str, TableSchema] | None = None) -> None:
         self.settings = settings
         self.storage = storage_of(settings)
-        self._schemas = TABLES | (own or {})
+        self._schemas = TABLES | (extra_tables or {})
 
     @property
     def limits(self) -> Limits:

@@ -124,7 +124,7 @@ class CodeWriter:
                 return element
             case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
                 return f"record.{one.start.value}"
-            case Start.KEY if self._key_format is KeyFormat.JSON:
+            case Start.KEY if self._key_format is not KeyFormat.TEXT:
                 return "key_value"
             case Start.KEY:
                 name = self._name()

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
+from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
+from sessionlake.feeds.parsers import create_parsers
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
+from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.times import milliseconds_of
 from sessionlake.feeds.values import FeedColumn, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
+from sessionlake.protocol.payload import Payload, PayloadFormat
 
 _SAFE_MS: Final = 2**53
 
@@ -43,19 +44,25 @@ class Compiled:
     feed: Feed
     source: str | None
     _function: Callable[..., None] | None
+    _payload: PayloadReader | None
     slow: int = 0
 
     @classmethod
-    def of(cls, feed: Feed) -> Compiled:
-        """Generates and compiles the function for a feed."""
+    def of(cls, feed: Feed, payload: PayloadReader | None = None) -> Compiled:
+        """Generates and compiles the function for a feed.
+
+        Args:
+            feed: The feed.
+            payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+        """
         try:
-            writer = _Writer(feed)
+            writer = _Writer(feed, payload)
             source = writer.function()
         except NoCodeError:
-            return cls(feed, None, None)
+            return cls(feed, None, None, payload)
         names = writer.names
         exec(compile(source, f"<feed {feed.name}>", "exec"), names)  # noqa: S102 - users' texts enter only by `repr`
-        return cls(feed, source, names["read_all"])
+        return cls(feed, source, names["read_all"], payload)
 
     def read(self, records: Sequence[KafkaRecord], *, max_bytes: int = MAX_BYTES) -> EventLists:
         """Reads messages. The result for each message is the same as that of `reader.read`."""
@@ -65,21 +72,30 @@ class Compiled:
             self._function(records, max_bytes, out, unusual)
         self.slow += len(unusual)
         for number in unusual:
-            out.add(self.feed, number, read(self.feed, records[number], max_bytes=max_bytes))
+            out.add(self.feed, number, self._read_slowly(records[number], max_bytes))
         return out
+
+    def _read_slowly(self, record: KafkaRecord, max_bytes: int) -> Decoded | Refusal:
+        return read(self.feed, record, max_bytes=max_bytes, payload=self._payload)
 
 
 _MOST_COMPILED = 64
-_compiled: dict[str, Compiled] = {}
+_compiled: dict[tuple[str, Payload | None], Compiled] = {}
 
 
-def compiled_reader(feed: Feed) -> Compiled:
-    """Returns the compiled form of a feed. A process compiles each feed once."""
-    found = _compiled.get(feed.fingerprint)
+def compiled_reader(feed: Feed, payload: Payload | None = None) -> Compiled:
+    """Returns the compiled form of a feed. A process compiles each feed once.
+
+    Args:
+        feed: The feed.
+        payload: The schemas of Avro and Protobuf; required if `feed.needs_payload`.
+    """
+    name = feed.fingerprint, payload
+    found = _compiled.get(name)
     if found is None or not feed.fingerprint:
         if len(_compiled) >= _MOST_COMPILED:
             _compiled.clear()
-        found = _compiled[feed.fingerprint] = Compiled.of(feed)
+        found = _compiled[name] = Compiled.of(feed, None if payload is None else PayloadReader(payload))
     return found
 
 
@@ -90,18 +106,14 @@ class _Writer(CodeWriter):
         names: Objects that the generated code uses, by their names in the code.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, payload: PayloadReader | None) -> None:
         if feed.needs_digits or feed.decoder is not None:
             raise NoCodeError
         self._feed = feed
-        exact = any(_is_exact(column) for column in feed.columns.values()) or any(
-            part.rescue for rule in feed.rules for part in rule.rows
-        )
-        exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
-        decoder = msgspec.json.Decoder(float_hook=Decimal) if exact else msgspec.json.Decoder()
         super().__init__(feed)
+        loads, load_key = create_parsers(feed, payload)
         self.names |= {
-            "is_too_deep": is_too_deep, "loads": decoder.decode, "milliseconds_of": milliseconds_of,
+            "is_too_deep": is_too_deep, "loads": loads, "load_key": load_key, "milliseconds_of": milliseconds_of,
             "row_id_of": row_id_of, "session_of": session_of,
         }  # fmt: skip
 
@@ -124,11 +136,12 @@ class _Writer(CodeWriter):
         self._line("try:")
         self._depth += 1
         self._line("if raw is None or len(raw) > max_bytes: raise Unusual")
-        self._line(f'if raw.count(b"[") + raw.count(b"{{") > {MAX_DEPTH} and is_too_deep(raw.decode()): raise Unusual')
+        if feed.format is PayloadFormat.JSON:
+            deep = f'raw.count(b"[") + raw.count(b"{{") > {MAX_DEPTH} and is_too_deep(raw.decode())'
+            self._line(f"if {deep}: raise Unusual")
         self._line("d = loads(raw)")
-        if feed.key_format is KeyFormat.JSON:
-            self._line(f"if len(record.key or b'') > {MAX_DEPTH} and is_too_deep(record.key.decode()): raise Unusual")
-            self._line("key_value = M if record.key is None else loads(record.key)")
+        if feed.key_format is not KeyFormat.TEXT:
+            self._line("key_value = M if record.key is None else load_key(record.key)")
         self._rules()
         self._depth -= 1
         self._line("except Exception:")
@@ -360,19 +373,6 @@ class _Writer(CodeWriter):
         if any(isinstance(one, Constant) for one in path.alternatives):
             raise NoCodeError
         return self._converted(column, self._find(path, element))
-
-
-def _wanted(feed: Feed) -> list[Any]:
-    """Returns all values of the configuration with which values of messages are compared."""
-    conditions = [one for rule in feed.rules for one in rule.when if isinstance(one.wanted, tuple)]
-    return [*feed.unavailable, *(value for one in conditions for value in one.wanted)]
-
-
-def _is_exact(column: FeedColumn) -> bool:
-    """Returns True if the column needs exact decimal numbers, because a double would lose digits."""
-    return (column.sql.startswith(("decimal", "variant", "array", "timestamp")) and column.how is None) or (
-        column.how or ""
-    ).startswith("epoch")
 
 
 def _uses_parent(part: Rows) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sessionlake.feeds.decoder import Delete, Event, Message, PayloadError, Put
+from sessionlake.feeds.decoder import Delete, Event, Message, PayloadError, Put, decode_text
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.events import Delete as DeleteRow
 from sessionlake.feeds.events import Event as FeedEvent
@@ -132,9 +132,11 @@ def _session(feed: Feed, message: Message, given: Any) -> str:
     if given is None:
         if not feed.session:
             raise _refuse("an event without a session, and the feed has no `session`")
-        headers = {name: (text or b"").decode(errors="replace") for name, text in message.headers.items()}
-        key = None if message.key is None else message.key_text()
-        place = Place(MISSING, message.topic, message.partition, message.offset, message.timestamp, key, headers)
+        headers = {
+            name: text for name, sent in message.headers.items() if (text := decode_text(sent or b"")) is not None
+        }
+        of_record = message.topic, message.partition, message.offset, message.timestamp
+        place = Place(MISSING, *of_record, decode_text(message.key), headers)
         return read_session(feed.session, place)
     texts = given if isinstance(given, tuple) and given else (given,)
     session = session_of(texts) if all(isinstance(text, str) for text in texts) else None

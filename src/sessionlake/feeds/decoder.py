@@ -107,6 +107,14 @@ class Message(msgspec.Struct, frozen=True):
         return self.value
 
 
+def decode_text(value: bytes | None) -> str | None:
+    """Returns a key or header as text; None if there is none, or if it is not UTF-8."""
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 class Put(msgspec.Struct, frozen=True):
     """Inserts a row, or changes some columns of it. A new row has null in the columns that the message does not set.
 

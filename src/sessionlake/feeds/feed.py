@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from sessionlake.feeds.paths import Path
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import Column, column_of_feed
+from sessionlake.protocol.payload import PayloadFormat
 
 
 class Kind(StrEnum):
@@ -31,6 +32,7 @@ class KeyFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    AVRO = "avro"
 
 
 class Body(StrEnum):
@@ -247,6 +249,7 @@ class Feed:
         order: How the seq is read.
         rules: The rules in order; the first whose conditions are met reads a message. Empty with a decoder.
         unavailable: Values by which the producer says that it did not send a column.
+        format: How values of messages are encoded.
         key_format: How Kafka keys are encoded.
         refuse_repeats: True if a message with the same row key twice goes to quarantine.
         keep: Limit for the rows of a session's table; None if it has no limit.
@@ -265,6 +268,7 @@ class Feed:
     order: Order
     rules: tuple[Rule, ...]
     unavailable: tuple[Any, ...] = ()
+    format: PayloadFormat = PayloadFormat.JSON
     key_format: KeyFormat = KeyFormat.TEXT
     refuse_repeats: bool = False
     keep: Keep | None = None
@@ -274,6 +278,11 @@ class Feed:
     decoder: DecoderUse | None = None
     needs_digits: bool = field(default=False)
     """True if a column is `from: digits`. JSON numbers are then read with their digits, as `Digits`."""
+
+    @property
+    def needs_payload(self) -> bool:
+        """True if values or keys are Avro or Protobuf, so that a `PayloadReader` must read them."""
+        return self.format is not PayloadFormat.JSON or self.key_format is KeyFormat.AVRO
 
     def table_columns(self) -> tuple[Column, ...]:
         """Returns the declared columns as silver's tables store them."""

@@ -1,8 +1,8 @@
-"""Reads one Kafka message by a feed: parses the value as JSON, then applies the feed's rules."""
+"""Reads one Kafka message by a feed: parses the value, then applies the feed's rules or its decoder class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sessionlake.feeds.decode import decode
-from sessionlake.feeds.decoder import Message
+from sessionlake.feeds.decoder import Message, PayloadError, decode_text
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Feed, KeyFormat
 from sessionlake.feeds.interpret import interpret
 from sessionlake.feeds.numbers import Digits
 from sessionlake.feeds.paths import MISSING, Place
+from sessionlake.feeds.payload import PayloadReader
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.message import MAX_DEPTH
+from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.protocol.reasons import Reason
 
 _EXACT = msgspec.json.Decoder(float_hook=Decimal)
@@ -52,13 +54,16 @@ def feed_of(feeds: Sequence[Feed], topic: str) -> Feed | None:
     return next((feed for feed in feeds if feed.topics.fullmatch(topic)), None)
 
 
-def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Decoded | Refusal:
-    """Reads a message by a feed. The result depends only on the message and the feed.
+def read(
+    feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES, payload: PayloadReader | None = None
+) -> Decoded | Refusal:
+    """Reads a message by a feed. The result depends only on the message, the feed and its schemas.
 
     Args:
         feed: The feed of the message's topic.
         record: The message.
         max_bytes: Longest value allowed.
+        payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
 
     Returns:
         The events of the message, or the fault for which it goes to quarantine.
@@ -66,42 +71,56 @@ def read(feed: Feed, record: KafkaRecord, *, max_bytes: int = MAX_BYTES) -> Deco
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode(feed, feed.decoder, _message(feed, record))
+        return decode(feed, feed.decoder, _message(feed, record, payload))
     try:
-        value = MISSING if record.value is None else load_json(record.value, digits=feed.needs_digits)
-    except InvalidJsonError as error:
-        return Refusal(error.reason, "", "the value is no JSON that can be used")
+        value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
+    except (InvalidJsonError, PayloadError) as error:
+        return Refusal(error.reason, "", f"the value is no {feed.format.value} that can be used")
     try:
-        key = None if record.key is None else read_key(feed, record.key)
-    except InvalidJsonError:
-        return Refusal(Reason.BAD_KEY, "kafka.key", "the key is no JSON that can be used")
-    headers = {name: text for name, value in record.headers.items() if (text := _decode_text(value or b"")) is not None}
+        key = None if record.key is None else read_key(feed, record.key, payload)
+    except (InvalidJsonError, PayloadError):
+        return Refusal(Reason.BAD_KEY, "kafka.key", f"the key is no {feed.key_format.value} that can be used")
+    headers = {name: text for name, value in record.headers.items() if (text := decode_text(value or b"")) is not None}
     place = Place(value, record.topic, record.partition, record.offset, record.timestamp, key, headers)
     return interpret(feed, place)
 
 
-def _decode_text(value: bytes | None) -> str | None:
-    """Returns a key or header as text; None if there is none, or if it is not UTF-8."""
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return None
+def parse_function(feed: Feed, payload: PayloadReader | None) -> Callable[[bytes], Any]:
+    """Returns the function that parses values of a feed's messages.
+
+    It raises InvalidJsonError or PayloadError for a value that it cannot parse.
+    """
+    if feed.format is not PayloadFormat.JSON:
+        return _required(feed, payload).read
+    return load_digits if feed.needs_digits else load_json
 
 
-def read_key(feed: Feed, key: bytes) -> Any:
+def read_key(feed: Feed, key: bytes, payload: PayloadReader | None) -> Any:
     """Returns a Kafka key as paths read it: as text, or parsed if the feed has a `key_format`.
 
     Raises:
         InvalidJsonError: The key is not JSON although the feed says so.
+        PayloadError: The key is not Avro although the feed says so, or its schema is unknown.
     """
-    return load_json(key, digits=feed.needs_digits) if feed.key_format is KeyFormat.JSON else _decode_text(key)
+    if feed.key_format is KeyFormat.AVRO:
+        return _required(feed, payload).read(key)
+    if feed.key_format is KeyFormat.JSON:
+        return load_json(key, digits=feed.needs_digits)
+    return decode_text(key)
 
 
-def _message(feed: Feed, record: KafkaRecord) -> Message:
-    parse = load_digits if feed.needs_digits else load_json_fast
+def _required(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
+    if payload is None:
+        raise TypeError(f"feed {feed.name} has Avro or Protobuf, so it needs the schemas of capture.payload")
+    return payload
+
+
+def _message(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> Message:
+    parse_json = load_digits if feed.needs_digits else load_json_fast
+    parse = parse_json if feed.format is PayloadFormat.JSON else _required(feed, payload).read
     return Message(
         record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers,
-        tuple(column.name for column in feed.key), tuple(feed.columns), parse, parse,
+        tuple(column.name for column in feed.key), tuple(feed.columns), parse_json, parse,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
 from sessionlake.gold.making.states import shard_column, tracked_averages
 from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import QueryWithBackground, ReferenceRuntime, prepare_tables
-from sessionlake.gold.sql.definitions import create_definitions
+from sessionlake.gold.sql.definitions import create_views_and_functions
 from sessionlake.gold.tables.expiry import Expiry, start_expiry
 from sessionlake.gold.tables.notes import (
     find_complete_tables,
@@ -53,7 +53,7 @@ from sessionlake.settings.section import milliseconds
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming.checkpoint import choose_starting_options, read_last_planned_batch
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
-from sessionlake.streaming.handover import Handover, ResumedFold, active_folder, read_active
+from sessionlake.streaming.handover import Handover, ResumedFold, find_active_folder, read_active
 from sessionlake.streaming.journal import require_uninterrupted
 from sessionlake.streaming.payload_files import PayloadFiles
 from sessionlake.streaming.sharded import PACKED_SCHEMA, ShardFold, fold_shards
@@ -86,7 +86,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
         if new:
             _rebuild(spark, lake, new)
         set_table_properties(spark, lake, tables)
-        create_definitions(spark, lake)
+        create_views_and_functions(spark, lake)
         return _start_stream(spark, lake, tables, once=once)
 
 
@@ -200,7 +200,7 @@ def folded_stream(
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
     fold: ShardFold = GoldFold(declared, tuple(averages), declared_products(settings), idle_ms, row_idle_ms)
     if begin is not None:
-        fold = ResumedFold(fold, str(active_folder(settings, LAYER)))
+        fold = ResumedFold(fold, str(find_active_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
 
 
@@ -246,8 +246,8 @@ class _GoldBatch:
             layer=LAYER,
             txn=txn,
             source=CHANGES,
-            source_from=report.read.first,
-            source_to=report.read.last,
+            source_from=report.read.first_batch,
+            source_to=report.read.last_batch,
             started_at=started,
             outputs=tuple(outputs),
             messages=report.read.changes,

@@ -75,7 +75,7 @@ def metrics(
     """
     begin, end = _to_minute_ms("since", since), _to_minute_ms("until", until)
     length = None if step is None else milliseconds(step)
-    _check_arguments(begin, end, by, of or {}, length)
+    _require_valid_arguments(begin, end, by, of or {}, length)
     lake = Lake(settings)
     tiers = find_complete_tables(spark, lake, TIERS)
     if METRICS_1M not in tiers:
@@ -89,22 +89,22 @@ def metrics(
 
 
 def read_answer(
-    reader: TableReader, answer: Product, wanted: Sequence[MetricsRange], conditions: Sequence[Condition]
+    reader: TableReader, answer: Product, ranges: Sequence[MetricsRange], conditions: Sequence[Condition]
 ) -> Figures:
     """Reads parts of the tables of metrics, and merges their rows to the answer of a query.
 
     Args:
         reader: Reads the tables.
         answer: The product that defines the answer's keys and buckets, from `answer_product`.
-        wanted: Which buckets to read from which table.
+        ranges: Which buckets to read from which table.
         conditions: Conditions on the key columns of the tables of metrics.
     """
     read, buffered, parts = (
-        dict.fromkeys((span.table.table for span in wanted), 0),
+        dict.fromkeys((span.table.table for span in ranges), 0),
         0,
         [answer.arrow_schema().empty_table()],
     )
-    for span in wanted:
+    for span in ranges:
         for rows in _read_rows(reader, span, conditions):
             read[span.table.table] += rows.num_rows
             buffered += rows.num_rows
@@ -114,12 +114,12 @@ def read_answer(
     merged = answer.merge_rows(pa.concat_tables(parts))
     rows = merged.select([*answer.row_keys, *answer.results])
     in_order = rows.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else rows
-    return Figures(in_order, read, _count_files_read(reader, wanted, conditions))
+    return Figures(in_order, read, _count_files_read(reader, ranges, conditions))
 
 
-def _refuse_expired(reader: TableReader, wanted: Sequence[MetricsRange], topics: Collection[str] | None) -> None:
-    known = read_expiry_times(reader, {span.table.table for span in wanted})
-    for span in wanted:
+def _refuse_expired(reader: TableReader, ranges: Sequence[MetricsRange], topics: Collection[str] | None) -> None:
+    known = read_expiry_times(reader, {span.table.table for span in ranges})
+    for span in ranges:
         floors = {
             topic: floor
             for topic, floor in known.get(span.table.table, {}).items()
@@ -145,13 +145,13 @@ def _range_conditions(span: MetricsRange) -> list[Condition]:
 
 
 def _count_files_read(
-    reader: TableReader, wanted: Sequence[MetricsRange], conditions: Sequence[Condition]
+    reader: TableReader, ranges: Sequence[MetricsRange], conditions: Sequence[Condition]
 ) -> dict[str, tuple[int, int] | None]:
     found: dict[str, tuple[int, int] | None] = {}
-    for table in dict.fromkeys(span.table.table for span in wanted):
+    for table in dict.fromkeys(span.table.table for span in ranges):
         parts = [
             reader.find_files_to_read(table, *conditions, *_range_conditions(span))
-            for span in wanted
+            for span in ranges
             if span.table.table == table
         ]
         known = [part for part in parts if part is not None]
@@ -173,7 +173,7 @@ def _to_minute_ms(name: str, moment: datetime) -> int:
     return passed // 1000
 
 
-def _check_arguments(
+def _require_valid_arguments(
     begin: int, end: int, by: Sequence[str], of: Mapping[str, Collection[str]], step: int | None
 ) -> None:
     if begin >= end:

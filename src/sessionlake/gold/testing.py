@@ -103,10 +103,10 @@ def _split_batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Seque
         yield rows[first:end]
 
 
-def _merge_batch(product: Product, held: pa.Table, part: pa.Table) -> pa.Table:
+def _merge_batch(product: Product, stored: pa.Table, rows: pa.Table) -> pa.Table:
     """Merges the product's rows for one batch into the table's rows, as MERGE does."""
-    merged = _rows_by_key(product, product.merge_rows(part, held))
-    return pa.Table.from_pylist([*(_rows_by_key(product, held) | merged).values()], product.arrow_schema())
+    merged = _rows_by_key(product, product.merge_rows(rows, stored))
+    return pa.Table.from_pylist([*(_rows_by_key(product, stored) | merged).values()], product.arrow_schema())
 
 
 def _rows_by_key(product: Product, rows: pa.Table) -> dict[Any, Row]:

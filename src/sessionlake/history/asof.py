@@ -186,7 +186,7 @@ def _make_unknown_session_error(
         return LakeError(f"no sessions in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it")
     some = ", ".join(f"{name} ({of})" for name, of in sorted(known)[:_MAX_NAMED])
     where = f"{f' of topic {topic}' if topic else ''}{'' if partition is None else f', partition {partition},'}"
-    return UsageError(f"session {session!r}{where} is unknown; there are {some}, …")
+    return UsageError(f"session {session!r}{where} is unknown", fix=f"Name one that exists, such as {some}")
 
 
 class _AsOfQuery:
@@ -291,7 +291,7 @@ class _AsOfQuery:
         """
         until = self._moment.offset if offset is None else offset
         if (why_unknown := self._explain_unknown_stream_time(until)) is not None:
-            raise LakeError(why_unknown)
+            raise LakeError(why_unknown, fix="Ask for a later moment")
         place = self._session.topic, self._session.partition
         gone = self._partition_starts.get(place)
         if gone is not None and gone.highest_ms >= ts:
@@ -395,5 +395,6 @@ class _AsOfQuery:
         }
         name = next(name for name in known if getattr(self._moment, name) is not None)
         raise LakeError(
-            f"{self._session}: its table begins {known[name]}, which is after {name} {getattr(self._moment, name)}"
+            f"{self._session}: its table begins {known[name]}, which is after {name} {getattr(self._moment, name)}",
+            fix="Ask for that moment or a later one",
         )

@@ -80,7 +80,7 @@ class AsOfBatch:
         from pyspark.sql import functions as F
 
         if table not in SILVER_WRITES:
-            raise LakeError(f"{table} is not a table of silver; its tables are {', '.join(SILVER_WRITES)}")
+            raise LakeError(f"{table} is not a table of silver", fix=f"Name one of {', '.join(SILVER_WRITES)}")
         appended = _is_append_only(table)
         by_rows = appended and not self.rebuilt
         found = read_removed_rows_of_table(self.lake.reader(spark), table) if by_rows else None
@@ -221,11 +221,17 @@ def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> 
     else:
         cut = read_removed_rows_without_limits(reader).get(LEDGER)
         if cut is not None:  # the removed entries may have had the versions
-            raise LakeError(f"batch {batch}: {cut.summary}, so the tables' versions after this batch are not known")
+            raise LakeError(
+                f"batch {batch}: {cut.summary}, so the tables' versions after this batch are not known",
+                fix="Choose a later batch",
+            )
     if end is None:
         first = min(_find_last_batch_of_merges(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
         merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
-        raise LakeError(f"batch {batch}: session_rows and sessions were not merged by then; {merged}")
+        raise LakeError(
+            f"batch {batch}: session_rows and sessions were not merged by then; {merged}",
+            fix="Choose a batch with which a merge ended, or a later one",
+        )
     return end, versions
 
 

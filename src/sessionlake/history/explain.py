@@ -114,7 +114,7 @@ class ExplainedRow:
 
 
 @dataclass(frozen=True)
-class _ChangesReadByGold:
+class _ReadChanges:
     """The changes of silver that gold has read.
 
     Attributes:
@@ -173,7 +173,8 @@ def explain(
     rows, reader = _read_rows_where(spark, lake, known[table], where, at_most + 1), lake.reader(spark)
     if not rows:
         begins = "".join(f"; {describe_expiry(*found)}" for found in read_expiry_times(reader, [table]).items())
-        raise NotFoundError((f"{table} has no row with {where}" if where else f"{table} has no rows") + begins)
+        what = f"{table} has no row with {where}" if where else f"{table} has no rows"
+        raise NotFoundError(what + begins, fix="Look at the table's rows with `sessionlake query`")
     changes = _select_changes_read_by_gold(spark, lake, reader)
     logic = lake.storage.properties(spark, table).get(LOGIC)
     explained = [_explain_row(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
@@ -198,7 +199,7 @@ def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: s
         raise explain_sql_error("explain", error) from error
 
 
-def _select_changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _ChangesReadByGold:
+def _select_changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableReader) -> _ReadChanges:
     from pyspark.sql import functions as F
 
     taken = read_change_progress(reader)
@@ -206,7 +207,7 @@ def _select_changes_read_by_gold(spark: SparkSession, lake: Lake, reader: TableR
     if not _has_read_complete_batches(lake.settings):
         last -= 1  # gold may have read only a part of silver's last batch
     rows = lake.read(spark, CHANGES).where(F.col("_batch") <= last)
-    return _ChangesReadByGold(rows, lake.settings, None if taken is None else taken.renumbered)
+    return _ReadChanges(rows, lake.settings, None if taken is None else taken.renumbered)
 
 
 def _has_read_complete_batches(settings: Settings) -> bool:
@@ -228,7 +229,7 @@ def _has_read_complete_batches(settings: Settings) -> bool:
 
 def _explain_row(
     reader: TableReader,
-    changes: _ChangesReadByGold,
+    changes: _ReadChanges,
     table: GoldTable,
     row: Row,
     message: tuple[int, int] | None,
@@ -301,7 +302,7 @@ def _offset_range_columns() -> list[Any]:
     ]
 
 
-def _select_events_of_row(changes: _ChangesReadByGold, table: GoldTable, row: Row) -> DataFrame:
+def _select_events_of_row(changes: _ReadChanges, table: GoldTable, row: Row) -> DataFrame:
     """Returns the events that a row of a gold table is computed from."""
     from pyspark.sql import functions as F
 
@@ -321,7 +322,7 @@ def _select_events_of_row(changes: _ChangesReadByGold, table: GoldTable, row: Ro
     return events
 
 
-def _select_points_of_average(changes: _ChangesReadByGold, series: RollingAverage, row: Row) -> DataFrame:
+def _select_points_of_average(changes: _ReadChanges, series: RollingAverage, row: Row) -> DataFrame:
     """Returns the points that a moving average is computed from: the row's own point and the points before it."""
     from pyspark.sql import functions as F
 
@@ -333,7 +334,7 @@ def _select_points_of_average(changes: _ChangesReadByGold, series: RollingAverag
     return until.orderBy(order.desc()).limit(row["points"])
 
 
-def _select_events(changes: _ChangesReadByGold, key: Row, *, numbers: bool) -> DataFrame:
+def _select_events(changes: _ReadChanges, key: Row, *, numbers: bool) -> DataFrame:
     """Returns the events whose topic, session, row and partition are as in the key of a gold row.
 
     Args:
@@ -371,7 +372,7 @@ def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbere
     rebuilt_at = find_earliest_commit_time_after_rebuild(reader, GOLD)
     own: list[Condition] = [("layer", eq, GOLD), ("committed_at", ge, rebuilt_at)]
     if renumbered in silver_numbers:
-        yield from _summarize_batches_before_rebuild(reader, own, renumbered)
+        yield from _read_batches_before_rebuild(reader, own, renumbered)
     between = ("source_to", ge, silver_numbers[0]), ("source_from", le, silver_numbers[-1])
     rows = reader.rows(LEDGER, *own, *between, columns=[*_OF_BATCH, "layer"])
     for row in sorted(rows, key=itemgetter("committed_at")):
@@ -381,9 +382,7 @@ def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbere
             yield GoldBatch(row["batch_id"], span, row["committed_at"], row["code_version"])
 
 
-def _summarize_batches_before_rebuild(
-    reader: TableReader, own: list[Condition], renumbered: int
-) -> Iterator[GoldBatch]:
+def _read_batches_before_rebuild(reader: TableReader, own: list[Condition], renumbered: int) -> Iterator[GoldBatch]:
     """Yields one item for all gold batches that read changes from before silver's last rebuild; none if there are none.
 
     Args:

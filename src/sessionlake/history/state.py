@@ -73,9 +73,10 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
     place = pc.index(state.keys, build_session_key(topic, partition, session)).as_py()
     if place < 0:
         raise UsageError(
-            f"the state has nothing of session {session!r} of topic {topic}, partition {partition}",
+            f"silver keeps no state of session {session!r} of topic {topic}, partition {partition}",
             why="It never had a message, or its state was dropped: that happens at twice the session timeout after the "
             "last message",
+            fix="Look for the session with `sessionlake query` in silver.sessions",
         )
     cursor = Cursor.from_record(state.cursors[place], decode_memory(state.memories[place]))
     lane = state.clock.partition_times[cursor.lane]

@@ -181,14 +181,15 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = read_partition_starts(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
-        raise NotFoundError(f"{describe_partition_start((topic, partition), gone)}, so offset {offset} is gone")
+        start = describe_partition_start((topic, partition), gone)
+        raise NotFoundError(f"offset {offset} is gone: {start}", fix="Ask about a later offset")
     if raw is not None:
-        _require_entries(reader, topic, partition, offset, (bronze, BRONZE))
+        _require_entry_of_message(reader, topic, partition, offset, (bronze, BRONZE))
     if bronze is None or raw is None:
         absent = explain_absent(reader, topic, partition, offset)
         raise NotFoundError(absent or explain_unread(read_layer_offsets(reader), settings, topic, partition, offset))
     silver = _find_batch(reader, SILVER, topic, partition, offset, bronze.committed_at)
-    _require_entries(reader, topic, partition, offset, (silver, SILVER))
+    _require_entry_of_message(reader, topic, partition, offset, (silver, SILVER))
     if silver is None:
         raise NotFoundError(
             explain_unjudged(read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
@@ -218,7 +219,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
     )
 
 
-def _require_entries(
+def _require_entry_of_message(
     reader: TableReader, topic: str, partition: int, offset: int, found: tuple[BatchCommit | None, str]
 ) -> None:
     """Checks that retention has not removed the ledger entry of the batch that read a message.
@@ -256,7 +257,8 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
         if silver.batch <= found.batch:
             raise NotFoundError(
                 f"silver judged the message in batch {silver.batch}, but {found.summary}, of batches up to "
-                f"{found.batch}, so it is no longer known what happened to the message"
+                f"{found.batch}, so it is no longer known what happened to the message",
+                fix="Ask about messages of later batches",
             )
 
 
@@ -328,15 +330,15 @@ def _find_judgement(
     settings: Settings,
     place: TopicPartition,
     content: MessageContent,
-    found: Evidence,
+    evidence: Evidence,
     silver: BatchCommit,
 ) -> Judgement:
     topic, _ = place
     integrity = RuleLookup(settings.capture).find_rules(topic).integrity
-    verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, found, integrity)
+    verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, evidence, integrity)
     if verdict is None:
         raise LakeError(
-            f"silver batch {silver.batch} read topic {topic}, offset {found.offset} ({content.type or 'malformed'}, "
+            f"silver batch {silver.batch} read topic {topic}, offset {evidence.offset} ({content.type or 'malformed'}, "
             f"{content.changes} row changes), but no table of silver shows it",
             why="Either capture.* has changed since, or rows were removed by hand",
             fix="Set capture.* as it was, or run `sessionlake doctor` to compare the tables with the ledger",
@@ -348,8 +350,8 @@ def _find_judgement(
         batch=batch,
         committed_at=_read_commit_time(reader, silver, batch),
         integrity=str(integrity),
-        events=[dict(row) for row in found.events],
-        broken_by=_find_event_that_broke_session(reader, place, content, found.offset)
+        events=[dict(row) for row in evidence.events],
+        broken_by=_find_event_that_broke_session(reader, place, content, evidence.offset)
         if reason == Reason.SESSION_BROKEN
         else None,
     )

@@ -131,7 +131,7 @@ def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     return is_fast
 
 
-def _apply_fast_sessions(batch: ShardBatch, is_fast: Bools, out: JudgingOutcome) -> None:
+def _apply_fast_sessions(batch: ShardBatch, is_fast: Bools, outcome: JudgingOutcome) -> None:
     """Applies all messages of the sessions in `is_fast`: sets their outcome and updates the cursors."""
     if not is_fast.any():
         return
@@ -141,50 +141,52 @@ def _apply_fast_sessions(batch: ShardBatch, is_fast: Bools, out: JudgingOutcome)
     epochs = _compute_epochs(stream, cursors["epoch"])
     inside = np.flatnonzero(np.repeat(is_fast, stream.ends - stream.starts))
     _update_arrived(batch, is_fast, moved)
-    _set_applied(batch, is_fast, inside, moved["first_offset"], epochs, out)
+    _set_applied(batch, is_fast, inside, moved["first_offset"], epochs, outcome)
     lengths = (stream.ends - stream.starts)[is_fast]
     starts = np.cumsum(lengths) - lengths
     run = AppliedRun(starts, stream.type[inside], stream.seq[inside], stream.ts[inside], stream.offset[inside])
     apply_runs(moved, run)
     moved["epoch"] = epochs[stream.ends[is_fast] - 1]
     _update_taken(batch, is_fast, run, moved)
-    since = _cut_tables(batch, is_fast, inside, out)
+    since = _cut_tables(batch, is_fast, inside, outcome)
     cursors[is_fast] = moved
     since.write_to_cursors(cursors, is_fast)
 
 
-def _update_arrived(batch: ShardBatch, is_fast: Bools, moved: Cursors) -> None:
+def _update_arrived(batch: ShardBatch, is_fast: Bools, cursors: Cursors) -> None:
     """Updates the cursor fields that depend on which messages arrived, whatever the verdict on them."""
     stream, first, last = batch.new_messages, batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
-    moved["first_offset"] = np.where(moved["first_offset"] == NO_TIME, stream.offset[first], moved["first_offset"])
-    moved["lane"], moved["partition"], moved["marked"] = stream.lane[last], stream.partition[last], 0
-    moved["last_offset"], moved["last_kafka_ts"] = stream.offset[last], stream.time[last]
+    cursors["first_offset"] = np.where(
+        cursors["first_offset"] == NO_TIME, stream.offset[first], cursors["first_offset"]
+    )
+    cursors["lane"], cursors["partition"], cursors["marked"] = stream.lane[last], stream.partition[last], 0
+    cursors["last_offset"], cursors["last_kafka_ts"] = stream.offset[last], stream.time[last]
 
 
 def _set_applied(
-    batch: ShardBatch, is_fast: Bools, inside: Int64s, lives: Int64s, epochs: Int64s, out: JudgingOutcome
+    batch: ShardBatch, is_fast: Bools, message_indices: Int64s, lives: Int64s, epochs: Int64s, outcome: JudgingOutcome
 ) -> None:
-    """Sets the outcome of the applied messages; `inside` has their indices in the batch's stream."""
-    stream, places = batch.new_messages, len(batch.held_messages.seq) + inside
-    out.verdict[places] = Verdict.APPLIED
-    out.epoch[places] = epochs[inside]
-    out.position[places] = out.applied_by[places] = stream.offset[inside]
-    out.applied_at[places] = stream.now[inside]
-    out.life[places] = np.repeat(lives, (stream.ends - stream.starts)[is_fast])
+    """Sets the outcome of the applied messages; `message_indices` has their indices in the batch's stream."""
+    stream, places = batch.new_messages, len(batch.held_messages.seq) + message_indices
+    outcome.verdict[places] = Verdict.APPLIED
+    outcome.epoch[places] = epochs[message_indices]
+    outcome.position[places] = outcome.applied_by[places] = stream.offset[message_indices]
+    outcome.applied_at[places] = stream.now[message_indices]
+    outcome.life[places] = np.repeat(lives, (stream.ends - stream.starts)[is_fast])
 
 
-def _update_taken(batch: ShardBatch, is_fast: Bools, run: AppliedRun, moved: Cursors) -> None:
+def _update_taken(batch: ShardBatch, is_fast: Bools, run: AppliedRun, cursors: Cursors) -> None:
     """Updates the cursors of class `once`: lowest and highest taken seq, and the seq of the highest snapshot."""
     first, last = batch.new_messages.starts[is_fast], batch.new_messages.ends[is_fast] - 1
     seq = batch.new_messages.seq
     snapshot = np.maximum.reduceat(np.where(run.type == MessageType.SNAPSHOT, run.seq, NO_SEQ), run.starts)
     once = np.array([rules.integrity is Integrity.ONCE for rules in batch.rules[: len(is_fast)]], np.bool_)[is_fast]
-    moved["taken_from"] = np.where(once & (moved["taken_from"] == NO_SEQ), seq[first], moved["taken_from"])
-    moved["taken_to"] = np.where(once, seq[last], moved["taken_to"])
-    moved["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, moved["epoch_seq"])
+    cursors["taken_from"] = np.where(once & (cursors["taken_from"] == NO_SEQ), seq[first], cursors["taken_from"])
+    cursors["taken_to"] = np.where(once, seq[last], cursors["taken_to"])
+    cursors["epoch_seq"] = np.where(once & (snapshot != NO_SEQ), snapshot, cursors["epoch_seq"])
 
 
-def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: JudgingOutcome) -> ChangesSinceCut:
+def _cut_tables(batch: ShardBatch, is_fast: Bools, message_indices: Int64s, outcome: JudgingOutcome) -> ChangesSinceCut:
     """Records the cuts of tables that are due within the batch.
 
     Returns:
@@ -192,28 +194,30 @@ def _cut_tables(batch: ShardBatch, is_fast: Bools, inside: Int64s, out: JudgingO
     """
     stream = batch.new_messages
     owner = np.repeat(np.arange(int(is_fast.sum())), (stream.ends - stream.starts)[is_fast])
-    now, offset = stream.now[inside], stream.offset[inside]
-    changes = stream.changes[inside]
-    applied = AppliedMessages(owner, stream.type[inside], stream.seq[inside], now, offset, offset, changes)
+    now, offset = stream.now[message_indices], stream.offset[message_indices]
+    changes = stream.changes[message_indices]
+    applied = AppliedMessages(
+        owner, stream.type[message_indices], stream.seq[message_indices], now, offset, offset, changes
+    )
     before = batch.cursors[: len(is_fast)][is_fast]
     cuts, since = find_cuts_in_batch(
         ArrivedMessages(owner, now, offset), applied, before, batch.rules[0].snapshot_interval
     )
     cuts["session"] = np.flatnonzero(is_fast)[cuts["session"]]
-    out.add_cuts(cuts)
+    outcome.add_cuts(cuts)
     return since
 
 
-def _compute_epochs(stream: MessageArrays, before: Int64s) -> Int64s:
-    """Returns each message's epoch: the offset of its session's last snapshot so far, else the epoch in `before`."""
+def _compute_epochs(stream: MessageArrays, earlier_epochs: Int64s) -> Int64s:
+    """Returns each message's epoch: the offset of its session's last snapshot so far, else its earlier epoch."""
     index = np.arange(len(stream.seq))
     latest = np.maximum.accumulate(np.where(stream.type == MessageType.SNAPSHOT, index, -1))
     lengths = stream.ends - stream.starts
     inside = latest >= np.repeat(stream.starts, lengths)
-    return np.where(inside, stream.offset[latest], np.repeat(before, lengths))
+    return np.where(inside, stream.offset[latest], np.repeat(earlier_epochs, lengths))
 
 
-def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: JudgingOutcome) -> None:
+def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, outcome: JudgingOutcome) -> None:
     """Judges the messages of one session run by run, then the gaps, cuts and expiry due by the end of the batch."""
     rules, stream, base = batch.rules[number], batch.new_messages, len(batch.held_messages.seq)
     cursor = Cursor.from_record(batch.cursors[number], decode_memory(batch.memories[number]))
@@ -221,8 +225,8 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, out: Ju
         cursor.assume_all_taken()
     held = [batch.held_messages.build_header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
     decisions = batch.decisions.get(number, {})
-    out.session_number = number
-    judge = SessionJudge(cursor, held, rules, out, decisions)
+    outcome.session_number = number
+    judge = SessionJudge(cursor, held, rules, outcome, decisions)
     try:
         if breaks is not None:
             start, end = int(stream.starts[number]), int(stream.ends[number])

@@ -87,7 +87,7 @@ INITIAL_VALUES: dict[str, int] = {
 }
 
 
-def new_cursors(count: int) -> Cursors:
+def create_cursors(count: int) -> Cursors:
     """Returns `count` cursors with the values of a session that has no message yet."""
     cursors = np.zeros(count, CURSOR)
     for name, value in INITIAL_VALUES.items():

@@ -75,6 +75,6 @@ def group_by_shard(keys: Iterable[str], shard_by_key: Mapping[str, int]) -> dict
     return found
 
 
-def _is_among(found: pa.Array, keys: Collection[str]) -> Bools:
+def _is_among(session_keys: pa.Array, keys: Collection[str]) -> Bools:
     wanted = set(keys)
-    return np.array([key in wanted for key in found.to_pylist()], np.bool_)
+    return np.array([key in wanted for key in session_keys.to_pylist()], np.bool_)

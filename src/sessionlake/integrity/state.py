@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import PartitionTime, ShardClock
-from sessionlake.integrity.cursor import CURSOR_FIELDS, NEVER, Cursors, new_cursors, postpone_gaps
+from sessionlake.integrity.cursor import CURSOR_FIELDS, NEVER, Cursors, create_cursors, postpone_gaps
 from sessionlake.integrity.cuts import Cuts, make_cuts_due_by_time
 from sessionlake.protocol.arrow import build_session_keys, split_session_key, to_contiguous
 from sessionlake.protocol.chunk import align_columns, decode_ipc, encode_ipc
@@ -54,7 +54,7 @@ class ShardState:
     """
 
     keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
-    cursors: Cursors = field(default_factory=lambda: new_cursors(0))
+    cursors: Cursors = field(default_factory=lambda: create_cursors(0))
     memories: Objects = field(default_factory=lambda: np.empty(0, object))
     clock: ShardClock = field(default_factory=lambda: ShardClock([]))
     held_messages: pa.Table | None = None
@@ -201,7 +201,7 @@ class ShardState:
             return cls()
         found = _decode_stored(stored)
         table = decode_ipc(found.cursors)
-        cursors = new_cursors(table.num_rows)
+        cursors = create_cursors(table.num_rows)
         for name in CURSOR_FIELDS:
             cursors[name] = table[name].to_numpy()
         held = None if found.held is None else decode_ipc(found.held)
@@ -221,16 +221,16 @@ def find_changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> st
     return None if stored is None else _find_changed_column(_decode_stored(stored), columns)
 
 
-def _find_changed_column(found: _Stored, columns: tuple[Column, ...]) -> str | None:
+def _find_changed_column(stored: _Stored, columns: tuple[Column, ...]) -> str | None:
     now = {(column.name, column.sql) for column in columns}
-    return next((f"{name} ({sql})" for name, sql in found.columns if (name, sql) not in now), None)
+    return next((f"{name} ({sql})" for name, sql in stored.columns if (name, sql) not in now), None)
 
 
-def _require_columns(found: _Stored, columns: tuple[Column, ...]) -> None:
-    changed = _find_changed_column(found, columns)
+def _require_columns(stored: _Stored, columns: tuple[Column, ...]) -> None:
+    changed = _find_changed_column(stored, columns)
     if changed is not None:
         raise LakeError(
-            f"capture.columns: the stored state of the sessions has a column {changed}, which is no longer declared so",
+            f"capture.columns: the stored state has a column {changed} that is no longer declared with this type",
             why="A state can only be read with its columns",
             fix="Run `sessionlake rebuild silver`, or `sessionlake rebuild processor:NAME` for a processor, to make "
             "the state again from bronze with the columns that are declared now; or declare the column as it was",

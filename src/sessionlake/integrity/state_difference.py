@@ -60,18 +60,20 @@ class StateDifference:
         return f"topic {self.topic}{session}, {self.field}: found {self.found}, rebuilt {self.rebuilt}"
 
 
-def find_first_difference(found: ShardState, rebuilt: ShardState) -> StateDifference | None:
+def find_first_difference(stored: ShardState, rebuilt: ShardState) -> StateDifference | None:
     """Returns the first difference between two states of one shard; None if they are equal."""
     for compared in (_compare_sessions, _compare_clocks, _compare_cursors, _compare_memories, _compare_held_messages):
-        for difference in compared(found, rebuilt):
+        for difference in compared(stored, rebuilt):
             return difference
     return None
 
 
-def _compare_clocks(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+def _compare_clocks(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
     """Yields differences in stream time, by topic-partition: its index in the two clocks can differ."""
-    sides = [{(lane.topic, lane.partition): lane for lane in state.clock.partition_times} for state in (found, rebuilt)]
-    needed = _list_partitions_with_sessions(found) | _list_partitions_with_sessions(rebuilt)
+    sides = [
+        {(lane.topic, lane.partition): lane for lane in state.clock.partition_times} for state in (stored, rebuilt)
+    ]
+    needed = _list_partitions_with_sessions(stored) | _list_partitions_with_sessions(rebuilt)
     for topic, partition in sorted({*sides[0], *sides[1]}):
         one, other = (side.get((topic, partition)) for side in sides)
         if one is None or other is None:
@@ -90,23 +92,23 @@ def _list_partitions_with_sessions(state: ShardState) -> set[TopicPartition]:
     return {(lanes[n].topic, lanes[n].partition) for n in set(state.cursors["lane"].tolist()) if n < len(lanes)}
 
 
-def _compare_sessions(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    missing_keys = rebuilt.keys.filter(pc.invert(pc.is_in(rebuilt.keys, value_set=found.keys)))
-    extra = found.keys.filter(pc.invert(pc.is_in(found.keys, value_set=rebuilt.keys)))
+def _compare_sessions(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    missing_keys = rebuilt.keys.filter(pc.invert(pc.is_in(rebuilt.keys, value_set=stored.keys)))
+    extra = stored.keys.filter(pc.invert(pc.is_in(stored.keys, value_set=rebuilt.keys)))
     apart = [(key, False) for key in missing_keys.to_pylist()] + [(key, True) for key in extra.to_pylist()]
     for key, is_stored in sorted(apart):
         yield _describe_missing(*split_session_key(key), "session", is_stored=is_stored)
 
 
-def _compare_cursors(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
-    order, other_order = _sort_by_key(found), _sort_by_key(rebuilt)
-    one, other = _reset_earlier_positions(found.cursors[order]), _reset_earlier_positions(rebuilt.cursors[other_order])
-    other["lane"] = _map_clock_indices(rebuilt, found)[other["lane"]]
+def _compare_cursors(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    order, other_order = _sort_by_key(stored), _sort_by_key(rebuilt)
+    one, other = _reset_earlier_positions(stored.cursors[order]), _reset_earlier_positions(rebuilt.cursors[other_order])
+    other["lane"] = _map_clock_indices(rebuilt, stored)[other["lane"]]
     differs = np.stack([one[name] != other[name] for name in CURSOR_FIELDS], axis=1)
     for row, column in np.argwhere(differs).tolist():
         name = CURSOR_FIELDS[column]
-        values = (_format_value(found, name, int(side[name][row])) for side in (one, other))
-        yield StateDifference(*split_session_key(found.keys[order[row]].as_py()), name, *values)
+        values = (_format_value(stored, name, int(side[name][row])) for side in (one, other))
+        yield StateDifference(*split_session_key(stored.keys[order[row]].as_py()), name, *values)
 
 
 def _compare_memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -122,9 +124,9 @@ def _compare_memories(found: ShardState, rebuilt: ShardState) -> Iterator[StateD
                 yield StateDifference(*split_session_key(found.keys[place].as_py()), name, *values)
 
 
-def _compare_held_messages(found: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+def _compare_held_messages(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
     """Yields differences in held messages, after sorting both states: the stored order depends on the batches."""
-    sides = [_sort_messages(state.held_messages) for state in (found, rebuilt)]
+    sides = [_sort_messages(state.held_messages) for state in (stored, rebuilt)]
     longest = max((side.num_rows for side in sides if side is not None), default=0)
     for start in range(0, longest, _LOOKED_AT):
         one, other = (None if side is None else side.slice(start, _LOOKED_AT) for side in sides)
@@ -133,13 +135,13 @@ def _compare_held_messages(found: ShardState, rebuilt: ShardState) -> Iterator[S
         yield from _compare_held_rows(_list_rows(one), _list_rows(other))
 
 
-def _compare_held_rows(found: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> Iterator[StateDifference]:
+def _compare_held_rows(stored: list[dict[str, Any]], rebuilt: list[dict[str, Any]]) -> Iterator[StateDifference]:
     """Yields differences between two sorted lists of messages; stops at the first message that only one list has.
 
     After that message, the rows of the two lists no longer correspond.
     """
-    for number in range(max(len(found), len(rebuilt))):
-        sides = [rows[number] if number < len(rows) else None for rows in (found, rebuilt)]
+    for number in range(max(len(stored), len(rebuilt))):
+        sides = [rows[number] if number < len(rows) else None for rows in (stored, rebuilt)]
         ahead = min((row for row in sides if row is not None), key=_message_key)
         where = f"held message at offset {ahead['offset']}"
         session = (str(ahead["topic"]), int(str(ahead["partition"])), str(ahead["session_id"]))

@@ -24,7 +24,7 @@ from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
 
 
-def judge_window_sessions(batch: ShardBatch, out: JudgingOutcome) -> Bools:
+def judge_window_sessions(batch: ShardBatch, outcome: JudgingOutcome) -> Bools:
     """Judges the sessions that the fast path can handle and updates their cursors.
 
     Returns:
@@ -39,7 +39,7 @@ def judge_window_sessions(batch: ShardBatch, out: JudgingOutcome) -> Bools:
     wanted &= ~releases.find_unsuitable_sessions()
     if wanted.any():
         releases.keep_sessions(wanted)
-        _apply_fast_sessions(batch, wanted, arrivals, releases, out)
+        _apply_fast_sessions(batch, wanted, arrivals, releases, outcome)
     return wanted
 
 
@@ -58,9 +58,9 @@ def _list_rule_values(batch: ShardBatch, name: str) -> Int64s:
     return np.array([getattr(rules, name) for rules in batch.rules[: len(batch.new_messages.starts)]], np.int64)
 
 
-def _compute_release_times(ts: Int64s, batch: ShardBatch, owner: Int64s) -> Int64s:
+def _compute_release_times(ts: Int64s, batch: ShardBatch, session_numbers: Int64s) -> Int64s:
     """Returns the event time (ms) that a session must exceed to release each message; the highest int64 means never."""
-    lateness = _list_rule_values(batch, "lateness")[owner]
+    lateness = _list_rule_values(batch, "lateness")[session_numbers]
     return np.minimum(ts, INT64_MAX - lateness) + lateness
 
 
@@ -216,7 +216,7 @@ class _Releases:
 
 
 def _apply_fast_sessions(
-    batch: ShardBatch, is_fast: Bools, arrivals: _Arrivals, releases: _Releases, out: JudgingOutcome
+    batch: ShardBatch, is_fast: Bools, arrivals: _Arrivals, releases: _Releases, outcome: JudgingOutcome
 ) -> None:
     stream, cursors = batch.new_messages, batch.cursors[: len(is_fast)]
     last = stream.ends[is_fast] - 1
@@ -239,17 +239,17 @@ def _apply_fast_sessions(
     before = cursors[is_fast]
     cursors[is_fast] = moved
     mine = is_fast[arrivals.owner]
-    out.life[len(batch.held_messages.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
+    outcome.life[len(batch.held_messages.seq) + arrivals.place[mine]] = cursors["first_offset"][arrivals.owner[mine]]
     if len(releases.owner):
-        _apply_released_messages(batch, releases, out)
+        _apply_released_messages(batch, releases, outcome)
     number = np.cumsum(is_fast) - 1
     place = arrivals.place[mine]
     arrived = ArrivedMessages(number[arrivals.owner[mine]], stream.now[place], stream.offset[place])
-    times = releases.at, releases.releasing, out.position[releases.index]
+    times = releases.at, releases.releasing, outcome.position[releases.index]
     applied = AppliedMessages(number[releases.owner], releases.type, releases.seq, *times, releases.changes)
     cuts, since = find_cuts_in_batch(arrived, applied, before, batch.rules[0].snapshot_interval)
     cuts["session"] = np.flatnonzero(is_fast)[cuts["session"]]
-    out.add_cuts(cuts)
+    outcome.add_cuts(cuts)
     since.write_to_cursors(cursors, is_fast)
 
 
@@ -268,7 +268,7 @@ class _SessionGroups:
     sessions: Int64s
 
 
-def _apply_released_messages(batch: ShardBatch, releases: _Releases, out: JudgingOutcome) -> None:
+def _apply_released_messages(batch: ShardBatch, releases: _Releases, outcome: JudgingOutcome) -> None:
     starts = np.flatnonzero(releases.is_first_of_session)
     ends = np.append(starts[1:], len(releases.owner))
     groups = _SessionGroups(starts, ends, releases.owner[starts])
@@ -284,11 +284,11 @@ def _apply_released_messages(batch: ShardBatch, releases: _Releases, out: Judgin
         compute_running_maximum(releases.releasing - place, owner), np.repeat(before["position"] + 1, lengths)
     )
     position += place
-    out.verdict[index] = Verdict.APPLIED
-    out.epoch[index], out.position[index] = epoch, position
-    out.applied_at[index], out.applied_by[index] = releases.at, releases.releasing
-    out.life[index] = np.repeat(before["first_offset"], lengths)
-    gaps = _record_gaps(releases, np.repeat(before["last_seq"], lengths), out)
+    outcome.verdict[index] = Verdict.APPLIED
+    outcome.epoch[index], outcome.position[index] = epoch, position
+    outcome.applied_at[index], outcome.applied_by[index] = releases.at, releases.releasing
+    outcome.life[index] = np.repeat(before["first_offset"], lengths)
+    gaps = _record_gaps(releases, np.repeat(before["last_seq"], lengths), outcome)
 
     before["epoch"] = epoch[ends - 1]
     before["gaps"] += np.add.reduceat(gaps.astype(np.int64), starts)
@@ -296,7 +296,7 @@ def _apply_released_messages(batch: ShardBatch, releases: _Releases, out: Judgin
     cursors[groups.sessions] = before
 
 
-def _record_gaps(releases: _Releases, last_seq: Int64s, out: JudgingOutcome) -> Bools:
+def _record_gaps(releases: _Releases, last_seq: Int64s, outcome: JudgingOutcome) -> Bools:
     """Records an event for each released message whose seq is higher than expected.
 
     Returns:
@@ -317,5 +317,5 @@ def _record_gaps(releases: _Releases, last_seq: Int64s, out: JudgingOutcome) -> 
             actual=int(releases.seq[i]),
             kafka_ts=int(releases.kafka_ts[i]),
         )
-        out.events.append(event)
+        outcome.events.append(event)
     return gaps

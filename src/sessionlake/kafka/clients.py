@@ -148,7 +148,7 @@ def require_broker(settings: Settings) -> None:
     if greeting is not None and not tls:
         raise BrokerError(
             f"Kafka at {host}:{port} requires TLS, but {join_setting_names(settings, 'protocol')} does not enable it",
-            fix="Set SSL, or SASL_SSL with a login",
+            fix="Set it to SSL, or to SASL_SSL with a login",
         )
     if greeting == "certificate":
         raise AccessError(

@@ -90,14 +90,14 @@ class _SchemaCache:
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             try:
                 for schema, definition in zip(ask, pool.map(self._ask, ask), strict=True):
-                    self._store(schema, definition)
+                    self._store_definition(schema, definition)
                     if definition is not None:
                         found[schema] = definition
             finally:
                 pool.shutdown(cancel_futures=True)
         return found
 
-    def _store(self, schema: int, definition: Definition | None) -> None:
+    def _store_definition(self, schema: int, definition: Definition | None) -> None:
         if definition is None:
             self._unknown.pop(schema, None)
             self._unknown[schema] = time.monotonic()

@@ -128,24 +128,24 @@ def _quote_value(value: str) -> str:
     return f'"{escaped}"'
 
 
-def _read_pem_text(key: str, given: str) -> str:
+def _read_pem_text(key: str, value: str) -> str:
     """Returns PEM text of a certificate or key.
 
     Args:
         key: The setting in `kafka.security`, for errors.
-        given: The PEM text itself, or the path of a file that has it.
+        value: The PEM text itself, or the path of a file that has it.
     """
-    if given.lstrip().startswith(PEM):
-        return given
+    if value.lstrip().startswith(PEM):
+        return value
     try:
-        text = Path(given).read_text(encoding="ascii")
+        text = Path(value).read_text(encoding="ascii")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        shown = HIDDEN if key == "key" else given  # the value may be a key in another format instead of a path
+        shown = HIDDEN if key == "key" else value  # the value may be a key in another format instead of a path
         raise ConfigError(f"kafka.security.{key}: {shown} cannot be read ({reason})", fix="Name a PEM file") from None
     if PEM not in text:
         raise ConfigError(
-            f"kafka.security.{key}: {given} is not a PEM file, which has lines that begin with {PEM}…",
+            f"kafka.security.{key}: {value} is not a PEM file, which has lines that begin with {PEM}…",
             fix="Convert it to PEM, or name another file",
         )
     return text

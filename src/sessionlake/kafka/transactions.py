@@ -71,8 +71,8 @@ def find_runs_of_transactions(
         for place, given in runs.items():
             asked = [*given]
             some, rest = asked[:FEW_RUNS], asked[FEW_RUNS:]
-            beginning = each.assign(place)
-            committed.assign(place)
+            beginning = each.assign_partition(place)
+            committed.assign_partition(place)
             found[place] = [run for run in some if run[0] >= beginning and _has_no_message(each, committed, run)]
             if rest and len(found[place]) == len(some):
                 together = _have_no_messages(spark, settings, place, rest)
@@ -98,29 +98,29 @@ def _have_no_messages(
         return False
     first, end = runs[0][0], runs[-1][1]
     with _open_consumer(spark, settings, READ_COMMITTED | _MANY) as committed:
-        committed.assign(place)
-        return committed.count(first, end) == end - first - sum(after - before for before, after in runs)
+        committed.assign_partition(place)
+        return committed.count_records(first, end) == end - first - sum(after - before for before, after in runs)
 
 
-def _has_no_message(each: _Consumer, committed: _Consumer, run: OffsetRun) -> bool:
+def _has_no_message(uncommitted_reader: _Consumer, committed_reader: _Consumer, run: OffsetRun) -> bool:
     first, end = run
     aborted = False
     at = first
-    each.seek(at)
+    uncommitted_reader.seek_to_offset(at)
     while at < end:
-        offsets, position = each.poll()
+        offsets, position = uncommitted_reader.poll_offsets()
         if offsets and offsets != list(range(at, position)):
             return False
         if not offsets and position != at + 1:
             return False
         aborted, at = aborted or bool(offsets), position
-    return not aborted or _has_no_committed_message(committed, first, end)
+    return not aborted or _has_no_committed_message(committed_reader, first, end)
 
 
-def _has_no_committed_message(committed: _Consumer, at: int, end: int) -> bool:
-    committed.seek(at)
-    while at < end:
-        offsets, at = committed.poll()
+def _has_no_committed_message(committed_reader: _Consumer, first: int, end: int) -> bool:
+    committed_reader.seek_to_offset(first)
+    while first < end:
+        offsets, first = committed_reader.poll_offsets()
         if offsets and offsets[0] < end:
             return False
     return True
@@ -135,25 +135,25 @@ class _Consumer:
         self._place: Any = None
         self._at = 0
 
-    def assign(self, place: TopicPartition) -> int:
+    def assign_partition(self, place: TopicPartition) -> int:
         """Switches to a topic-partition and returns the first offset that Kafka has of it."""
         self._place = self._kafka.common.TopicPartition(*place)
         places = self._jvm.java.util.Collections.singletonList(self._place)
         self._consumer.assign(places)
         return int(self._consumer.beginningOffsets(places)[self._place])
 
-    def seek(self, offset: int) -> None:
+    def seek_to_offset(self, offset: int) -> None:
         """Continues reading at this offset."""
         self._consumer.seek(self._place, offset)
         self._at = offset
 
-    def count(self, first: int, end: int) -> int:
+    def count_records(self, first: int, end: int) -> int:
         """Returns the number of records with offsets in `[first, end)`.
 
         Raises:
             BrokerError: The position has not advanced for some seconds.
         """
-        self.seek(first)
+        self.seek_to_offset(first)
         found, records = 0, None
         while self._at < end:
             records = self._next_records()
@@ -164,7 +164,7 @@ class _Consumer:
         inside = bisect_left(range(last.size()), end, key=lambda number: last[number].offset())
         return found - last.size() + inside
 
-    def poll(self) -> tuple[list[int], int]:
+    def poll_offsets(self) -> tuple[list[int], int]:
         """Waits until the position, the next offset to read, has advanced.
 
         Returns:

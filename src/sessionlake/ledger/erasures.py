@@ -103,9 +103,9 @@ def read_receipts(reader: TableReader) -> list[Erasure]:
     rows = reader.table(ERASURES).cast(_SCHEMA).to_pylist()
     if any(row.pop("format") != FORMAT for row in rows):
         raise LakeError(
-            f"{ERASURES} has another format than {FORMAT}",
+            f"{ERASURES} has a format other than {FORMAT}, which this version of sessionlake cannot read",
             why="A later version of sessionlake wrote it",
-            fix="Use that version",
+            fix="Use that later version",
         )
     found = [Erasure(**row | {"report": json.loads(row["report"])}) for row in rows]
     return sorted(found, key=lambda erasure: (erasure.begun_at, erasure.receipt))

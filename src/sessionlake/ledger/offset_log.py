@@ -69,6 +69,8 @@ class OffsetLog:
                 raise OffsetHoleError(
                     f"{place}: the batch starts at offset {item.first}, but offsets up to {previous} were read before",
                     why="The topic was deleted and created again, or the checkpoint is older than the tables",
+                    fix="Restore the newest checkpoint. If the topic was created again, set "
+                    "`kafka.on_topic_change: restart`",
                 )
             if item.missing_messages < 0:
                 raise OffsetHoleError(

@@ -92,7 +92,7 @@ def _write_archive_file(spark: SparkSession, file: Path) -> None:
     gateway = spark.sparkContext._gateway  # noqa: SLF001 - pyspark has no public way to its JVM
     jvm, java = gateway.jvm, gateway.jvm.java.lang
 
-    def array(kind: object, *items: object) -> object:
+    def make_java_array(kind: object, *items: object) -> object:
         items_array = gateway.new_array(kind, len(items))
         for index, item in enumerate(items):
             items_array[index] = item
@@ -100,9 +100,12 @@ def _write_archive_file(spark: SparkSession, file: Path) -> None:
 
     # By reflection, because py4j looks up methods in the object's own class, which is in a package it cannot access.
     names = ("javax.management.ObjectName", "java.lang.String", "[Ljava.lang.Object;", "[Ljava.lang.String;")
-    parameters = array(java.Class, *map(java.Class.forName, names))
+    parameters = make_java_array(java.Class, *map(java.Class.forName, names))
     invoke = java.Class.forName("javax.management.MBeanServer").getMethod("invoke", parameters)
     server = java.management.ManagementFactory.getPlatformMBeanServer()
     diagnostics = jvm.javax.management.ObjectName("com.sun.management:type=DiagnosticCommand")
-    words = array(java.Object, array(java.String, "dynamic_dump", str(file)))
-    invoke.invoke(server, array(java.Object, diagnostics, "vmCds", words, array(java.String, "[Ljava.lang.String;")))
+    words = make_java_array(java.Object, make_java_array(java.String, "dynamic_dump", str(file)))
+    invoke.invoke(
+        server,
+        make_java_array(java.Object, diagnostics, "vmCds", words, make_java_array(java.String, "[Ljava.lang.String;")),
+    )

@@ -83,7 +83,8 @@ def request_metadata(config: dict[str, str], seconds: float) -> MetadataFailure 
         client = AdminClient(config | quiet)
     except KafkaException as error:
         raise ConfigError(
-            f"librdkafka rejects kafka.security or kafka.options ({error.args[0].str()})", fix="Correct the option"
+            f"librdkafka rejects kafka.security or kafka.options ({error.args[0].str()})",
+            fix="Correct the setting that the message names",
         ) from None
     end = time.monotonic() + seconds
     while True:

@@ -55,7 +55,7 @@ class Layer(StrEnum):
         return (Layer.BRONZE, Layer.SILVER, Layer.GOLD) if self is Layer.ALL else (self,)
 
 
-def names_to_run(settings: Settings, layer: Layer) -> tuple[str, ...]:
+def list_layers_to_run(settings: Settings, layer: Layer) -> tuple[str, ...]:
     """Returns the names of the layers to run, and with `all` and `processor` also of every configured processor."""
     chosen = settings.processors if layer in {Layer.ALL, Layer.PROCESSOR} else ()
     return (*layer.single_layers, *(processor.layer for processor in chosen))
@@ -73,7 +73,7 @@ def require_settings(settings: Settings, layer: Layer) -> None:
     if Layer.SILVER in layer.single_layers or layer is Layer.PROCESSOR:
         read_payload_settings(settings.capture)
     for processor in settings.processors:
-        if processor.layer in names_to_run(settings, layer):
+        if processor.layer in list_layers_to_run(settings, layer):
             processors.require_usable(settings, processor.name)
     if Layer.BRONZE in layer.single_layers:
         bronze.require_source(settings)
@@ -101,7 +101,7 @@ def run_once(
     """
     failed: list[SessionlakeError] = []
     with claim_layers(spark, settings, layer):
-        for part in names_to_run(settings, layer):
+        for part in list_layers_to_run(settings, layer):
             try:
                 if not run_layer_to_end(spark, settings, part, stop):
                     return False
@@ -182,7 +182,7 @@ class Pipeline:
     def __enter__(self) -> Self:
         """Starts every layer. If one cannot start, those already started are stopped."""
         try:
-            for part in names_to_run(self._settings, self._layer):
+            for part in list_layers_to_run(self._settings, self._layer):
                 try:
                     self.queries[part] = self._start_layer(part)
                 except SessionlakeError as error:
@@ -352,6 +352,6 @@ def claim_layers(
         ClaimedError: Another process holds one of the claims, or takes one over during the block.
     """
     with ExitStack() as stack:
-        for part in (*names_to_run(settings, layer), *others):
+        for part in (*list_layers_to_run(settings, layer), *others):
             stack.enter_context(storage_of(settings).claim(spark, part, action or f"runs {part}"))
         yield

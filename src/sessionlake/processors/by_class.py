@@ -17,7 +17,7 @@ from sessionlake.processors.computation import (
     compute_groups,
     filter_rows_with_values,
     require_columns,
-    require_exact,
+    require_exact_types,
     require_names,
 )
 from sessionlake.processors.load import ProcessorRef, create_processor_ref
@@ -56,7 +56,7 @@ class KeyedComputation(Computation):
             )
         require_columns(config, (*config.key, *config.order), present)
         require_names(config, _PUBLISHED)
-        require_exact(config, "key", config.key, present)
+        require_exact_types(config, "key", config.key, present)
         self._config, self._ref = config, create_processor_ref(config)
         self._head = (*((name, present[name]) for name in config.key), (ORDINAL, "int"))
         try:
@@ -81,7 +81,7 @@ class KeyedComputation(Computation):
         from pyspark.sql import functions as F
 
         columns = (*self.columns, (_ERROR, "string"))
-        found = compute_groups(rows, self.by, _KeyProcessing(self._ref, self._config, self._head), columns)
+        found = compute_groups(rows, self.by, _GroupProcessor(self._ref, self._config, self._head), columns)
         failed = found.where(F.col(_ERROR).isNotNull()).orderBy(_ERROR).first()
         if failed is not None:
             raise ProcessorError(
@@ -111,7 +111,7 @@ def process_key(
 
 
 @dataclass(frozen=True)
-class _KeyProcessing:
+class _GroupProcessor:
     """An Arrow function that computes the records of several keys, given their rows.
 
     If the class raises, the result has a row with the error's text in the column `_ERROR`. One such row stops the

@@ -24,7 +24,7 @@ from sessionlake.processors.computation import (
     compute_groups,
     filter_rows_with_values,
     require_columns,
-    require_exact,
+    require_exact_types,
 )
 from sessionlake.protocol.names import INTERNAL, internal, is_internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -70,8 +70,8 @@ class ProductComputation(Computation):
         rows, present = self._rows, self._present
         single = [name for name in (rows.time, rows.value) if name is not None]
         require_columns(config, (*config.key, *single, *rows.order, *self.product.source_columns), present)
-        require_exact(config, "keys", config.key, present)
-        require_exact(config, "order", rows.order, present)
+        require_exact_types(config, "keys", config.key, present)
+        require_exact_types(config, "order", rows.order, present)
         if rows.time is not None and present[rows.time] not in _TIMES:
             raise ConfigError(
                 f"{config.config_key}.time: {rows.time} is of type {present[rows.time]}",
@@ -86,7 +86,7 @@ class ProductComputation(Computation):
                 fix="Name a column of numbers, or set `of: texts`",
             )
         if not rows.numbers:
-            require_exact(config, "value", [rows.value], present)
+            require_exact_types(config, "value", [rows.value], present)
 
     def select_input(self, rows: DataFrame) -> DataFrame:
         """Selects the keys, the start of the bucket and the columns that aggregates read from the source table.

@@ -103,11 +103,13 @@ def require_columns(config: ProcessorSettings, names: Iterable[str], present: Ma
         )
 
 
-def require_exact(config: ProcessorSettings, what: str, names: Iterable[str], present: Mapping[str, str]) -> None:
+def require_exact_types(
+    config: ProcessorSettings, setting: str, names: Iterable[str], present: Mapping[str, str]
+) -> None:
     """Checks that the columns have types whose values compare and sort in the same way in Spark, Arrow and Python.
 
     Args:
-        what: What the columns are used for, for the error's text.
+        setting: What the columns are used for, for the error's text.
         names: Names of the columns.
         present: The columns of the source table and their types.
 
@@ -117,7 +119,7 @@ def require_exact(config: ProcessorSettings, what: str, names: Iterable[str], pr
     for name in names:
         if not _EXACT.fullmatch(present[name]):
             raise ConfigError(
-                f"{config.config_key}.{what}: {name} is of type {present[name]}",
+                f"{config.config_key}.{setting}: {name} is of type {present[name]}",
                 why="Its values cannot be compared exactly",
                 fix="Name columns of text, bytes, whole or decimal numbers, booleans, dates or times",
             )

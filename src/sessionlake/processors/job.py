@@ -129,7 +129,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     require_readable_states(spark, settings, config.layer, processor)
     fold = create_processor_fold(spark, lake, processor)
     if begin is not None:
-        fold = handover.ResumedFold(fold, str(handover.active_folder(settings, config.layer)))
+        fold = handover.ResumedFold(fold, str(handover.find_active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = load_offset_log(spark, lake, settings, config.layer, first_batch)
     times = StreamTimesLog.start_log(spark, settings, config.layer, log.last_offsets)

@@ -363,7 +363,7 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
 
     started, table = datetime.now(UTC), KeyedTable(spark, settings, config)
     table.prepare_rebuild(spark)
-    rows, found = _recompute(spark, table, config)
+    rows, found = _recompute_rows(spark, table, config)
     lake, last = table.lake, read_last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = hash_config(settings, config)
@@ -384,10 +384,10 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
 
 def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> Difference:
     """Returns how a rebuild would change the output table. Nothing is changed."""
-    return _recompute(spark, KeyedTable(spark, settings, config), config)[1]
+    return _recompute_rows(spark, KeyedTable(spark, settings, config), config)[1]
 
 
-def _recompute(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
+def _recompute_rows(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
     table.require_same_key(spark)
     if not table.lake.exists(spark, config.output_table):
         table.lake.ensure(spark, [config.output_table, LEDGER])

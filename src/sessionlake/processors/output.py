@@ -44,7 +44,7 @@ _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.
 
 
 @dataclass(frozen=True)
-class Origin:
+class RecordOrigin:
     """Where a record comes from: the values of its `HEAD` columns. `time` is stream time in milliseconds."""
 
     topic: str
@@ -106,7 +106,7 @@ class OutputColumns:
         msgspec.msgpack.encode(row)  # finds text that is not Unicode
         return row
 
-    def to_table(self, rows: Sequence[tuple[Origin, msgspec.Struct]]) -> pa.Table:
+    def to_table(self, rows: Sequence[tuple[RecordOrigin, msgspec.Struct]]) -> pa.Table:
         """Returns an Arrow table of checked records, with all columns except `_batch`."""
         places = [place for place, _ in rows]
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from sessionlake.errors import ProcessorError
-from sessionlake.processors.output import Origin, to_timestamps
+from sessionlake.processors.output import RecordOrigin, to_timestamps
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, ShardReport
 
 _LONGEST = 1000
@@ -61,7 +61,7 @@ class ProcessorFailure(msgspec.Struct):
     error: str
 
     @classmethod
-    def create(cls, origin: Origin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
+    def create(cls, origin: RecordOrigin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
         """Returns the failure of a call for a message, timer or expiry.
 
         Args:

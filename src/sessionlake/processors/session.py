@@ -22,7 +22,7 @@ import msgspec
 
 from sessionlake.processors.api import NEVER, Emitted, Message, Processor, Session, Timer
 from sessionlake.processors.memory import SessionState, StateCodec
-from sessionlake.processors.output import Origin, OutputColumns
+from sessionlake.processors.output import OutputColumns, RecordOrigin
 from sessionlake.processors.outputs import FailureAction, ProcessorFailure
 from sessionlake.settings.section import OnViolation
 
@@ -72,7 +72,7 @@ class BatchResults:
         failed_messages: Row indices of the messages that the processor did not process.
     """
 
-    records: list[tuple[Origin, msgspec.Struct]] = field(default_factory=list)
+    records: list[tuple[RecordOrigin, msgspec.Struct]] = field(default_factory=list)
     failures: list[ProcessorFailure] = field(default_factory=list)
     failed_messages: list[int] = field(default_factory=list)
 
@@ -259,9 +259,9 @@ class SessionLife:
         self._results.failures.append(ProcessorFailure.create(self._create_origin(time), event, action, error_text))
         self.session_state.ordinal += 1
 
-    def _create_origin(self, time: int) -> Origin:
+    def _create_origin(self, time: int) -> RecordOrigin:
         session_state, session = self.session_state, self._session
-        return Origin(
+        return RecordOrigin(
             session.topic,
             session.session_id,
             session_state.partition,

@@ -105,7 +105,7 @@ class MessageProcessor:
             The new encoded memory, and the payloads to emit.
         """
         batch = _ShardBatch(self, ProcessorMemory.decode(memory), judged)
-        batch.run()
+        batch.process_sessions()
         results, verdict = batch.results, judged.outcome.verdict
         verdict[results.failed_messages] = Verdict.QUARANTINED
         tables = {
@@ -166,7 +166,7 @@ class _ShardBatch:
         self._holding = set(self._keys.filter(pa.array(judged.outcome.verdict == Verdict.HELD)).to_pylist())
         self.results = BatchResults()
 
-    def run(self) -> None:
+    def process_sessions(self) -> None:
         """Passes the messages and timers of every session in the batch to the processor."""
         spans = self._find_lives()
         applied = _MessagesByLife(self._read_applied_messages())

@@ -136,7 +136,7 @@ def semi_join(rows: pa.Table, column_names: Sequence[str], matching_rows: pa.Tab
     """
     # Only these columns are joined, under other names: Arrow's join reads a name that begins with a dot as a path.
     place = internal("place")
-    left, right = _with_internal_names(rows, column_names), _with_internal_names(matching_rows, column_names)
+    left, right = _rename_to_internal(rows, column_names), _rename_to_internal(matching_rows, column_names)
     numbered = left.append_column(place, pa.array(np.arange(rows.num_rows)))
     matches = numbered.join(right, right.column_names, join_type="left semi")[place]
     return rows.take(pa.array(np.sort(matches.to_numpy())))
@@ -144,11 +144,11 @@ def semi_join(rows: pa.Table, column_names: Sequence[str], matching_rows: pa.Tab
 
 def sort_rows(rows: pa.Table, column_names: Sequence[str]) -> pa.Table:
     """Returns the rows in ascending order of some columns, nulls last. Names may begin with a dot."""
-    keys = _with_internal_names(rows, column_names)
+    keys = _rename_to_internal(rows, column_names)
     return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
 
 
-def _with_internal_names(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+def _rename_to_internal(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """Returns some columns under internal names, because Arrow reads a name that begins with a dot as a path."""
     return pa.table([rows[name] for name in names], [internal(str(place)) for place in range(len(names))])
 

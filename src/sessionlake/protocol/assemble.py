@@ -125,8 +125,7 @@ def assemble_chunk(
         reasons: Reason code of each raw message; 0 if it is well-formed.
         message_columns: The fields of the well-formed messages.
         columns: The declared columns.
-        order: Index in `message_columns` of each well-formed message, in the order of `raw`; None if both have the
-            same order.
+        order: Index in `message_columns` of each well-formed message of `raw`; None if the order is the same.
     """
     malformed = reasons != 0
     changes = _build_changes(message_columns, columns)
@@ -181,10 +180,10 @@ def _fill_malformed(values: npt.NDArray[Any], malformed: Bools, fill: int) -> np
     return filled
 
 
-def _build_changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray:
+def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...]) -> pa.ListArray:
     """Returns the list column of changes: for each message a clear (snapshots only), its rows, and its deleted ids."""
-    cleared = found.types == MessageType.SNAPSHOT
-    n_rows, n_deleted = found.n_rows, found.n_deleted
+    cleared = message_columns.types == MessageType.SNAPSHOT
+    n_rows, n_deleted = message_columns.n_rows, message_columns.n_deleted
     sizes = cleared + n_rows + n_deleted
     starts = np.cumsum(sizes) - sizes
     total = int(sizes.sum())
@@ -194,13 +193,15 @@ def _build_changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.Lis
     kind = np.full(total, ChangeKind.CLEAR, np.int8)
     kind[of_rows] = ChangeKind.UPSERT
     kind[of_deleted] = ChangeKind.DELETE
-    row_of_change = None if total == len(found.ids) else _invert_indices(of_rows, total)
-    row_ids = pa.array(found.ids if row_of_change is None else [*found.ids, *found.deleted], pa.string())
+    row_of_change = None if total == len(message_columns.ids) else _invert_indices(of_rows, total)
+    row_ids = pa.array(
+        message_columns.ids if row_of_change is None else [*message_columns.ids, *message_columns.deleted], pa.string()
+    )
     if row_of_change is not None:
         row_ids = row_ids.take(_invert_indices(np.concatenate([of_rows, of_deleted]), total))
     snapshot_row = np.repeat(cleared, n_rows)
     values, flags = [], []
-    for column, cells in zip(columns, found.values, strict=True):
+    for column, cells in zip(columns, message_columns.values, strict=True):
         value, flag = _build_column(cells, snapshot_row, column)
         values.append(value if row_of_change is None else value.take(row_of_change))
         is_set = np.zeros(total, np.bool_)
@@ -210,7 +211,7 @@ def _build_changes(found: MessageColumns, columns: tuple[Column, ...]) -> pa.Lis
         pa.array(kind),
         pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
         row_ids,
-        _build_rescued_column(found.rescued, of_rows, total),
+        _build_rescued_column(message_columns.rescued, of_rows, total),
         *values,
         *flags,
     ]

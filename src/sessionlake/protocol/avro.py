@@ -121,7 +121,7 @@ class AvroDecoder:
         del rows
         return ()
 
-    def row_to_json(self, row: Any) -> dict[str, Any]:
+    def convert_row_to_json(self, row: Any) -> dict[str, Any]:
         """Returns a row as the equivalent JSON object."""
         to_json_object = {
             name: value if name in self._plain_names else to_json_value(value) for name, value in row.items()
@@ -140,7 +140,7 @@ class AvroDecoder:
                 to_json_object[name] = message[name]
         rows = to_json_object.get("rows")
         if isinstance(rows, list):
-            to_json_object["rows"] = [self.row_to_json(row) if isinstance(row, dict) else row for row in rows]
+            to_json_object["rows"] = [self.convert_row_to_json(row) if isinstance(row, dict) else row for row in rows]
         return to_json_object
 
 

@@ -133,11 +133,11 @@ class _PatternAutomaton:
             longest.append(1 + max(behind, default=0))
         return max(longest, default=0)
 
-    def _has_common_characters(self, one: list[State], other: list[State]) -> bool:
-        mine, others = set(one), set(other)
-        if len(one) * len(other) > _MAX_PAIRS:
+    def _has_common_characters(self, left: list[State], right: list[State]) -> bool:
+        mine, others = set(left), set(right)
+        if len(left) * len(right) > _MAX_PAIRS:
             return True
-        pairs = ((p, q) for p in one for q in other)
+        pairs = ((p, q) for p in left for q in right)
         return bool(_find_components(pairs, lambda pair: self._list_common_successors(pair, mine, others)))
 
     def _list_common_successors(self, pair: Pair, mine: set[State], others: set[State]) -> Iterator[Pair]:
@@ -180,31 +180,31 @@ class _PatternAutomaton:
         state = Counter({len(self.reads) - 1: 1})
         return _AutomatonPart(state, state, empty=False)
 
-    def _add_repetition(self, least: int, most: Any, tree: Any) -> _AutomatonPart:
+    def _add_repetition(self, minimum: int, maximum: Any, tree: Any) -> _AutomatonPart:
         before = len(self.reads)
-        self.depth += most != 1
+        self.depth += maximum != 1
         part = self.add_tree(tree)
-        self.depth -= most != 1
-        if most == 1:
-            return _AutomatonPart(part.first, part.last, empty=part.empty or least == 0)
+        self.depth -= maximum != 1
+        if maximum == 1:
+            return _AutomatonPart(part.first, part.last, empty=part.empty or minimum == 0)
         if part.empty:
             raise _UnboundedError("it repeats a part that can be empty, as in (a*)*")
-        if least == most and (len(self.reads) - before) * least <= _MAX_COPIES:
-            for _ in range(least - 1):
+        if minimum == maximum and (len(self.reads) - before) * minimum <= _MAX_COPIES:
+            for _ in range(minimum - 1):
                 part = self._join_parts(part, self.add_tree(tree))
             return part
         self._link_parts(part, part)
-        return _AutomatonPart(part.first, part.last, empty=least == 0)
+        return _AutomatonPart(part.first, part.last, empty=minimum == 0)
 
-    def _join_parts(self, one: _AutomatonPart, other: _AutomatonPart) -> _AutomatonPart:
-        self._link_parts(one, other)
-        first = one.first + other.first if one.empty else one.first
-        last = one.last + other.last if other.empty else other.last
-        return _AutomatonPart(first, last, empty=one.empty and other.empty)
+    def _join_parts(self, left: _AutomatonPart, right: _AutomatonPart) -> _AutomatonPart:
+        self._link_parts(left, right)
+        first = left.first + right.first if left.empty else left.first
+        last = left.last + right.last if right.empty else right.last
+        return _AutomatonPart(first, last, empty=left.empty and right.empty)
 
-    def _link_parts(self, one: _AutomatonPart, other: _AutomatonPart) -> None:
-        for p, ways in one.last.items():
-            for q, more in other.first.items():
+    def _link_parts(self, left: _AutomatonPart, right: _AutomatonPart) -> None:
+        for p, ways in left.last.items():
+            for q, more in right.first.items():
                 self.next[p][q] += ways * more
 
     def _count_characters(self, op: str, value: Any) -> int:

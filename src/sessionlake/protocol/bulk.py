@@ -82,7 +82,7 @@ class BulkMessages:
         deleted_of, n_deleted = self._read_lists(objects, "deleted", types == MessageType.UPDATE)
         n_rows, n_deleted = np.maximum(n_rows, 0), np.maximum(n_deleted, 0)
         deleted = list(chain.from_iterable(deleted_of))
-        self._check_lengths(deleted, np.repeat(np.arange(len(objects)), n_deleted), Reason.BAD_ROWS)
+        self._check_id_lengths(deleted, np.repeat(np.arange(len(objects)), n_deleted), Reason.BAD_ROWS)
         # More rows than fit into the payload if each has an id: refused before they become Python objects.
         crowded = n_rows * (decoder.layout.row_bytes if decoder.layout else 0) > sizes
         self._refuse_messages(crowded, Reason.BAD_ROW_ID)
@@ -97,9 +97,11 @@ class BulkMessages:
     def _refuse_messages(self, wrong: Bools, reason: Reason) -> None:
         self.reasons[wrong & (self.reasons == 0)] = CODE_OF[reason]
 
-    def _refuse_owners(self, wrong_rows: Bools, reason: Reason, owner: Int64s | None = None) -> None:
+    def _refuse_messages_of_rows(
+        self, wrong_rows: Bools, reason: Reason, message_indices: Int64s | None = None
+    ) -> None:
         wrong = np.zeros(len(self.reasons), np.bool_)
-        wrong[(self._owner if owner is None else owner)[wrong_rows]] = True
+        wrong[(self._owner if message_indices is None else message_indices)[wrong_rows]] = True
         self._refuse_messages(wrong, reason)
 
     def _read_header_field(self, objects: list[Any], name: str, reason: Reason) -> tuple[Int64s, Bools]:
@@ -127,7 +129,7 @@ class BulkMessages:
         return _replace_by_empty(found, strange), sizes if missing is None else np.where(missing, -1, sizes)
 
     def _check_ids(self, ids: list[str], n_rows: Int64s) -> None:
-        codes = self._check_lengths(ids, self._owner, Reason.BAD_ROW_ID)
+        codes = self._check_id_lengths(ids, self._owner, Reason.BAD_ROW_ID)
         if len(codes) and n_rows.max() > 1:
             count = int(codes.max()) + 1
             places = np.sort(self._owner * count + codes)
@@ -135,19 +137,19 @@ class BulkMessages:
             repeated[places[1:][places[1:] == places[:-1]] // count] = True
             self._refuse_messages(repeated, Reason.DUPLICATE_ROW_ID)
 
-    def _check_lengths(self, ids: list[str], owner: Int64s, reason: Reason) -> Int64s:
+    def _check_id_lengths(self, ids: list[str], message_indices: Int64s, reason: Reason) -> Int64s:
         """Refuses messages that have an id of a wrong length. Returns a code per id; equal ids have equal codes.
 
         Args:
             ids: The ids of all messages.
-            owner: Index of the message of each id.
+            message_indices: Index of the message of each id.
             reason: Why a message with a wrong id is refused.
         """
         encoded = pa.array(ids, pa.string()).dictionary_encode()
         sizes = pc.binary_length(encoded.dictionary).to_numpy()
         codes = encoded.indices.to_numpy().astype(np.int64)
         if len(ids):
-            self._refuse_owners(((sizes < 1) | (sizes > MAX_ID_BYTES))[codes], reason, owner)
+            self._refuse_messages_of_rows(((sizes < 1) | (sizes > MAX_ID_BYTES))[codes], reason, message_indices)
         return codes
 
     def _read_values(self, rows: list[Any], ids: list[str]) -> list[list[Any]]:
@@ -193,14 +195,16 @@ class BulkMessages:
         return values
 
     def _refuse_values(self, wrong: pa.Array) -> None:
-        self._refuse_owners(pc.fill_null(wrong, fill_value=False).to_numpy(zero_copy_only=False), Reason.BAD_COLUMN)
+        self._refuse_messages_of_rows(
+            pc.fill_null(wrong, fill_value=False).to_numpy(zero_copy_only=False), Reason.BAD_COLUMN
+        )
 
     def _read_rescued(self, rows: list[Any]) -> list[str | None] | None:
         layout = self._decoder.layout
         every = layout is not None and layout.undeclared
         texts: list[str | None] = [None] * len(rows)
         for index in range(len(rows)) if every else self._decoder.find_rows_with_unknown_fields(rows):
-            texts[index] = encode_rescued(self._decoder.row_to_json(rows[index]), self._columns)
+            texts[index] = encode_rescued(self._decoder.convert_row_to_json(rows[index]), self._columns)
         return texts if any(texts) else None
 
 

@@ -87,7 +87,7 @@ def decode_messages(raw: pa.Table, rules: DecodeRules, *, in_bulk: bool = True) 
         in_bulk: If false, every message is parsed singly; the result is the same.
     """
     types = build_message_types(rules.columns)
-    with _no_garbage_collection():
+    with _pause_garbage_collection():
         if rules.payload is not None:
             prechecks = Prechecks(
                 _find_refused(raw, rules, fast=in_bulk),
@@ -112,7 +112,7 @@ def _mark_erased(chunk: pa.Table, raw: pa.Table) -> pa.Table:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """Turns Python's garbage collector off in a block. It doubles the time, and decoded messages have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
@@ -270,7 +270,7 @@ def _find_messages_with_repeated_ids(rows: list[Any], counts: Int64s) -> Int64s:
 
 
 def _parse_singly(
-    out: _DecodedMessages,
+    decoded: _DecodedMessages,
     index: int,
     value: bytes | None,
     latest: int,
@@ -279,15 +279,15 @@ def _parse_singly(
     *,
     seq_optional: bool,
 ) -> None:
-    if out.reasons[index]:
+    if decoded.reasons[index]:
         return
     found = parse_value(value, types, latest_ts=latest, max_bytes=rules.max_message_bytes, seq_optional=seq_optional)
     if not isinstance(found, Parsed):
-        out.reasons[index] = CODE_OF[found]
+        decoded.reasons[index] = CODE_OF[found]
         return
-    out.messages[index] = found.message
+    decoded.messages[index] = found.message
     if found.rescued is not None:
-        out.rescued[index] = found.rescued
+        decoded.rescued[index] = found.rescued
 
 
 def _build_columns(decoded: _DecodedMessages, columns: tuple[Column, ...]) -> MessageColumns:

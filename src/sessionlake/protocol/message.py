@@ -105,14 +105,14 @@ class MessageTypes:
     seqless_decoder: msgspec.json.Decoder[Any]
 
 
-def name_row_field(column: Column, place: int) -> str:
+def name_row_field(column: Column, column_index: int) -> str:
     """Returns the name of a row struct's attribute for a declared column.
 
     Args:
         column: The column.
-        place: Its index among the declared columns.
+        column_index: Its index among the declared columns.
     """
-    return ID if column.name == ID else f"c{place}"
+    return ID if column.name == ID else f"c{column_index}"
 
 
 def is_plain_name(name: str) -> bool:

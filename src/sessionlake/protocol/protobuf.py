@@ -138,7 +138,7 @@ class ProtobufDecoder:
         """Returns the indices of rows with fields that the descriptor does not have."""
         return np.flatnonzero(np.fromiter(map(len, map(UnknownFieldSet, rows)), np.int64, len(rows))).tolist()
 
-    def row_to_json(self, row: Any) -> dict[str, Any]:
+    def convert_row_to_json(self, row: Any) -> dict[str, Any]:
         """Returns a row as the equivalent JSON object."""
         fields = {field.name: field for field in row.DESCRIPTOR.fields if field.name in self._plain_names}
         to_json_object = {name: _read_value(row, field) for name, field in fields.items() if _is_set(row, field)}
@@ -174,7 +174,7 @@ class ProtobufDecoder:
 
     def _read_plain_rows(self, message: Any, field: FieldDescriptor) -> Any:
         if _is_repeated(field) and field.message_type is not None and not _is_map(field):
-            return [self.row_to_json(row) for row in message.rows]
+            return [self.convert_row_to_json(row) for row in message.rows]
         return _read_value(message, field)
 
 

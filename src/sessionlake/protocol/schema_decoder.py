@@ -105,7 +105,7 @@ class SchemaDecoder(Protocol):
     def find_rows_with_unknown_fields(self, rows: Sequence[Any]) -> Sequence[int]:
         """Returns the indices of rows with fields that the schema does not have."""
 
-    def row_to_json(self, row: Any) -> dict[str, Any]:
+    def convert_row_to_json(self, row: Any) -> dict[str, Any]:
         """Returns a row as the equivalent JSON object. Values of declared columns are not converted."""
 
     def read_header_fields(self, message: Any) -> dict[str, Any]:

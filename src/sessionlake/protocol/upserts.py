@@ -65,16 +65,16 @@ class UpsertMessages:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the messages of the task's rows in their order, with the columns of `SCHEMA`."""
-        for rows in _select_last_of_runs(batches, (VERSION, *self.key)):
+        for rows in _select_last_of_each_key(batches, (VERSION, *self.key)):
             yield from self._encode_rows(rows)
 
     def _encode_rows(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         names = [name for name in rows.column_names if name not in FEED]
         columns = {name: _encode_json_values(name, rows[name]) for name in names}
-        keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _transpose(columns, self.key)]
+        keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _transpose_columns(columns, self.key)]
         changes, versions = rows[CHANGE].to_pylist(), rows[VERSION].to_pylist()
         batch, chunk, size = str(self.batch).encode(), [], 0
-        for key, row, change, version in zip(keys, _transpose(columns, names), changes, versions, strict=True):
+        for key, row, change, version in zip(keys, _transpose_columns(columns, names), changes, versions, strict=True):
             value = None if change == DELETE else _json.encode(dict(zip(names, row, strict=True)))
             headers = [(VERSION_HEADER, str(version).encode()), (BATCH_HEADER, batch)]
             chunk.append((key, value, headers, version))
@@ -92,22 +92,22 @@ def _build_record_batch(messages: list[tuple[Any, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _select_last_of_runs(batches: Iterable[pa.RecordBatch], by: tuple[str, ...]) -> Iterator[pa.Table]:
-    """Yields the last of consecutive rows with equal values in the columns `by`. They may be in several batches."""
+def _select_last_of_each_key(batches: Iterable[pa.RecordBatch], key_columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    """Yields the last of consecutive rows with equal values in `key_columns`. They may be in several batches."""
     held: pa.Table | None = None
     for batch in batches:
         fresh = pa.Table.from_batches([batch])
         rows = (fresh if held is None else pa.concat_tables([held, fresh])).combine_chunks()
         if not rows.num_rows:
             continue
-        same = reduce(pc.and_, (pc.equal(rows[name][:-1], rows[name][1:]) for name in by))
+        same = reduce(pc.and_, (pc.equal(rows[name][:-1], rows[name][1:]) for name in key_columns))
         yield rows[:-1].filter(pc.invert(same))
         held = rows[-1:]
     if held is not None:
         yield held
 
 
-def _transpose(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+def _transpose_columns(columns: dict[str, list[Any]], names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
     return zip(*(columns[name] for name in names), strict=True)
 
 

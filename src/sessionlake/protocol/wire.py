@@ -75,17 +75,17 @@ def read_header(value: bytes, *, with_path: bool) -> tuple[WireHeader, int] | No
     return None
 
 
-def _parse_header(head: bytes, width: int, *, with_path: bool) -> WireHeader | None:
+def _parse_header(first_bytes: bytes, width: int, *, with_path: bool) -> WireHeader | None:
     """Parses the first `width` bytes of a payload as a header.
 
     Returns the header, `_NO_HEADER` if it is invalid, or None if the header may be longer than `width`.
     """
-    if len(head) < width or head[0] != 0:
+    if len(first_bytes) < width or first_bytes[0] != 0:
         return _NO_HEADER
-    path = _parse_path(head[_FIXED:]) if with_path else ()
+    path = _parse_path(first_bytes[_FIXED:]) if with_path else ()
     if path is None:
         return None
-    return _NO_HEADER if path == _INVALID_PATH else (int.from_bytes(head[1:_FIXED], "big"), path)
+    return _NO_HEADER if path == _INVALID_PATH else (int.from_bytes(first_bytes[1:_FIXED], "big"), path)
 
 
 def _parse_path(text: bytes) -> Path | None:

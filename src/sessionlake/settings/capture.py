@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from sessionlake.feeds.feed import KeyFormat
 from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.names import fold_case
 from sessionlake.protocol.payload import PayloadFormat
@@ -118,7 +119,9 @@ class CaptureSettings(Section):
 
     @model_validator(mode="after")
     def _schemas_are_named(self) -> Self:
-        wrong = _wrong_payload(self.format, self.payload)
+        wrong = _wrong_formats(self.format, self.feeds, self.payload) or _wrong_payload(
+            self.payload_format, self.payload
+        )
         if wrong:
             raise ValueError(f"payload: {wrong}")
         return self
@@ -142,9 +145,30 @@ class CaptureSettings(Section):
         return tuple(view for feed in self.feeds for view in feed.views)
 
     @property
+    def payload_format(self) -> PayloadFormat:
+        """The format that `payload` is for: the one of messages or feeds that is not JSON; JSON if there is none."""
+        kinds = {self.format, *_formats_of(self.feeds)} - {PayloadFormat.JSON}
+        return min(kinds, default=PayloadFormat.JSON)
+
+    @property
     def declared(self) -> tuple[Column, ...]:
         """The declared columns with parsed types, in the order of the configuration. They are those of all feeds."""
         return _columns_of(self.feeds) if self.feeds else parse_columns(self.columns)
+
+
+def _formats_of(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
+    keys = {PayloadFormat.AVRO for feed in feeds if feed.key_format is KeyFormat.AVRO}
+    return keys | {feed.format for feed in feeds}
+
+
+def _wrong_formats(kind: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSettings) -> str | None:
+    """Returns why `payload` cannot be for all formats; None if it can."""
+    kinds = sorted({kind, *_formats_of(feeds)} - {PayloadFormat.JSON})
+    if len(kinds) > 1:
+        return f"{' and '.join(kinds)} in one configuration need two sets of schemas; use one of them in all feeds"
+    if any(feed.key_format is KeyFormat.AVRO for feed in feeds) and not payload.header:
+        return "key_format avro needs the schema id in the wire header: use registry_url or schema_files"
+    return None
 
 
 def _refuse_names(feeds: Sequence[FeedSettings]) -> None:

@@ -15,6 +15,7 @@ from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.values import FeedColumn, feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
+from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.feed_code import NamedDecoder
 from sessionlake.settings.feed_parts import (
     CheckSettings,
@@ -45,8 +46,10 @@ class FeedSettings(Section):
     `aws_shadow`, `gtfs_realtime` or `opcua`."""
     topics: Regex
     """Regular expression that must match the topic's whole name. The first feed that matches reads the topic."""
+    format: PayloadFormat = PayloadFormat.JSON
+    """How values of messages are encoded. `capture.payload` has the schemas of Avro and Protobuf."""
     key_format: KeyFormat = KeyFormat.TEXT
-    """How Kafka keys are encoded, which paths read at `kafka.key`."""
+    """How Kafka keys are encoded, which paths read at `kafka.key`. `avro` needs schema ids in the keys."""
     columns: dict[str, str | ColumnSettings]
     """The columns of a row and their Spark SQL types; `{type, from}` where the values need a hint to be read."""
     key: list[str] = Field(min_length=1)
@@ -99,7 +102,7 @@ class FeedSettings(Section):
 
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
-        orders = {rule.order or self.order for rule in self.messages if rule.is_ is not Kind.IGNORE}
+        orders = {rule.order or self.order for rule in self.messages if rule.is_ is not Kind.IGNORE} or {self.order}
         is_counting = all(not isinstance(order, str) and order.is_step for order in orders)
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
             if not is_counting:
@@ -146,12 +149,13 @@ def _feed(settings: FeedSettings) -> Feed:
             convert_rule(number, rule, defaults, columns, key) for number, rule in enumerate(settings.messages, 1)
         ),
         unavailable=tuple(map(exact_value, settings.unavailable)),
+        format=settings.format,
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
         keep=_keep(settings.keep, columns),
         check=None if check is None else Check(check.checksum, check.with_, check.rows),
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
-        reads_headers="kafka.headers" in text,
+        reads_headers="kafka.headers" in text or settings.decoder is not None,
         decoder=_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )

@@ -234,10 +234,10 @@ def read_databricks_secret(key: str) -> str:
         ) from None
 
 
-def _merge_settings(base: Any, over: Any) -> Any:
-    if isinstance(base, dict) and isinstance(over, dict):
-        return base | {key: _merge_settings(base.get(key), value) for key, value in over.items()}
-    return over
+def _merge_settings(base: Any, override: Any) -> Any:
+    if isinstance(base, dict) and isinstance(override, dict):
+        return base | {key: _merge_settings(base.get(key), value) for key, value in override.items()}
+    return override
 
 
 def _look_up_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | None, secrets: set[KeyPath]) -> Any:

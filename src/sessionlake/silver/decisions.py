@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 WITHDRAWN = "withdrawn"
 _PLACE = ("topic", "partition", "session_id", "offset")
+_TRACE = "Run `sessionlake trace TOPIC PARTITION OFFSET` to see what was done with the message"
 _CHOICES = "--topic, --partition and --offset"
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -145,8 +146,8 @@ def record_decision(
     known = read_decisions(reader).get(place)
     if known is not None:
         raise UsageError(
-            f"{_describe_message(place)}: already decided: {known}",
-            fix="Run the command with --withdraw to take that back",
+            f"{_describe_message(place)}: a decision is already recorded: {known}",
+            fix="To replace it, withdraw it first: run the command with --withdraw",
         )
     # If silver stopped there, only silver counts: a processor that got past this message judged it by other rules.
     layers = [SILVER] if SILVER in stopped else _list_layers_with_stops(settings)
@@ -192,12 +193,12 @@ def withdraw_decision(
     reader = lake.reader(spark)
     followed = _read_followed_decisions(reader)
     meant = _MessageFilter(session, offset, topic, partition)
-    mine = [place for place in sorted(read_decisions(reader)) if meant.matches(place)]
+    mine = [place for place in sorted(read_decisions(reader)) if meant.matches_message(place)]
     pending = [place for place in mine if place not in followed]
     if not pending:
         if mine:
-            raise UsageError(f"{meant}: silver has followed the decision, so it cannot be withdrawn")
-        raise UsageError(f"{meant}: there is no decision to withdraw")
+            raise UsageError(f"{meant}: silver has followed the decision, so it cannot be withdrawn", fix=_TRACE)
+        raise UsageError(f"{meant}: there is no decision to withdraw", fix=f"See {DECISIONS} for all decisions")
     if len(pending) > 1:
         places = "; ".join(map(_describe_message, pending))
         raise UsageError(f"{meant}: there are several decisions: {places}", fix=f"Choose one with {_CHOICES}")
@@ -230,7 +231,7 @@ def _require_not_followed(settings: Settings, reader: TableReader, key: Decision
             )
         waits = layer in stopped and _key_of_violation(stopped[layer]) == key
         if not waits and has_read_message(reader, layer, topic, partition, offset):
-            raise UsageError(f"{_describe_message(key)}: {layer} has passed it, so the decision cannot be withdrawn")
+            raise UsageError(f"{_describe_message(key)}: too late to withdraw: {layer} has processed it", fix=_TRACE)
 
 
 def _list_layers_with_stops(settings: Settings) -> list[str]:
@@ -260,7 +261,7 @@ class _MessageFilter:
             parts += [] if value is None else [f"{name} {value}"]
         return ", ".join(parts)
 
-    def matches(self, key: DecisionKey) -> bool:
+    def matches_message(self, key: DecisionKey) -> bool:
         """Returns True if what the user said fits this message."""
         topic, partition, session, offset = key
         given = ((self.topic, topic), (self.partition, partition), (self.offset, offset))
@@ -289,15 +290,17 @@ def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[Deci
     mine = {
         layer: _key_of_violation(stop)
         for layer, stop in stops.items()
-        if message_filter.matches(_key_of_violation(stop))
+        if message_filter.matches_message(_key_of_violation(stop))
     }
     if not mine:
-        places = "; ".join(
-            f"{layer} stopped at {_describe_message(_key_of_violation(stop))}" for layer, stop in stops.items()
-        )
+        texts = (f"{layer} stopped at {_describe_message(_key_of_violation(stop))}" for layer, stop in stops.items())
+        places = "; ".join(texts)
         if SILVER not in stops:
             places = "; ".join(filter(None, ["silver is not known to have stopped", places]))
-        raise UsageError(f"no layer has stopped at {message_filter}, so there is nothing to decide: {places}")
+        raise UsageError(
+            f"no layer has stopped at {message_filter}, so there is nothing to decide: {places}",
+            fix="Name a message at which a layer has stopped, as its error does",
+        )
     if SILVER not in mine and len(set(mine.values())) > 1:
         places = "; ".join(map(_describe_message, sorted(set(mine.values()))))
         raise UsageError(
@@ -308,27 +311,23 @@ def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[Deci
     return place, {layer for layer, other in mine.items() if other == place}
 
 
-def _require_not_passed(
-    passed_offset: list[str], key: str, offset: int, decision: Decision, stopped_layers: set[str]
-) -> None:
+def _require_not_passed(passed: list[str], key: str, offset: int, decision: Decision, stopped: set[str]) -> None:
     """Refuses a decision about a message that is already processed: it would only change the result of a rebuild.
 
     A layer can stop at a message that it has processed: at a gap that was not filled in time (class `once`), or when a
     held message is released (`window`). Then only a decision to skip the message is refused.
 
     Args:
-        passed_offset: The layers that have processed the message.
+        passed: The layers that have processed the message.
         key: The topic-partition, for the error.
         offset: The offset of the message.
         decision: The decision.
-        stopped_layers: The layers that have stopped at the message.
+        stopped: The layers that have stopped at the message.
     """
-    gone = [layer for layer in passed_offset if layer not in stopped_layers]
-    if gone:
-        raise UsageError(
-            f"{key}: {' and '.join(gone)} has already processed offset {offset}, so there is nothing to decide"
-        )
-    if passed_offset and decision is Decision.SKIP:
+    layers = " and ".join(layer for layer in passed if layer not in stopped)
+    if layers:
+        raise UsageError(f"{key}: {layers} has processed offset {offset}, so there is nothing to decide", fix=_TRACE)
+    if passed and decision is Decision.SKIP:
         raise UsageError(
             f"{key}: offset {offset} was processed before it became a violation, so it cannot be skipped any more",
             fix="Choose --accept-gap or --isolate",
@@ -347,17 +346,17 @@ def _require_not_in_unfinished_batch(
         )
 
 
-def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader, decided: RecordedDecision) -> None:
+def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader, decision: RecordedDecision) -> None:
     if not reader.exists(DECISIONS):
         raise LakeError(
             f"the table {DECISIONS} does not exist yet",
             why="There is nothing to decide before silver has run",
             fix="Run `sessionlake run silver` first",
         )
-    before = _read_recorded_decisions(reader).get(decided.place, [])
+    before = _read_recorded_decisions(reader).get(decision.place, [])
     # The last decision must have the latest time, even if the system clock now shows an earlier time.
-    at = max([decided.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
-    row = asdict(decided) | {"decision": str(decided.decision or WITHDRAWN), "decided_at": at}
+    at = max([decision.decided_at, *(time + timedelta(microseconds=1) for time, _ in before)])
+    row = asdict(decision) | {"decision": str(decision.decision or WITHDRAWN), "decided_at": at}
     schema = pa.schema(
         [
             ("topic", pa.string()),
@@ -371,7 +370,7 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
         ]
     )
     # Delta never forgets the ids of transactions, so the id must not contain the session's name.
-    place = hashlib.sha256("\0".join(map(str, decided.place)).encode()).hexdigest()
+    place = hashlib.sha256("\0".join(map(str, decision.place)).encode()).hexdigest()
     # The number must rise even if the table was restored to an older version, so it is not taken from the table.
     number = (at - _EPOCH) // timedelta(microseconds=1)
     append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, number))

@@ -127,7 +127,7 @@ def build_folded_stream(
     interval = milliseconds(settings.silver.snapshot_interval)
     fold: ShardFold = SilverFold(capture.declared, capture, decisions, interval)
     if resume_from is not None:
-        fold = handover.ResumedFold(fold, str(handover.active_folder(settings)))
+        fold = handover.ResumedFold(fold, str(handover.find_active_folder(settings)))
     return fold_shards(build_packed_stream(spark, lake, settings, LAYER, resume_from=resume_from), fold)
 
 

@@ -64,7 +64,7 @@ def read_state_frame(spark: SparkSession, settings: Settings, layer: str = SILVE
 
 def _read_handed_over_states(spark: SparkSession, settings: Settings, layer: str, shards: list[int]) -> DataFrame:
     frame = spark.createDataFrame([(number,) for number in shards], "shard int")
-    return frame.mapInPandas(handover.StateReader(str(handover.active_folder(settings, layer))), PACKED_SCHEMA)
+    return frame.mapInPandas(handover.StateReader(str(handover.find_active_folder(settings, layer))), PACKED_SCHEMA)
 
 
 def has_state(settings: Settings, layer: str) -> bool:

@@ -187,8 +187,8 @@ def _read_times_from_bronze(
         if at.last_removed > last_offset:
             raise LakeError(
                 f"{describe_partition_start(place, at)}: stream time up to offset {last_offset} is not known any more",
-                why="The checkpoint is older than the tables",
-                fix="Restore the newer checkpoint",
+                why="The checkpoint is older than the tables, and retention has removed the messages with these times",
+                fix="Restore the newest backup of the checkpoint",
             )
     wanted = spark.createDataFrame(
         [(*name, end) for name, end in last_offsets.items()], "topic string, partition int, end long"

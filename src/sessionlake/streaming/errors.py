@@ -274,7 +274,7 @@ def _explain_system_error(error: OSError) -> MachineError | None:
     if isinstance(error, BrokenPipeError):  # the program that reads our output has closed the pipe
         return None
     place = f"{error.filename}: " if error.filename else ""
-    return MachineError(f"{place}{error.strerror}", fix="Correct this, then run the command again")
+    return MachineError(f"{place}{error.strerror}", fix="Correct the cause on this machine, then run the command again")
 
 
 def _explain_reader_error(error: Exception) -> LakeError:

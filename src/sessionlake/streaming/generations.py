@@ -115,7 +115,7 @@ class CheckpointGenerations:
         try:
             note = msgspec.json.decode(self._note_file(number).read_bytes(), type=_Note)
         except (OSError, msgspec.MsgspecError) as error:
-            raise self._damaged_error(self._note_file(number), str(error)) from None
+            raise self._build_damaged_error(self._note_file(number), str(error)) from None
         return Generation(number, self._folder / str(number), note.first_batch, note.app_id)
 
     def read_last_known(self) -> tuple[str | None, int]:
@@ -147,7 +147,7 @@ class CheckpointGenerations:
             LossError: The id is lost. Under a new id, everything in the tables would be written again.
         """
         if app_id is None:
-            raise self._damaged_error(self._first / "metadata", "it is missing")
+            raise self._build_damaged_error(self._first / "metadata", "it is missing")
         number = max(self._list_numbers(), default=0) + 1
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._note_file(number), msgspec.json.encode(_Note(first_batch, app_id)))
@@ -184,9 +184,9 @@ class CheckpointGenerations:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError) as error:
-            raise self._damaged_error(file, str(error)) from None
+            raise self._build_damaged_error(file, str(error)) from None
 
-    def _damaged_error(self, file: Path, why: str) -> LakeError:
+    def _build_damaged_error(self, file: Path, why: str) -> LakeError:
         place = file.relative_to(self._first)
         return LossError(
             f"{self._layer}: the checkpoint {self._first} is damaged: {place} cannot be read ({why})",

@@ -69,12 +69,12 @@ _METADATA = "metadata"
 """Spark's own file in a checkpoint."""
 
 
-def active_folder(settings: Settings, layer: str = SILVER) -> Path:
+def find_active_folder(settings: Settings, layer: str = SILVER) -> Path:
     """Returns the folder of the active handover, from which the layer's stream starts."""
     return Path(f"{settings.checkpoint(layer)}.handover")
 
 
-def prepared_folder(settings: Settings, layer: str = SILVER) -> Path:
+def find_prepared_folder(settings: Settings, layer: str = SILVER) -> Path:
     """Returns the folder in which the next handover is prepared before it is activated."""
     return Path(f"{settings.checkpoint(layer)}.handover.next")
 
@@ -96,7 +96,7 @@ def read_handover(folder: Path, layer: str = SILVER) -> Handover | None:
 
 def read_active(settings: Settings, layer: str = SILVER) -> Handover | None:
     """Reads the handover from which a layer's current checkpoint starts or has started; None if there is none."""
-    return read_handover(active_folder(settings, layer), layer)
+    return read_handover(find_active_folder(settings, layer), layer)
 
 
 def require_states(settings: Settings, layer: str) -> None:
@@ -110,7 +110,7 @@ def require_states(settings: Settings, layer: str) -> None:
         lost = sorted({*begin.stored} - {*list_stored_shards(settings, layer)})
         if lost:
             raise LossError(
-                f"{layer}: {active_folder(settings, layer) / f'{lost[0]}.state'} is gone",
+                f"{layer}: {find_active_folder(settings, layer) / f'{lost[0]}.state'} is gone",
                 fix=build_recovery_hint(layer),
             )
 
@@ -132,7 +132,7 @@ def prepare_handover(
         layer: The layer.
         same_query: True continues the query of the current checkpoint; False starts a new one.
     """
-    place, metadata = prepared_folder(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
+    place, metadata = find_prepared_folder(settings, layer), Path(settings.checkpoint(layer)) / _METADATA
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     stored = []
@@ -146,7 +146,7 @@ def prepare_handover(
 
 def is_prepared(settings: Settings, operation: str, layer: str) -> bool:
     """Returns True if a handover of this operation is prepared and complete, with all states that it lists."""
-    place = prepared_folder(settings, layer)
+    place = find_prepared_folder(settings, layer)
     try:
         found = read_handover(place, layer)
     except LossError:
@@ -158,7 +158,7 @@ def is_prepared(settings: Settings, operation: str, layer: str) -> bool:
 
 def discard_prepared(settings: Settings, layer: str = SILVER) -> None:
     """Removes a handover that was prepared and never activated."""
-    shutil.rmtree(prepared_folder(settings, layer), ignore_errors=True)
+    shutil.rmtree(find_prepared_folder(settings, layer), ignore_errors=True)
 
 
 def require_prepared(settings: Settings, operation: str, layer: str, remedy: str) -> None:
@@ -170,7 +170,7 @@ def require_prepared(settings: Settings, operation: str, layer: str, remedy: str
     # Checked first, because the prepared handover may be there to replace an active one that is damaged.
     if not is_prepared(settings, operation, layer) and not is_active(settings, operation, layer):
         raise LossError(
-            f"{layer}: {prepared_folder(settings, layer)} is gone or damaged",
+            f"{layer}: {find_prepared_folder(settings, layer)} is gone or damaged",
             why="It has the state that the layer resumes from",
             fix=remedy,
         )
@@ -224,7 +224,7 @@ def read_last_version(settings: Settings, layer: str, *, is_change_feed: bool = 
         return begin.bronze_version if begin else None
     version, is_complete = read_version_reached(settings, layer, batch, is_change_feed=is_change_feed)
     if not is_complete:
-        raise LakeError(f"{layer} has read only a part of one commit of the layer before it", fix=run)
+        raise LakeError(f"{layer} has read only a part of one commit of its source table", fix=run)
     return version
 
 
@@ -284,7 +284,7 @@ def _read_batch_end(settings: Settings, layer: str, batch: int) -> DeltaOffset:
 
 def list_stored_shards(settings: Settings, layer: str = SILVER) -> list[int]:
     """Returns the numbers of the shards that have a state in the active handover, ascending."""
-    return sorted(int(file.stem) for file in active_folder(settings, layer).glob("*.state"))
+    return sorted(int(file.stem) for file in find_active_folder(settings, layer).glob("*.state"))
 
 
 def _read_state(folder: str, shard: int) -> bytes | None:
@@ -344,8 +344,8 @@ def activate_handover(spark: SparkSession, settings: Settings, rebuild: str, lay
     """Activates the prepared handover of this operation and archives the checkpoint. Can be repeated after a crash."""
     checkpoint = Path(settings.checkpoint(layer))
     if is_prepared(settings, rebuild, layer):
-        archive_folders(spark, Lake(settings), (checkpoint, active_folder(settings, layer)), rebuild)
-        prepared_folder(settings, layer).rename(active_folder(settings, layer))
+        archive_folders(spark, Lake(settings), (checkpoint, find_active_folder(settings, layer)), rebuild)
+        find_prepared_folder(settings, layer).rename(find_active_folder(settings, layer))
     fault_point(f"after:{layer}.swapped")
     begin = read_active(settings, layer)
     if begin is not None and begin.query is not None and not (checkpoint / _METADATA).exists():

@@ -93,7 +93,7 @@ class Journal(Generic[T]):
             return cls(settings, operation, msgspec.json.decode(stored.inputs, type=kind), stored.done)
         except (OSError, msgspec.MsgspecError) as error:
             raise LossError(
-                f"{operation.journal_file(settings)} cannot be read ({error})",
+                f"{operation.find_journal_file(settings)} cannot be read ({error})",
                 why="It says what is left to do of an interrupted operation",
                 fix=operation.damaged,
             ) from None
@@ -114,7 +114,7 @@ class Journal(Generic[T]):
 
     def remove_journal(self) -> None:
         """Removes the journal file, so that the layers can start again."""
-        self.operation.journal_file(self.settings).unlink(missing_ok=True)
+        self.operation.find_journal_file(self.settings).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def record_building(settings: Settings, operation: Operation, version: int) -> I
     without a checkpoint still needs it. If another rebuild is already replacing tables, its record stays.
     """
     discard_building(settings, operation)
-    if not operation.journal_file(settings).exists():
+    if not operation.find_journal_file(settings).exists():
         _write_stored(settings, operation, _BUILD, {"version": version}, {})
     try:
         yield
@@ -141,7 +141,7 @@ def discard_building(settings: Settings, operation: Operation) -> None:
     except (OSError, msgspec.MsgspecError):
         return
     if stored is not None and stored.step == _BUILD:
-        operation.journal_file(settings).unlink(missing_ok=True)
+        operation.find_journal_file(settings).unlink(missing_ok=True)
 
 
 def read_building_version(settings: Settings, layer: str) -> int | None:
@@ -157,7 +157,7 @@ def read_building_version(settings: Settings, layer: str) -> int | None:
                 inputs = {} if stored is None else msgspec.json.decode(stored.inputs, type=dict[str, Any])
             except (OSError, msgspec.MsgspecError) as error:
                 raise LossError(
-                    f"{operation.journal_file(settings)} is damaged ({error})", fix=operation.damaged
+                    f"{operation.find_journal_file(settings)} is damaged ({error})", fix=operation.damaged
                 ) from None
             if "version" in inputs:
                 return int(inputs["version"])
@@ -181,7 +181,7 @@ def require_uninterrupted(
     """
     for operation in list_operations(settings):
         of_layer = layer is None or operation.layers is None or layer in operation.layers
-        if not of_layer or operation in except_for or not operation.journal_file(settings).exists():
+        if not of_layer or operation in except_for or not operation.find_journal_file(settings).exists():
             continue
         inputs: dict[str, Any] = {"shards": "N"}
         try:
@@ -198,13 +198,13 @@ def require_uninterrupted(
 
 def _read_stored(settings: Settings, operation: Operation) -> _Stored | None:
     try:
-        return msgspec.json.decode(operation.journal_file(settings).read_bytes(), type=_Stored)
+        return msgspec.json.decode(operation.find_journal_file(settings).read_bytes(), type=_Stored)
     except FileNotFoundError:
         return None
 
 
 def _write_stored(settings: Settings, operation: Operation, step: str, inputs: object, done: _Reports) -> None:
-    file = operation.journal_file(settings)
+    file = operation.find_journal_file(settings)
     file.parent.mkdir(parents=True, exist_ok=True)
     stored = _Stored(operation.name, step, msgspec.Raw(msgspec.json.encode(inputs)), done)
     write_atomically(file, msgspec.json.encode(stored))

@@ -232,7 +232,7 @@ def refuse_lost_files(spark: SparkSession | None, lake: Lake, table: str) -> Non
     Raises:
         LossError: Files are gone. The error names some of them.
     """
-    lost = lake.storage.lost_files(spark, table)
+    lost = lake.storage.find_lost_files(spark, table)
     if lost:
         named = ", ".join(sorted(lost)[:_NAMED]) + (f", and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "")
         raise LossError(
@@ -251,7 +251,7 @@ def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]
             continue
         try:
             _ = lake.read(spark, table).schema
-            lake.storage.lost_files(spark, table)
+            lake.storage.find_lost_files(spark, table)
         except Exception as error:
             raise LakeError(
                 f"the log of {table} cannot be read: {parse_failure(error)}",
@@ -303,9 +303,9 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
         rows, removed = reader.count(table) - silent, gone.get(table, 0)
         # A batch can be in its tables before it is in the ledger. So extra rows are no loss; missing rows are.
         if rows < booked[table] - removed:
-            booking = f"{booked[table]}{describe_removed_rows(removed)}"
+            expected_rows = f"{booked[table]}{describe_removed_rows(removed)}"
             raise LossError(
-                f"{table} holds {rows} rows, but the ledger says {booking}: rows were removed by hand",
+                f"{table} holds {rows} rows, but should hold {expected_rows} by the ledger: rows were removed by hand",
                 fix=build_repair_hint(table, "restore the table (Delta's time travel: RESTORE TABLE)"),
             )
     return gone

@@ -72,7 +72,7 @@ def read_manifest(settings: Settings, layer: str) -> Manifest:
     Raises:
         LossError: The file cannot be read.
     """
-    file = _manifest_file(settings, layer)
+    file = _find_manifest_file(settings, layer)
     try:
         return msgspec.json.decode(file.read_bytes(), type=Manifest)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def read_manifest(settings: Settings, layer: str) -> Manifest:
 
 def remove_manifest(settings: Settings, layer: str) -> None:
     """Removes the layer's manifest file, for a layer that starts over with replaced tables."""
-    _manifest_file(settings, layer).unlink(missing_ok=True)
+    _find_manifest_file(settings, layer).unlink(missing_ok=True)
 
 
 def read_unfinished_batch(settings: Settings, layer: str) -> ManifestBatch | None:
@@ -130,9 +130,9 @@ def record_commit(
     judged_by, found = hash_of(settings, SILVER), read_manifest(settings, layer)
     half, done = found.committing, found.committed
     if half is not None and half.batch == batch and half.config_hash != config_hash:
-        raise _changed_settings_error(layer, batch, half.config_hash, config_hash)
+        raise _build_changed_settings_error(layer, batch, half.config_hash, config_hash)
     if done is not None and done.batch == batch and done.judged_by != judged_by:
-        raise _changed_settings_error(layer, batch, done.judged_by, judged_by)
+        raise _build_changed_settings_error(layer, batch, done.judged_by, judged_by)
     spans = [(item.topic, item.partition, item.first, item.last) for item in offsets]
     storage_of(settings).require_claims()  # otherwise the file could already belong to another process
     found.committing = ManifestBatch(batch, config_hash, spans, judged_by)
@@ -142,7 +142,7 @@ def record_commit(
     _write_manifest(settings, layer, found)
 
 
-def _changed_settings_error(layer: str, batch: int, before: str, now: str) -> LakeError:
+def _build_changed_settings_error(layer: str, batch: int, before: str, now: str) -> LakeError:
     return LakeError(
         f"{layer} was interrupted while it committed batch {batch}, and its settings have changed since (config_hash "
         f"{before}, now {now})",
@@ -189,10 +189,10 @@ def record_shard_count(settings: Settings) -> None:
 
 
 def _write_manifest(settings: Settings, layer: str, manifest: Manifest) -> None:
-    file = _manifest_file(settings, layer)
+    file = _find_manifest_file(settings, layer)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, msgspec.json.encode(manifest))
 
 
-def _manifest_file(settings: Settings, layer: str) -> Path:
+def _find_manifest_file(settings: Settings, layer: str) -> Path:
     return Path(f"{settings.checkpoint(layer)}.json")

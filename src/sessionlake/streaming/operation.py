@@ -34,7 +34,7 @@ class Operation:
     layers: tuple[str, ...] | None = None
     point: str = "publish"
 
-    def journal_file(self, settings: Settings) -> Path:
+    def find_journal_file(self, settings: Settings) -> Path:
         """Returns the path of the operation's journal file, which exists while the operation is in progress."""
         return Path(settings.checkpoint(FOLDER)) / f"{self.name}.json"
 

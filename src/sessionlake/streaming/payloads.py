@@ -52,14 +52,26 @@ def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     Raises:
         ConfigError: A schema file cannot be read or used. The error names it.
     """
-    if capture.format is PayloadFormat.JSON:
-        return None
+    return None if capture.format is PayloadFormat.JSON else _read_payload(capture, capture.format)
+
+
+def read_payload_of_feeds(capture: CaptureSettings) -> Payload | None:
+    """Returns the format and schemas of feeds that have Avro or Protobuf; None if all are JSON.
+
+    Raises:
+        ConfigError: A schema file cannot be read or used. The error names it.
+    """
+    kind = capture.payload_format
+    return None if kind is PayloadFormat.JSON else _read_payload(capture, kind)
+
+
+def _read_payload(capture: CaptureSettings, kind: PayloadFormat) -> Payload:
     found = capture.payload
-    payload = Payload(capture.format, _read_schemas(capture.format, found), found.header, found.message)
+    payload = Payload(kind, _read_schemas(kind, found), found.header, found.message)
     for schema, file in _list_schema_files(found).items():
         definition = payload.schemas.definitions([schema])[schema]
         try:
-            create_decoder(payload, definition, (0,), capture.declared)
+            create_decoder(payload, definition, (0,), capture.declared if kind is capture.format else ())
         except UnusableSchemaError as error:
             raise ConfigError(
                 f"capture.payload: the schema file {file} cannot be used: {error}",
@@ -68,19 +80,19 @@ def read_payload_settings(capture: CaptureSettings) -> Payload | None:
     return payload
 
 
-def _read_schemas(kind: PayloadFormat, found: PayloadSettings) -> Schemas:
-    if found.registry_url:
-        auth = found.registry_auth.get_secret_value() if found.registry_auth else None
-        return RegistrySchemas(kind, found.registry_url, auth)
-    if found.schema_file:
-        return ConfiguredSchemas(every=_read_definition(kind, found.schema_file))
+def _read_schemas(kind: PayloadFormat, settings: PayloadSettings) -> Schemas:
+    if settings.registry_url:
+        auth = settings.registry_auth.get_secret_value() if settings.registry_auth else None
+        return RegistrySchemas(kind, settings.registry_url, auth)
+    if settings.schema_file:
+        return ConfiguredSchemas(every=_read_definition(kind, settings.schema_file))
     return ConfiguredSchemas(
-        by_id=tuple((schema, _read_definition(kind, file)) for schema, file in found.schema_files.items())
+        by_id=tuple((schema, _read_definition(kind, file)) for schema, file in settings.schema_files.items())
     )
 
 
-def _list_schema_files(found: PayloadSettings) -> dict[int, Path]:
-    return {0: found.schema_file} if found.schema_file else found.schema_files
+def _list_schema_files(settings: PayloadSettings) -> dict[int, Path]:
+    return {0: settings.schema_file} if settings.schema_file else settings.schema_files
 
 
 def _read_definition(kind: PayloadFormat, file: Path) -> Definition:

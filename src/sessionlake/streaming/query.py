@@ -45,12 +45,12 @@ class _BatchRunner:
         if self._end_thread is None:
             self._end_thread = callback_thread_closer(rows.sparkSession)
         try:
-            self._batch(rows, self._txn(_query_id(rows), batch_id))
+            self._batch(rows, self._txn(_read_query_id(rows), batch_id))
         except BaseException as error:
             self.raised = error
             raise
 
-    def finish(self) -> BaseException | None:
+    def finish_batches(self) -> BaseException | None:
         """Releases everything that the batches need; returns the error of a failed batch, None if none has failed.
 
         Spark's query references this object, and the code that commits batches usually references the query. Such a
@@ -63,7 +63,7 @@ class _BatchRunner:
         return raised
 
 
-def _query_id(rows: DataFrame) -> str:
+def _read_query_id(rows: DataFrame) -> str:
     found = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
     if not found:  # without the id, Delta could not recognise a repeated batch
         raise LakeError(
@@ -165,9 +165,11 @@ class LayerQuery:
         return bool(ended)
 
     def check(self) -> None:
-        """Does nothing while the query runs; raises an error if it failed or was stopped from outside."""
+        """Raises an error if the query failed or was stopped by other code than sessionlake."""
         if not self.is_active and self.wait(0):
-            raise SessionlakeError(f"{self.layer} was stopped from outside", fix="Run it again")
+            raise SessionlakeError(
+                f"{self.layer}: its query was stopped, but not by sessionlake", fix="Run the layer again"
+            )
 
     def drain(self) -> None:
         """Waits until all rows that the source has now are committed.
@@ -183,7 +185,7 @@ class LayerQuery:
 
     def _release(self) -> None:
         if self._run is not None:
-            self._raised, self._run = self._run.finish(), None
+            self._raised, self._run = self._run.finish_batches(), None
             if self._spark is not None and self._query is not None:
                 close_stores(self._spark, self._query, Path(self.checkpoint))
 

@@ -94,7 +94,7 @@ def _count_entries(reader: TableReader) -> int | None:
     return None if books.has_sums else sum(row["batches"] for row in to_dicts(books.read_entries()))
 
 
-def _has_only_batches(table: str, latest: int, known: _Versions, entries: int | None) -> bool:
+def _has_only_batches(table: str, latest: int, known_versions: _Versions, entries: int | None) -> bool:
     """Returns True if the ledger explains all recent commits of a table as commits of batches.
 
     The sum that replaces old entries contains only their last version. So earlier commits cannot be attributed to
@@ -103,19 +103,21 @@ def _has_only_batches(table: str, latest: int, known: _Versions, entries: int | 
     Args:
         table: The table.
         latest: The table's latest version.
-        known: Versions that batches left, as `read_versions_after_batches` returns them.
+        known_versions: Versions that batches left, as `read_versions_after_batches` returns them.
         entries: The number of entries in the ledger; None if old entries were replaced by sums.
     """
     if table == LEDGER:  # each entry is one version
         return latest == entries
-    versions = sorted({version for _, version in known.get(table, ())})
+    versions = sorted({version for _, version in known_versions.get(table, ())})
     if not versions:
         return latest <= 1  # there is no older version to restore
     unbroken = latest == versions[-1] and latest - versions[0] < len(versions)
     return unbroken and (entries is not None or len(versions) >= min(_LATEST, latest))
 
 
-def _find_last_batch_version(spark: SparkSession | None, lake: Lake, table: str, last: int, known: _Versions) -> int:
+def _find_last_batch_version(
+    spark: SparkSession | None, lake: Lake, table: str, last: int, known_versions: _Versions
+) -> int:
     """Returns the highest version that a batch left in a table; -1 if no batch did.
 
     A table that was dropped and recreated counts its versions from 0 again. So batches from before its creation are
@@ -126,9 +128,9 @@ def _find_last_batch_version(spark: SparkSession | None, lake: Lake, table: str,
         lake: The lake.
         table: The table.
         last: The table's latest version.
-        known: Versions that batches left, as `read_versions_after_batches` returns them.
+        known_versions: Versions that batches left, as `read_versions_after_batches` returns them.
     """
-    left = known.get(table, ())
+    left = known_versions.get(table, ())
     if all(version <= last for _, version in left):
         return last if left else -1
     created = lake.storage.created_at(spark, table)

@@ -73,11 +73,11 @@ def unusual_valid_forms() -> list[Callable[[bytes], bytes]]:
     ]
 
 
-def _alternate_between_reasons(found: list[Variant]) -> list[Variant]:
+def _alternate_between_reasons(variants_by_reason: list[Variant]) -> list[Variant]:
     """Orders variants: the first one of every reason, then the second one of every reason, and so on."""
     seen: dict[str, int] = {}
     ranked = []
-    for variant in found:
+    for variant in variants_by_reason:
         seen[variant[0]] = seen.get(variant[0], 0) + 1
         ranked.append((seen[variant[0]], variant))
     return [variant for _, variant in sorted(ranked, key=lambda pair: pair[0])]

@@ -42,7 +42,7 @@ def truth_from_broker(settings: Settings, rules: Rules | None = None, silences: 
         truth.judge_message(message)
         for until in silent_until[message[:3]]:
             truth.apply_silence(message.topic, message.partition, until)
-    return truth.finish()
+    return truth.finish_and_return_tables()
 
 
 def make_rules(settings: Settings) -> Rules:
@@ -131,8 +131,8 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
         reached = max(reached, consumer.position([where])[0].offset)
 
 
-def _make_unreadable_error(what: str, reason: str) -> BrokerError:
+def _make_unreadable_error(source: str, reason: str) -> BrokerError:
     return BrokerError(
-        f"Kafka could not be read back from {what}: {reason}",
+        f"Kafka could not be read back from {source}: {reason}",
         fix="Run `sessionlake broker status` to check the broker. `sessionlake broker up` starts the local one",
     )

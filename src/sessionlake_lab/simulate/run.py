@@ -172,19 +172,19 @@ def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) ->
     return replace(scenario, start_ms=now if mode == "live" else now - round(scenario.duration_s * 1000))
 
 
-def _build_bench_scenario(given: dict[str, Any], total: int | None) -> Scenario:
-    sensors = given.get("sensors", 4)
-    sessions = given.get("sessions_per_sensor", 125) * sensors
-    shape = {name: given[name] for name in ("rows", "seed", "rate") if name in given}
+def _build_bench_scenario(options: dict[str, Any], total: int | None) -> Scenario:
+    sensors = options.get("sensors", 4)
+    sessions = options.get("sessions_per_sensor", 125) * sensors
+    shape = {name: options[name] for name in ("rows", "seed", "rate") if name in options}
     return replace(
         Scenario.bench(sessions=sessions, messages=total or 1_000_000, **{"rows": 200, **shape}),
         sensors=sensors, sessions_per_sensor=sessions // sensors,
     )  # fmt: skip
 
 
-def _require_known_options(given: dict[str, Any]) -> None:
+def _require_known_options(options: dict[str, Any]) -> None:
     known = _SCENARIO | _MIX | _FAULTS | {"messages", *_SHORT}
-    for name in given:
+    for name in options:
         if name not in known:
             raise UsageError(f"simulate: unknown option {name!r}", fix=f"Use one of {', '.join(sorted(known))}")
 

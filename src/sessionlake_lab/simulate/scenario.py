@@ -58,7 +58,7 @@ class Faults:
     after_end: float = 0.0
 
     @classmethod
-    def every(cls, rate: float) -> Self:
+    def with_rate(cls, rate: float) -> Self:
         """Returns faults that all have the same rate."""
         return cls(**{item.name: rate for item in fields(cls)})
 

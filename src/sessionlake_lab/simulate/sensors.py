@@ -156,7 +156,7 @@ class SensorWorld:
         shift = 0.25 * number
         noise = PERSISTENCE * self._noise[number][session, row] + self._rng.standard_normal(len(session), np.float32)
         self._noise[number][session, row] = noise
-        frozen, extra = self._anomalies.apply(session, row, elapsed, self._rng)
+        frozen, extra = self._anomalies.compute_anomalies(session, row, elapsed, self._rng)
         then = np.where(np.isnan(frozen), elapsed, frozen)
         day = np.sin(2 * np.pi * (then / self._day + self._phase[session] + shift))
         living = np.where(np.isnan(frozen), noise * sigma[session], 0.0)
@@ -187,7 +187,7 @@ class _Anomalies:
         self._from = rng.uniform(0.3, 0.6, count) * scenario.duration_s
         self._length = scenario.duration_s / 3
 
-    def apply(
+    def compute_anomalies(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64], rng: np.random.Generator
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Returns the anomaly of each reading. All shapes are (n,).

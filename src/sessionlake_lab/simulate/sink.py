@@ -82,7 +82,7 @@ def produce_messages(
         BrokerError: Kafka cannot be reached, rejects messages, or has lost some.
         UsageError: A topic exists with fewer partitions than the messages use.
     """
-    return _KafkaWriter(settings, partitions, pace=pace).write(messages, stop, on_progress)
+    return _KafkaWriter(settings, partitions, pace=pace).write_messages(messages, stop, on_progress)
 
 
 class _KafkaWriter:
@@ -102,7 +102,7 @@ class _KafkaWriter:
         self._failures: list[str] = []
         self._result = ProduceResult()
 
-    def write(
+    def write_messages(
         self, messages: Iterable[KafkaRecord], stop: Event | None, on_progress: Callable[[int], None] | None
     ) -> ProduceResult:
         begin = time.perf_counter()
@@ -140,7 +140,7 @@ class _KafkaWriter:
             if topic not in known:
                 self._create_topic(topic)
             if self._pace:
-                self._pace.wait(timestamp, poll, stop)
+                self._pace.wait_until_due(timestamp, poll, stop)
             while True:
                 try:
                     # By keyword, since the client's positional order differs from its documentation.
@@ -230,7 +230,7 @@ class _Pace:
         self._ahead: float | None = None
         self._horizon = 0.0
 
-    def wait(self, timestamp: int, poll: Callable[[float], object], stop: Event | None) -> None:
+    def wait_until_due(self, timestamp: int, poll: Callable[[float], object], stop: Event | None) -> None:
         """Waits until the message with this timestamp (milliseconds) is due, or the stop flag is set."""
         if timestamp <= self._horizon:
             return

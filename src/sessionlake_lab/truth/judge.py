@@ -106,7 +106,7 @@ class Truth:
             self._snapshots.schedule_check(partition, self._find_rules_of_topic(topic), session)
         self._judge.restart_deadlines(partition, self._find_rules_of_topic(topic))
 
-    def finish(self) -> Tables:
+    def finish_and_return_tables(self) -> Tables:
         """Expires idle sessions up to the last stream time, and returns the expected tables.
 
         Raises:

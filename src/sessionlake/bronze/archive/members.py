@@ -157,12 +157,12 @@ def encode_gzip_member(content: bytes) -> bytes:
     return head + body + struct.pack("<II", zlib.crc32(content), len(content) & 0xFFFFFFFF)
 
 
-def _read_declared_size(head: bytes) -> int | None:
+def _read_declared_size(first_bytes: bytes) -> int | None:
     """Returns the member's length in bytes from its gzip header; None if the header does not have it."""
-    if len(head) < _HEAD.size + _FIELD.size:
+    if len(first_bytes) < _HEAD.size + _FIELD.size:
         return None
-    magic, flags, *_ = _HEAD.unpack_from(head)
-    name, length, size = _FIELD.unpack_from(head, _HEAD.size)
+    magic, flags, *_ = _HEAD.unpack_from(first_bytes)
+    name, length, size = _FIELD.unpack_from(first_bytes, _HEAD.size)
     has_size = magic == _GZIP and flags & _EXTRA and name == _LENGTH and length == _FIELD.size - 4
     return int(size) if has_size else None
 

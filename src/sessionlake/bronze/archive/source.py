@@ -54,31 +54,31 @@ Position = dict[str, Any]
 STREAM_START: Position = {"files": 0, "last": ""}
 
 
-def find_next_position(folder: Path, before: Mapping[str, Any], limit: int) -> Position:
-    """Returns the position at which the next batch ends; `before` if there are no new files.
+def find_next_position(folder: Path, position: Mapping[str, Any], limit: int) -> Position:
+    """Returns the position at which the next batch ends; `position` if there are no new files.
 
     Args:
         folder: The folder of archives.
-        before: The position at which the previous batch ended. Its files may be gone.
+        position: The position at which the previous batch ended. Its files may be gone.
         limit: The batch ends with the file that reaches this number of bytes. It has at least one file.
 
     Raises:
         LakeError: A file was added whose name sorts before files that were read already.
     """
     names = _list_names(folder)
-    new = [name for name in names if name > before["last"]]
-    old, expected = len(names) - len(new), before.get("there", before["files"])  # old positions lack "there"
+    new = [name for name in names if name > position["last"]]
+    old, expected = len(names) - len(new), position.get("there", position["files"])  # old positions lack "there"
     if old > expected:
         raise LakeError(
-            f"bronze: a file was added to {folder} with a name that sorts before {before['last']}, which was read "
+            f"bronze: a file was added to {folder} with a name that sorts before {position['last']}, which was read "
             f"already. Up to that name there were {expected} files, and now there are {old}",
             why="Files are read in the order of their names, so bronze would never read the added file",
-            fix=f"Rename the added file so that its name sorts after {before['last']}",
+            fix=f"Rename the added file so that its name sorts after {position['last']}",
         )
     mine = list(_list_files_within(folder, new, limit))
     if not mine:
-        return dict(before)
-    return {"files": before["files"] + len(mine), "last": mine[-1], "there": old + len(mine)}
+        return dict(position)
+    return {"files": position["files"] + len(mine), "last": mine[-1], "there": old + len(mine)}
 
 
 def plan_tasks(folder: Path, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Member]]:
@@ -118,13 +118,13 @@ def read_rows(members: list[Member]) -> Iterator[pa.RecordBatch]:
                 yield from _read_batches(found, files)
 
 
-def _read_batches(found: CheckedMember, files: OpenArchives) -> Iterator[pa.RecordBatch]:
-    if found.damage is not None:
-        yield _build_batch([_build_damaged_row(found)], found.member)
+def _read_batches(checked_members: CheckedMember, files: OpenArchives) -> Iterator[pa.RecordBatch]:
+    if checked_members.damage is not None:
+        yield _build_batch([_build_damaged_row(checked_members)], checked_members.member)
         return
-    rows = (_build_row(found, message) for message in read_messages(found, files))
+    rows = (_build_row(checked_members, message) for message in read_messages(checked_members, files))
     while part := list(_take_next_rows(rows)):
-        yield _build_batch(part, found.member)
+        yield _build_batch(part, checked_members.member)
 
 
 def register_source(spark: SparkSession) -> None:
@@ -217,8 +217,8 @@ def _build_batch(rows: list[dict[str, Any]], member: Member) -> pa.RecordBatch:
     return batch
 
 
-def _build_row(found: CheckedMember, message: Message) -> dict[str, Any]:
-    header = found.header
+def _build_row(checked_member: CheckedMember, message: Message) -> dict[str, Any]:
+    header = checked_member.header
     return {
         "topic": header and header.topic,
         "partition": header and header.partition,
@@ -231,12 +231,12 @@ def _build_row(found: CheckedMember, message: Message) -> dict[str, Any]:
     }
 
 
-def _build_damaged_row(found: CheckedMember) -> dict[str, Any]:
-    header, member = found.header, found.member
+def _build_damaged_row(checked_member: CheckedMember) -> dict[str, Any]:
+    header, member = checked_member.header, checked_member.member
     return {
         "topic": header and header.topic,
         "partition": header and header.partition,
         "start": member.start,
-        "damage": found.damage,
-        "detail": found.why,
+        "damage": checked_member.damage,
+        "detail": checked_member.why,
     }

@@ -149,11 +149,13 @@ def resolve_target(files: BundleFiles, name: str, variables: Mapping[str, Any]) 
     return ResolvedTarget(name, _resolve_references(config, config, ()))
 
 
-def merge_content(base: Any, over: Any) -> Any:
-    """Merges mappings key by key and lists by concatenation. Any other value of `over` replaces that of `base`."""
-    if isinstance(base, dict) and isinstance(over, dict):
-        return base | {key: merge_content(base[key], value) if key in base else value for key, value in over.items()}
-    return [*base, *over] if isinstance(base, list) and isinstance(over, list) else over
+def merge_content(base: Any, override: Any) -> Any:
+    """Merges mappings key by key and lists by concatenation. Any other value of `override` replaces that of `base`."""
+    if isinstance(base, dict) and isinstance(override, dict):
+        return base | {
+            key: merge_content(base[key], value) if key in base else value for key, value in override.items()
+        }
+    return [*base, *override] if isinstance(base, list) and isinstance(override, list) else override
 
 
 def iterate_texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
@@ -230,5 +232,5 @@ def _look_up_reference(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
             )
         node = node[part]
     if path in seen:
-        raise ConfigError(f"${{{path}}} refers to itself", fix="Give it a value")
+        raise ConfigError(f"${{{path}}} refers to itself", fix="Give the variable a value of its own")
     return _resolve_references(node, config, (*seen, path))

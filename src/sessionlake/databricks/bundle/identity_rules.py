@@ -36,5 +36,5 @@ def find_permission_faults(target: ResolvedTarget, kind: str, resource: Tree) ->
                 yield ("warehouse_id",), text
 
 
-def _describe_identity(given: Tree) -> str:
-    return next((str(given[name]) for name in _IDENTITIES if name in given), "nobody")
+def _describe_identity(identity: Tree) -> str:
+    return next((str(identity[name]) for name in _IDENTITIES if name in identity), "nobody")

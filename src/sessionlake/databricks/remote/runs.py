@@ -169,7 +169,11 @@ def read_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
     last: dict[str, RunTask] = {task.task_key: task for task in attempts}
     if not last:
         reason = make_run_status(found).message or "The run gives no reason"
-        raise RemoteError(f"run {run} has no tasks, so it has run nothing", why=reason)
+        raise RemoteError(
+            f"run {run} has no tasks, so it has run nothing",
+            why=reason,
+            fix="Start the job again with `sessionlake remote run`",
+        )
     for key, task in last.items():
         output = client.jobs.get_run_output(int(task.run_id or 0))
         errors = [text for text in (output.error, output.error_trace) if text]

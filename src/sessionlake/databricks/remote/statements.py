@@ -50,23 +50,23 @@ class StatementResult:
     rows: list[tuple[Any, ...]]
 
 
-def find_warehouse_id(client: WorkspaceClient, wanted: str | None, bundle_name: str) -> str:
+def find_warehouse_id(client: WorkspaceClient, name_or_id: str | None, bundle_name: str) -> str:
     """Returns the id of the SQL warehouse to use.
 
     Args:
         client: Client of the workspace.
-        wanted: Id or name. None takes the warehouse of the SDK's configuration, else the bundle's, else the only one.
+        name_or_id: Its id or name. None takes that of the SDK's configuration, else the bundle's, else the only one.
         bundle_name: Name of the bundle's warehouse.
 
     Raises:
         UsageError: No warehouse matches, or several do.
     """
-    if wanted is None and client.config.warehouse_id:
+    if name_or_id is None and client.config.warehouse_id:
         return str(client.config.warehouse_id)
     warehouses = list(client.warehouses.list())
     for fitting in (
-        [one for one in warehouses if (wanted or bundle_name) in {one.id, one.name}],
-        warehouses if wanted is None else [],
+        [one for one in warehouses if (name_or_id or bundle_name) in {one.id, one.name}],
+        warehouses if name_or_id is None else [],
     ):
         if len(fitting) == 1:
             return str(fitting[0].id)
@@ -94,22 +94,26 @@ def run_statement(client: WorkspaceClient, warehouse: str, sql: str) -> Statemen
             found = api.get_statement(statement)
         if _read_state(found) != "SUCCEEDED":
             error = found.status.error if found.status else None
-            raise RemoteError(f"query: {(error and error.message) or _read_state(found)}")
+            raise RemoteError(
+                f"query: {(error and error.message) or _read_state(found)}",
+                why="The SQL warehouse did not run the statement",
+                fix="Correct the statement, or look for it in the warehouse's query history",
+            )
         return _read_result(client, statement, found)
     except KeyboardInterrupt:
         api.cancel_execution(statement)
         raise
 
 
-def _read_state(found: StatementResponse) -> str:
-    return found.status.state.value if found.status and found.status.state else "UNKNOWN"
+def _read_state(response: StatementResponse) -> str:
+    return response.status.state.value if response.status and response.status.state else "UNKNOWN"
 
 
-def _read_result(client: WorkspaceClient, statement: str, found: StatementResponse) -> StatementResult:
-    columns = (found.manifest and found.manifest.schema and found.manifest.schema.columns) or []
+def _read_result(client: WorkspaceClient, statement: str, response: StatementResponse) -> StatementResult:
+    columns = (response.manifest and response.manifest.schema and response.manifest.schema.columns) or []
     reads = [_VALUES.get(column.type_name.value if column.type_name else "", str) for column in columns]
     rows: list[tuple[Any, ...]] = []
-    chunk: ResultData | None = found.result
+    chunk: ResultData | None = response.result
     while chunk is not None:
         rows += (
             tuple(None if value is None else read(value) for read, value in zip(reads, row, strict=True))

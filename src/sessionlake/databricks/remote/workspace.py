@@ -52,7 +52,8 @@ def open_workspace(profile: str | None) -> Iterator[WorkspaceClient]:
         yield WorkspaceClient(config=config)
     except DatabricksError as error:
         raise RemoteError(
-            f"{config.host} rejects the request: {error.error_code or type(error).__name__}: {error}"
+            f"{config.host} rejects the request: {error.error_code or type(error).__name__}: {error}",
+            fix="Correct what the message names: the login of --profile, your rights, or the arguments",
         ) from error
     except (RequestException, TimeoutError) as error:
         raise RemoteError(f"{config.host} cannot be reached: {error}", fix="Check host and network") from error

@@ -81,7 +81,7 @@ class Lease:
     def _holder(self) -> LockHolder:
         return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
-    def refusal(self, settings: Settings) -> ClaimedError:
+    def create_refusal(self, settings: Settings) -> ClaimedError:
         """Returns the error for another process that wants the lease."""
         fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
         return make_claimed_error(settings, self._holder, self.name, fix)
@@ -174,7 +174,7 @@ class Claim:
         """The fencing token: a number higher than the tokens of all earlier holders."""
         return self._lease.token
 
-    def require(self) -> None:
+    def require_held(self) -> None:
         """Checks that this process still holds the lease, before it commits something.
 
         Raises:
@@ -228,7 +228,7 @@ class Claim:
         for _ in range(_ATTEMPTS):
             begun, before = self._clock(), self._table.read(self.name)
             if before is not None and before.is_held(begun.wall_time):
-                raise before.refusal(self._settings)
+                raise before.create_refusal(self._settings)
             none = Lease(self.name, 0, 0, "", None, "", begun.wall_time, begun.wall_time, begun.wall_time, settled=True)
             found = self._write(
                 before or none,
@@ -327,7 +327,7 @@ def hold_lease(
         yield
         settled = True
     except Exception:
-        _require_if_known(claim)
+        _require_held_claim(claim)
         raise
     finally:
         done.set()
@@ -354,7 +354,7 @@ def _release(claim: Claim, *, settled: bool) -> None:
         _LOG.warning("%s: its lease could not be given back, and ends by itself: %s", claim.name, error)
 
 
-def _require_if_known(claim: Claim) -> None:
+def _require_held_claim(claim: Claim) -> None:
     """Checks that the lease is not lost, after the block has failed.
 
     Errors in reading the lease table are ignored, since the same failure may have ended the block.
@@ -363,7 +363,7 @@ def _require_if_known(claim: Claim) -> None:
         ClaimedError: another process has taken the lease over.
     """
     try:
-        claim.require()
+        claim.require_held()
     except ClaimedError:
         raise
     except Exception:  # noqa: BLE001, S110 - the first error is the one to report
@@ -380,7 +380,7 @@ def require_leases(table: str) -> None:
         ClaimedError: another process has taken over one of these leases.
     """
     for claim in tuple(_HELD.get(table, ())):
-        claim.require()
+        claim.require_held()
 
 
 def read_token(table: str, name: str) -> int:

@@ -137,7 +137,7 @@ class CatalogStorage(Storage):
     def require_claims(self) -> None:
         require_leases(self.identifier(LEASES))
 
-    def token(self, name: str) -> int:
+    def lease_token(self, name: str) -> int:
         return read_token(self.identifier(LEASES), name)
 
     def staging(self) -> Settings:
@@ -230,7 +230,7 @@ class CatalogStorage(Storage):
 
         return DeltaTable.forName(spark, self.identifier(table))
 
-    def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
+    def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """Returns an empty list, since files of a catalog cannot be listed."""
         del spark, table
         return []

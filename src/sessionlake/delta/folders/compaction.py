@@ -24,7 +24,7 @@ from sessionlake.delta.folders.file_rows import read_files
 from sessionlake.delta.folders.log import TimedFile, commit_corrected_stats, commit_replacement
 from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
-from sessionlake.delta.folders.upkeep import identifier
+from sessionlake.delta.folders.upkeep import sql_identifier
 from sessionlake.delta.folders.writable import WritableTable, open_writable, spark_only_reason
 from sessionlake.delta.storage.conflicts import conflict_errors
 from sessionlake.delta.storage.faults import fault_point
@@ -73,7 +73,7 @@ def size_to_merge_below(sizes: Sequence[int]) -> int | None:
     return next((bound for n, bound in enumerate(_BOUNDS) if tiers.count(n) >= _ENOUGH[n]), None)
 
 
-def find_mergeable_run(files: Sequence[LiveFile]) -> list[LiveFile]:
+def find_files_to_merge(files: Sequence[LiveFile]) -> list[LiveFile]:
     """Returns adjacent files in arrival order that should be merged into one file; empty if nothing should be merged.
 
     The merged file gets the `modified` time of the last returned file, which keeps the arrival order.
@@ -83,14 +83,14 @@ def find_mergeable_run(files: Sequence[LiveFile]) -> list[LiveFile]:
     """
     ordered = sorted(files, key=lambda file: (file.modified, file.path))
     for tier, enough in enumerate(_ENOUGH):
-        for run in _find_runs(ordered, tier):
+        for run in _group_neighbours(ordered, tier):
             closed = run[-1] is not ordered[-1] and len(run) >= _ENOUGH_CLOSED
             if closed or sum(_size_class(file.size) == tier for file in run) >= enough:
-                return _limit_run(run)
+                return _limit_group(run)
     return []
 
 
-def _find_runs(files: Sequence[LiveFile], size_class: int) -> Iterator[list[LiveFile]]:
+def _group_neighbours(files: Sequence[LiveFile], size_class: int) -> Iterator[list[LiveFile]]:
     """Yields each longest sequence of adjacent files that belong to this tier or a smaller one.
 
     Files with the same `modified` time are treated as one, since their order is unknown.
@@ -106,7 +106,7 @@ def _find_runs(files: Sequence[LiveFile], size_class: int) -> Iterator[list[Live
             yield [file for group in groups for file in group]
 
 
-def _limit_run(run: Sequence[LiveFile]) -> list[LiveFile]:
+def _limit_group(run: Sequence[LiveFile]) -> list[LiveFile]:
     """Returns the first files of the sequence that together have at most `LARGEST` bytes; at least two files."""
     taken: list[LiveFile] = []
     for _, group in groupby(run, key=lambda file: file.modified):
@@ -133,14 +133,14 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
             return None
         delta.update_incremental()
         if not (table := open_writable(delta)).uses_vectors:
-            return _merge_run(table)
+            return _merge_next_files(table)
     before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
     bound = size_to_merge_below(before)
     if bound is None:
         return None
     try:
         with temporary_spark_conf(spark, _optimize_settings(bound)):
-            spark.sql(f"OPTIMIZE {identifier(folder)}").collect()
+            spark.sql(f"OPTIMIZE {sql_identifier(folder)}").collect()
     except conflict_errors():
         return None
     return Compacted(len(before), open_table(folder).get_add_actions().num_rows)
@@ -162,33 +162,38 @@ def _optimize_settings(bound: int) -> dict[str, str]:
     }
 
 
-def _merge_run(table: WritableTable) -> Compacted | None:
+def _merge_next_files(table: WritableTable) -> Compacted | None:
     """Merges one sequence of adjacent small files; None if there is none, or if another commit removed its files."""
     folder, files = table.folder, {file.add["path"]: file for file in table.files}
     known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
-    run = find_mergeable_run([*known])
+    run = find_files_to_merge([*known])
     if not run:
         return None
     former = [files[one.path] for one in run]
     merged = table.writer(COMPACT_CODEC).write_files(gather_batches(read_files(former, table.schema)))
     name = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{name}")
-    if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes=False):
+    if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes_rows=False):
         return None
     fault_point(f"after:compact:{name}")
     return Compacted(len(files), len(files) - len(run) + len(merged))
 
 
 def replace_files(
-    table: WritableTable, former: Sequence[TableFile], files: Sequence[TimedFile], operation: str, *, changes: bool
+    table: WritableTable,
+    replaced_files: Sequence[TableFile],
+    files: Sequence[TimedFile],
+    operation: str,
+    *,
+    changes_rows: bool,
 ) -> bool:
     """Commits the replacement of files by new files. Appends that are committed at the same time do not conflict.
 
     Args:
-        former: the files to remove from the table.
+        replaced_files: the files to remove from the table.
         files: the new files, already written.
         operation: name of the commit's operation in the table's history.
-        changes: True if the new files have other rows than the former files.
+        changes_rows: True if the new files have other rows than the former files.
 
     Returns:
         True if it was committed. False if one of the former files is no longer part of the table; the new files are
@@ -197,7 +202,7 @@ def replace_files(
     before, done = table.version, False
     try:
         for _ in range(_ATTEMPTS):
-            found = commit_replacement(table, former, files, operation, changes=changes)
+            found = commit_replacement(table, replaced_files, files, operation, changes_rows=changes_rows)
             if found is not False:
                 done = found is True
                 break

@@ -2,7 +2,7 @@
 
 Data files never change. So a MERGE of few rows into a large table only reads the keys of new files. In some large files
 many consecutive rows have equal values in all key columns but the last, as the rows of a session do. For such files
-only these equal values are cached, in a `RunIndex`.
+only these equal values are cached, in a `PrefixIndex`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sessionlake.delta.folders.file_rows import Footer
-from sessionlake.delta.folders.key_index import KeyIndex, RunIndex
+from sessionlake.delta.folders.key_index import KeyIndex, PrefixIndex
 from sessionlake.delta.folders.table_files import TableFile
 
 _Name = tuple[Path, tuple[str, ...]]
 # An entry that one of the last searches used, up to this many, is not evicted for a new entry.
 _IN_USE = 64
-# A file with at least this many rows is cached as a `RunIndex`, if runs have at least `_LONG` rows on average.
+# A file with at least this many rows is cached as a `PrefixIndex`, if runs have at least `_LONG` rows on average.
 _LARGE = 1 << 18
 _LONG = 16
 _PART = 1 << 21  # rows whose keys are read and indexed at once
-Part = tuple[int, KeyIndex | RunIndex]
+Part = tuple[int, KeyIndex | PrefixIndex]
 """A part of a file (one or more row groups): the number of its first row in the file, and an index of its keys."""
 
 
@@ -53,7 +53,7 @@ class _CachedKeys:
         return self.size + (0 if self.footer is None else self.footer.nbytes)
 
 
-class FileKeys:
+class FileKeyCache:
     """Caches the keys and footers of data files. Several threads may use it.
 
     Args:
@@ -180,7 +180,7 @@ def _read_parts(path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator
         large = heads and content.metadata.num_rows >= _LARGE
         for groups in _group_row_groups(content.metadata):
             runs = (
-                RunIndex.from_rows(content.read_row_groups(groups, columns=heads).select(heads), schema)
+                PrefixIndex.from_rows(content.read_row_groups(groups, columns=heads).select(heads), schema)
                 if large
                 else None
             )

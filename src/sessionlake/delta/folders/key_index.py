@@ -115,24 +115,24 @@ class KeyIndex:
 
 
 @dataclass(frozen=True)
-class RunIndex:
+class PrefixIndex:
     """Index of rows by their keys without the last key column. Much smaller than a `KeyIndex` if runs are long.
 
     A run is a sequence of consecutive rows that differ only in the last key column. Rows of a session that were written
     together form a run.
 
     Attributes:
-        runs: index of the runs by their key columns without the last.
+        index: index of the runs by their key columns without the last.
         first: the number of the first row of each run.
         length: the number of rows of each run.
     """
 
-    runs: KeyIndex
+    index: KeyIndex
     first: Int32s
     length: Int32s
 
     @classmethod
-    def from_rows(cls, prefixes: pa.Table, schema: pa.Schema) -> RunIndex:
+    def from_rows(cls, prefixes: pa.Table, schema: pa.Schema) -> PrefixIndex:
         """Builds the index of rows.
 
         Args:
@@ -151,7 +151,7 @@ class RunIndex:
     @property
     def nbytes(self) -> int:
         """Memory used by the index, in bytes."""
-        return int(self.runs.nbytes + self.first.nbytes + self.length.nbytes)
+        return int(self.index.nbytes + self.first.nbytes + self.length.nbytes)
 
     def find(self, prefixes: SearchKeys) -> tuple[Int64s, Int64s]:
         """Returns two arrays: the numbers of the rows that have one of the prefixes, ascending, and each row's prefix.
@@ -159,7 +159,7 @@ class RunIndex:
         Args:
             prefixes: keys without their last column. The result gives each row's prefix as its position here.
         """
-        run, asked = self.runs.find(prefixes)
+        run, asked = self.index.find(prefixes)
         length = self.length[run].astype(np.int64)
         return concatenate_ranges(self.first[run].astype(np.int64), length), np.repeat(asked, length)
 

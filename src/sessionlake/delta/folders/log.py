@@ -98,13 +98,16 @@ def commit_append(table: WritableTable, files: Sequence[WrittenFile], txn: Actio
         False if another process committed this version first. Nothing is committed then.
     """
     return write_commit(
-        table, _create_write_info("Append", files), [txn, *(add_action(file, now_ms()) for file in files)], files
+        table,
+        _create_write_info("Append", files),
+        [txn, *(add_action(file, current_time_ms()) for file in files)],
+        files,
     )
 
 
 def commit_overwrite(
     table: WritableTable,
-    former: Sequence[TableFile],
+    replaced_files: Sequence[TableFile],
     files: Sequence[WrittenFile],
     txn: Action | None,
     metadata: str = "",
@@ -112,7 +115,7 @@ def commit_overwrite(
     """Commits the replacement of files by new files with other rows.
 
     Args:
-        former: files of the table's version, which the commit removes.
+        replaced_files: files of the table's version, which the commit removes.
         files: new files in the table's folder.
         txn: action from `txn_action`; None without a transaction.
         metadata: stored with the commit, as `userMetadata` in the table's history.
@@ -120,10 +123,10 @@ def commit_overwrite(
     Returns:
         False if another process committed this version first. Nothing is committed then.
     """
-    now = now_ms()
+    now = current_time_ms()
     info = _create_write_info("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
     actions = [] if txn is None else [txn]
-    actions += [remove_action(file, now) for file in former]
+    actions += [remove_action(file, now) for file in replaced_files]
     return write_commit(table, info, [*actions, *(add_action(file, now) for file in files)], files)
 
 
@@ -134,33 +137,33 @@ def _create_write_info(mode: str, files: Sequence[WrittenFile]) -> Action:
 
 def commit_replacement(
     table: WritableTable,
-    former: Sequence[TableFile],
+    replaced_files: Sequence[TableFile],
     files: Sequence[TimedFile],
     operation: str,
     others: Iterable[Action] = (),
     *,
-    changes: bool,
+    changes_rows: bool,
 ) -> bool | None:
     """Commits the replacement of files by new files that have the same rows, or some of them, perhaps changed.
 
     Args:
-        former: the files that the commit removes.
+        replaced_files: the files that the commit removes.
         files: the new files.
         operation: name of the commit's operation in the table's history.
         others: further actions of the commit.
-        changes: True if rows were changed or left out. False if all rows were only moved.
+        changes_rows: True if rows were changed or left out. False if all rows were only moved.
 
     Returns:
         True if it was committed. False if another process committed this version first. None if some former files are
         not part of the table's version.
     """
-    if not {file.key for file in former} <= {file.key for file in table.files}:
+    if not {file.key for file in replaced_files} <= {file.key for file in table.files}:
         return None
-    now = now_ms()
-    actions = [*others, *(remove_action(file, now, changes=changes) for file in former)]
-    actions += [add_action(file, at, changes=changes) for file, at in files]
+    now = current_time_ms()
+    actions = [*others, *(remove_action(file, now, changes_rows=changes_rows) for file in replaced_files)]
+    actions += [add_action(file, at, changes_rows=changes_rows) for file, at in files]
     # A DELETE without a predicate would count as a deletion of all rows.
-    parameters = {"predicate": '["some rows"]'} if changes else {}
+    parameters = {"predicate": '["some rows"]'} if changes_rows else {}
     info = {"operation": operation, "operationParameters": parameters}
     return write_commit(table, info, actions, [file for file, _ in files])
 
@@ -180,7 +183,7 @@ def commit_corrected_stats(table: WritableTable) -> bool:
 _NO_PARTITION: Action = {"partitionValues": {}}
 
 
-def now_ms() -> int:
+def current_time_ms() -> int:
     """Returns the present wall-clock time in milliseconds since the epoch, the unit of times in actions."""
     return int(time.time() * 1000)
 
@@ -192,17 +195,17 @@ def txn_action(app: str, batch: int) -> Action:
         app: application id of the transaction.
         batch: version of the transaction.
     """
-    return {"txn": {"appId": app, "version": batch, "lastUpdated": now_ms()}}
+    return {"txn": {"appId": app, "version": batch, "lastUpdated": current_time_ms()}}
 
 
-def add_action(file: WrittenFile, now: int, *, changes: bool = True) -> Action:
+def add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) -> Action:
     """Returns the `add` action for a new file.
 
     Args:
         now: the file's modification time in milliseconds since the epoch.
-        changes: True if the file has new or changed rows. False if it only has rows moved from other files.
+        changes_rows: True if the file has new or changed rows. False if it only has rows moved from other files.
     """
-    return {"add": file_fields(file) | {"modificationTime": now, "dataChange": changes, "stats": file.stats}}
+    return {"add": file_fields(file) | {"modificationTime": now, "dataChange": changes_rows, "stats": file.stats}}
 
 
 def file_fields(file: WrittenFile) -> Action:
@@ -221,15 +224,15 @@ def marked_add_action(file: TableFile, vector: Action) -> Action:
     return {"add": known | {"dataChange": True, "stats": stats, "deletionVector": vector}}
 
 
-def remove_action(file: TableFile, now: int, *, changes: bool = True) -> Action:
+def remove_action(file: TableFile, now: int, *, changes_rows: bool = True) -> Action:
     """Returns the `remove` action for a file.
 
     Args:
         now: time of the commit in milliseconds since the epoch.
-        changes: True if rows are deleted or replaced. False if all rows only move to other files.
+        changes_rows: True if rows are deleted or replaced. False if all rows only move to other files.
     """
     known = {name: file.add[name] for name in ("path", "size", "deletionVector") if name in file.add}
-    rest = {"dataChange": changes, "extendedFileMetadata": True} | _NO_PARTITION
+    rest = {"dataChange": changes_rows, "extendedFileMetadata": True} | _NO_PARTITION
     return {"remove": known | rest | {"deletionTimestamp": now}}
 
 
@@ -251,7 +254,9 @@ def write_commit(
         False if another process committed this version first. Nothing is committed then.
     """
     own, version, log = uuid.uuid4(), table.version + 1, table.folder / "_delta_log"
-    said: Action = {"commitInfo": {"timestamp": now_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}}
+    said: Action = {
+        "commitInfo": {"timestamp": current_time_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}
+    }
     content = b"".join(encode_json(action) + b"\n" for action in (said, *actions))
     unnamed, entry = log / f".{own}.json", log / f"{version:020}.json"
     sync_files(table.folder, [*(table.folder / file.path for file in files), *others])

@@ -21,9 +21,9 @@ from sessionlake.delta.folders.deletion_vectors import write_vectors
 from sessionlake.delta.folders.file_rows import read_files
 from sessionlake.delta.folders.log import (
     add_action,
+    current_time_ms,
     file_fields,
     marked_add_action,
-    now_ms,
     remove_action,
     txn_action,
     write_commit,
@@ -54,7 +54,7 @@ def merge_by_marking(
     batch: int,
     lookup: RowLookup | None = None,
     *,
-    marks: bool = True,
+    uses_vectors: bool = True,
 ) -> bool:
     """MERGEs source rows into a table in one commit.
 
@@ -65,7 +65,7 @@ def merge_by_marking(
         app: application id of the transaction.
         batch: version of the transaction.
         lookup: finds the table's rows that have a key of the source, and may combine them with the source.
-        marks: True to mark replaced rows in deletion vectors. False to rewrite the files that have replaced rows.
+        uses_vectors: True to mark replaced rows in deletion vectors. False to rewrite the files that have them.
 
     Returns:
         False if another process committed first. Nothing is committed then, and the caller must try again.
@@ -75,16 +75,16 @@ def merge_by_marking(
         TooLargeError: the table's rows to combine with the source exceed the limit of `lookup`.
     """
     table = open_writable(delta)
-    folder, schema, marks = table.folder, table.schema, marks and has_vectors(delta)
+    folder, schema, uses_vectors = table.folder, table.schema, uses_vectors and has_vectors(delta)
     lookup = lookup or RowLookup()
     merged = _MergeResult.compute(table.files, source, upsert, schema, lookup, all_columns=table.has_change_feed)
-    former = {one.file: one.rows for one in merged.former}
-    absorbed = _find_absorbed_files(table, [] if marks else former) if merged else []
+    former = {one.file: one.rows for one in merged.found_rows}
+    absorbed = _find_absorbed_files(table, [] if uses_vectors else former) if merged else []
     moved = [read_files([replace(file, deleted_rows=_find_removed_rows(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
     written = next(iter(table.writer().write_files(gather_batches(rows))), None)
     feed_file = _write_change_file(folder, merged.change_rows(), schema) if table.has_change_feed and merged else None
-    now = now_ms()
+    now = current_time_ms()
     files, vectors = [one for one in (written, feed_file) if one], list[Path]()
     changes = [remove_action(file, now) for file in absorbed]
     changes += _create_file_actions({file: former[file] for file in former if file not in absorbed}, vectors, now)
@@ -122,16 +122,16 @@ class _MergeResult:
     """The result of a MERGE, before it is written: which table rows are replaced or deleted, and the new rows.
 
     Attributes:
-        former: the table rows that are replaced or deleted, by file.
+        found_rows: the table rows that are replaced or deleted, by file.
         is_deleted: for each former row, True if it is deleted and False if it is replaced.
-        held: the former rows as they were. All columns, or only those from which new values may be computed.
-        updated: the new versions of the replaced rows, in the order of the replaced rows in `held`.
+        replaced_rows: the former rows as they were. All columns, or only those from which new values may be computed.
+        updated: the new versions of the replaced rows, in the order of the replaced rows in `replaced_rows`.
         inserted: rows whose keys the table does not have yet.
     """
 
-    former: list[FoundRows]
+    found_rows: list[FoundRows]
     is_deleted: Bools
-    held: pa.Table
+    replaced_rows: pa.Table
     updated: pa.Table
     inserted: pa.Table
 
@@ -185,8 +185,8 @@ class _MergeResult:
 
         They are deleted rows, replaced rows before and after the change, and inserted rows.
         """
-        yield _with_change_type(self.held.filter(pa.array(self.is_deleted)), "delete")
-        yield _with_change_type(self.held.filter(pa.array(~self.is_deleted)), "update_preimage")
+        yield _with_change_type(self.replaced_rows.filter(pa.array(self.is_deleted)), "delete")
+        yield _with_change_type(self.replaced_rows.filter(pa.array(~self.is_deleted)), "update_preimage")
         yield _with_change_type(self.updated, "update_postimage")
         yield _with_change_type(self.inserted, "insert")
 
@@ -195,16 +195,16 @@ def _with_change_type(rows: pa.Table, change: str) -> pa.Table:
     return rows.append_column(_CHANGE, pa.array([change] * rows.num_rows, _CHANGE.type))
 
 
-def _find_former_rows(found: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
+def _find_former_rows(found_rows: Iterable[FoundRows], source: pa.Table, upsert: Upsert) -> list[FoundRows]:
     """Returns those of the found rows that the MERGE replaces or deletes.
 
     Args:
-        found: all table rows that have a key of the source.
+        found_rows: all table rows that have a key of the source.
     """
     if upsert.updates:
-        return list(found)
+        return list(found_rows)
     gone = _find_deletes(source, upsert)
-    own = ((one, gone[one.key_places]) for one in found)
+    own = ((one, gone[one.key_places]) for one in found_rows)
     return [replace(one, rows=one.rows[mine], key_places=one.key_places[mine]) for one, mine in own if mine.any()]
 
 
@@ -220,18 +220,18 @@ def _unmerged_columns(upsert: Upsert, schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name not in {*upsert.keys, *upsert.columns}]
 
 
-def _create_updated_rows(held: pa.Table, given: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
+def _create_updated_rows(stored_rows: pa.Table, source_rows: pa.Table, upsert: Upsert, schema: pa.Schema) -> pa.Table:
     """Returns the new versions of replaced rows.
 
     Args:
-        held: the replaced rows as they were.
-        given: for each replaced row, the source row with its key.
+        stored_rows: the replaced rows as they were.
+        source_rows: for each replaced row, the source row with its key.
     """
-    columns: dict[str, Any] = {name: given[name] for name in (*upsert.keys, *upsert.columns)}
-    columns |= {name: held[name] for name in _unmerged_columns(upsert, schema)}
+    columns: dict[str, Any] = {name: source_rows[name] for name in (*upsert.keys, *upsert.columns)}
+    columns |= {name: stored_rows[name] for name in _unmerged_columns(upsert, schema)}
     for i, name in enumerate(upsert.optional_columns):
-        new = given[name].cast(schema.field(name).type)
-        columns[name] = pc.if_else(pc.list_element(given[WRITTEN], i), new, columns[name])
+        new = source_rows[name].cast(schema.field(name).type)
+        columns[name] = pc.if_else(pc.list_element(source_rows[WRITTEN], i), new, columns[name])
     return pa.table(columns)
 
 

@@ -152,12 +152,12 @@ def _may_meet(file: TableFile, name: str, compare: Callable[[Any, Any], Any], va
         return bool(file.stats.get("nullCount", {}).get(name, 1))
     if compare is is_in:
         given = [one for one in value if one is not None]
-        return bool(given) and file.may_have({name: (min(given), max(given))})
+        return bool(given) and file.may_have_keys({name: (min(given), max(given))})
     if compare in (operator.gt, operator.ge):
-        return file.may_have({name: (value, None)}, between=compare is operator.gt)
+        return file.may_have_keys({name: (value, None)}, between=compare is operator.gt)
     if compare in (operator.lt, operator.le):
-        return file.may_have({name: (None, value)}, between=compare is operator.lt)
-    return compare is not operator.eq or file.may_have({name: (value, value)})
+        return file.may_have_keys({name: (None, value)}, between=compare is operator.lt)
+    return compare is not operator.eq or file.may_have_keys({name: (value, value)})
 
 
 _SQL = {operator.eq: "=", operator.ge: ">=", operator.gt: ">", operator.le: "<=", operator.lt: "<"}

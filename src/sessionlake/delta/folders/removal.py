@@ -62,7 +62,7 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
     except BaseException:
         discard_uncommitted(folder, [written.path for written, _ in left], None)
         raise
-    if gone and not replace_files(table, gone, left, "DELETE", changes=True):
+    if gone and not replace_files(table, gone, left, "DELETE", changes_rows=True):
         raise LakeError(
             f"{folder}: other commits have replaced files while rows were removed", fix="Run the command again"
         )
@@ -98,7 +98,7 @@ def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> b
             parts = table.writer(COMPACT_CODEC).write_files(gather_batches(read_files([file], table.schema)))
             placed += [(part, file.add["modificationTime"]) for part in parts]
         actions = metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
-        done = bool(commit_replacement(table, marked, placed, "REORG", actions, changes=False))
+        done = bool(commit_replacement(table, marked, placed, "REORG", actions, changes_rows=False))
     finally:
         discard_uncommitted(table.folder, [] if done else [part.path for part, _ in placed], table.version)
     if done:
@@ -114,4 +114,4 @@ def _count_selected(file: TableFile, chosen: RowSelection, schema: pa.Schema) ->
 def _find_affected_files(table: WritableTable, chosen: RowSelection) -> list[TableFile]:
     """Returns the files that may have selected rows, according to their statistics."""
     ends = {name: (None, value) for name, value in chosen.upper_bounds.items()}
-    return [file for file in table.files if file.may_have(ends)]
+    return [file for file in table.files if file.may_have_keys(ends)]

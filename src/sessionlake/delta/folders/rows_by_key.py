@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.folders.file_keys import FileKeys
+from sessionlake.delta.folders.file_keys import FileKeyCache
 from sessionlake.delta.folders.file_rows import Footer, column_or_nulls, read_rows
-from sessionlake.delta.folders.key_index import KeyIndex, RunIndex, SearchKeys
+from sessionlake.delta.folders.key_index import KeyIndex, PrefixIndex, SearchKeys
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
 from sessionlake.delta.storage.upsert import Combine
@@ -114,13 +114,13 @@ class _FileMatch:
     """What the indexes of one file return. Rows that are marked as deleted are still included.
 
     Attributes:
-        exact: rows that have a searched key, in any order.
+        confirmed: rows that have a searched key, in any order.
         candidates: numbers of further rows, of which only the prefix is known to match a searched key.
         prefix_places: for each candidate, the position of its prefix among the searched prefixes.
         last_values: for each candidate, its value in the last key column.
     """
 
-    exact: FoundRows
+    confirmed: FoundRows
     candidates: Int64s
     prefix_places: Int64s
     last_values: pa.ChunkedArray
@@ -132,14 +132,14 @@ class _FileMatch:
             at: positions in `candidates` of those that have a searched key.
             place: for each of these, the position of its key among the searched keys.
         """
-        rows = np.concatenate([self.exact.rows, self.candidates[at]])
-        source = np.concatenate([self.exact.key_places, place])
-        there = np.flatnonzero(~_are_among(rows, self.exact.file.deleted_rows))
+        rows = np.concatenate([self.confirmed.rows, self.candidates[at]])
+        source = np.concatenate([self.confirmed.key_places, place])
+        there = np.flatnonzero(~_are_among(rows, self.confirmed.file.deleted_rows))
         there = there[np.argsort(rows[there])]
-        return replace(self.exact, rows=rows[there], key_places=source[there])
+        return replace(self.confirmed, rows=rows[there], key_places=source[there])
 
 
-class KeyIndexes:
+class KeyIndexCache:
     """Finds rows by their keys, with cached indexes of the keys in files. Several threads may use it.
 
     Args:
@@ -148,7 +148,7 @@ class KeyIndexes:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._known = FileKeys(max_bytes)
+        self._known = FileKeyCache(max_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -173,7 +173,7 @@ class KeyIndexes:
         ends = {name: _value_bounds(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
         seen, found, near = list[_FileMatch](), list[FoundRows](), 0
         for file in files:
-            if file.may_have(ends):
+            if file.may_have_keys(ends):
                 one = self._find_in_file(file, asked, names, schema)
                 if one is not None:
                     seen.append(one)
@@ -189,7 +189,7 @@ class KeyIndexes:
         """Returns what the indexes of a file find for the searched keys; None if they find no row."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
         for first, index in self._known.read_parts(file.path, names, schema):
-            by_head = isinstance(index, RunIndex)
+            by_head = isinstance(index, PrefixIndex)
             at, place = index.find(asked.prefixes if by_head else asked.keys)
             (near if by_head else rows).append(at + first)
             (heads if by_head else source).append(place)
@@ -204,10 +204,10 @@ class KeyIndexes:
         return _FileMatch(found, candidates, np.concatenate(heads), tail)
 
 
-def _are_among(rows: Int64s, some: Int64s) -> Bools:
-    """Returns for each element of `rows` whether `some` contains it. `some` is ascending."""
-    place = np.searchsorted(some, rows)
-    return np.append(some, -1)[place] == rows
+def _are_among(rows: Int64s, sorted_rows: Int64s) -> Bools:
+    """Returns for each element of `rows` whether `sorted_rows` contains it. `sorted_rows` is ascending."""
+    place = np.searchsorted(sorted_rows, rows)
+    return np.append(sorted_rows, -1)[place] == rows
 
 
 def _value_bounds(values: pa.Array) -> tuple[object, object]:
@@ -215,8 +215,8 @@ def _value_bounds(values: pa.Array) -> tuple[object, object]:
     return ends["min"], ends["max"]
 
 
-def _create_empty_cache() -> KeyIndexes:
-    return KeyIndexes(0)
+def _create_empty_cache() -> KeyIndexCache:
+    return KeyIndexCache(0)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class RowLookup:
         max_bytes: limit in bytes for the table's rows that are read to combine them.
     """
 
-    indexes: KeyIndexes = field(default_factory=_create_empty_cache)
+    indexes: KeyIndexCache = field(default_factory=_create_empty_cache)
     combine: Combine | None = None
     max_bytes: int = 0
 
@@ -247,24 +247,24 @@ class RowLookup:
         return self.indexes.find(files, source, names, schema)
 
     def combine_rows(
-        self, source: pa.Table, found: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
+        self, source: pa.Table, found_rows: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
     ) -> pa.Table:
         """Returns the rows to merge, one for each source row, in the order of the source.
 
         They are the source rows themselves if there is nothing to combine them with.
 
         Args:
-            found: the table's rows from `find`.
+            found_rows: the table's rows from `find`.
             names: the key columns.
             schema: the table's columns.
 
         Raises:
             TooLargeError: the table's rows exceed `most` bytes.
         """
-        if self.combine is None or not found:
+        if self.combine is None or not found_rows:
             return source
         keys = pa.table([source[name].cast(schema.field(name).type) for name in names], list(names))
-        rows = self.combine(source, read_found_rows(found, keys, schema, self.max_bytes))
+        rows = self.combine(source, read_found_rows(found_rows, keys, schema, self.max_bytes))
         at, asked = KeyIndex.from_rows(rows.select(list(names)), schema).find(
             SearchKeys.from_rows(source, names, schema)
         )
@@ -278,9 +278,9 @@ class RowLookup:
 
 
 def read_found_rows(
-    found: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, max_bytes: int | None = None
+    found_rows: Sequence[FoundRows], keys: pa.Table, schema: pa.Schema, max_bytes: int | None = None
 ) -> pa.Table:
-    """Reads found rows from their files, and returns them in the order of `found`.
+    """Reads found rows from their files, and returns them in the order of `found_rows`.
 
     Args:
         keys: the searched keys. Key columns are copied from here, and not read from files.
@@ -293,13 +293,13 @@ def read_found_rows(
     known = [name for name in schema.names if name in keys.column_names]
     others = pa.schema([column for column in schema if column.name not in known])
     parts, size = [others.empty_table()], 0
-    for one in found if others.names else ():
+    for one in found_rows if others.names else ():
         rows = one.read(others.names)
         size += rows.nbytes
         if max_bytes is not None and size > max_bytes:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {max_bytes} bytes")
         parts.append(pa.table([column_or_nulls(rows, column, len(one.rows)) for column in others], schema=others))
-    given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.key_places for one in found)])))
+    given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.key_places for one in found_rows)])))
     rest = pa.concat_tables(parts)
     rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest
     columns = [given[f.name].cast(f.type) if f.name in known else rest[f.name] for f in schema]

@@ -95,7 +95,7 @@ class TableFile:
         """Number of rows in the file, including rows that are marked as deleted."""
         return int(self.stats["numRecords"])
 
-    def may_have(self, bounds: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
+    def may_have_keys(self, bounds: Mapping[str, tuple[Any, Any]], *, between: bool = False) -> bool:
         """Returns False only if the statistics show that no row has values in all the given ranges.
 
         Args:

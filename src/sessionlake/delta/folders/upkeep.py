@@ -41,7 +41,7 @@ _VACUUM = {
 }
 
 
-def lost_files(folder: Path) -> list[str]:
+def find_lost_files(folder: Path) -> list[str]:
     """Returns the files that the latest version needs and that do not exist, as paths relative to the folder, sorted.
 
     Includes missing files of deletion vectors.
@@ -51,11 +51,11 @@ def lost_files(folder: Path) -> list[str]:
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
-def has_expired(folder: Path, kept: HistoryToKeep) -> bool:
+def has_expired_files(folder: Path, retention: HistoryToKeep) -> bool:
     """True if more than 100 versions can be removed from the table's log, so that `vacuum` is worth running."""
-    before = _kept_log_time(kept)
+    before = _kept_log_time(retention)
     versions = (file for file in _log_folder(folder).glob("*.json") if file.stem.isdigit())
-    passed = (file for file in versions if kept.first_unread is None or int(file.stem) < kept.first_unread)
+    passed = (file for file in versions if retention.first_unread is None or int(file.stem) < retention.first_unread)
     return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
 
 
@@ -119,7 +119,7 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
     if has_vectors(delta) or spark_only_reason(delta):  # delta-rs would delete files of vectors that are still needed
         held = _read_kept_files(folder)
         with temporary_spark_conf(spark, _VACUUM):
-            spark.sql(f"VACUUM {identifier(folder)} RETAIN {hours} HOURS").collect()
+            spark.sql(f"VACUUM {sql_identifier(folder)} RETAIN {hours} HOURS").collect()
         left = _read_kept_files(folder)
         freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
     else:
@@ -204,6 +204,6 @@ def _log_folder(folder: Path) -> Path:
     return folder / "_delta_log"
 
 
-def identifier(folder: Path) -> str:
+def sql_identifier(folder: Path) -> str:
     """Returns the SQL name of the table in a folder, as in: delta.`/path/of/the/folder`."""
     return f"delta.{quote(str(folder))}"

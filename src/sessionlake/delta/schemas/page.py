@@ -20,8 +20,8 @@ tables) have such comments, too. Gold's two views are described in [gold](gold.m
 **Views of feeds.** Each feed of `capture.feeds` has two views, in `sessionlake query`, in notebooks and in a catalog:
 `silver.<feed>` has the rows of its sessions now, and `silver.<feed>_changes` all changes. They have only rows of topics
 that the feed reads: `topic`, `session_id`, the feed's columns with its key first, `_time` (the event time as a
-timestamp; `_ts` in the tables is a number), and `_rescued`, `_seq`, `_offset` and `partition` as in `silver.session_rows`
-and `silver.session_changes`. A column declared as `variant` is a VARIANT there, and JSON text in the tables.
+timestamp; `_ts` in the tables is a number), and `_rescued`, `_seq`, `_offset` and `partition` as in the tables. A
+column declared as `variant` is a VARIANT there, and JSON text in the tables.
 
 *Written by* names the module that usually commits the table's rows. Rebuilds, recovery, forgetting and retention also
 replace or remove rows. Timestamps are instants, in UTC. Stream time, session, life, epoch and the project's other words

@@ -123,7 +123,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def token(self, name: str) -> int:
+    def lease_token(self, name: str) -> int:
         """Returns the fencing token of this process's claim: a number higher than the tokens of all earlier holders.
 
         Always 0 if claims are file locks, which need no token.
@@ -179,7 +179,7 @@ class Storage(ABC):
         """Returns the table as an object of Delta's Python API, for MERGE and history."""
 
     @abstractmethod
-    def lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
+    def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """Returns the paths of files that the table's latest version needs and that do not exist.
 
         Empty if the storage cannot list files.

@@ -42,11 +42,11 @@ class StagedFrame:
     Args:
         table: two-level name of the table.
         rows: the frame.
-        known: number of rows in the frame; None if unknown.
+        row_count: number of rows in the frame; None if unknown.
     """
 
-    def __init__(self, storage: Storage, table: str, rows: DataFrame, known: int | None = None) -> None:
-        self._storage, self._table, self._rows, self._known = storage, table, rows, known
+    def __init__(self, storage: Storage, table: str, rows: DataFrame, row_count: int | None = None) -> None:
+        self._storage, self._table, self._rows, self._known = storage, table, rows, row_count
 
     def count(self) -> int:
         """Returns the number of rows in the frame. Runs a Spark job if the number is unknown."""

@@ -122,7 +122,7 @@ class AppendProgress:
             is a repeated one whose rows the table already has; else empty.
     """
 
-    final: FinalTable
+    final_table: FinalTable
     appended_until: PartitionTimes
     already_in_table: PartitionTimes
 
@@ -136,7 +136,7 @@ class AppendProgress:
         """
         return {
             place: end
-            for place, end in self.final.first_open_buckets(stream_times).items()
+            for place, end in self.final_table.first_open_buckets(stream_times).items()
             if end > self.appended_until.get(place, NEVER)
         }
 

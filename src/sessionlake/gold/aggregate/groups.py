@@ -22,11 +22,11 @@ class Groups:
     """The indices of a table's rows, ordered so that rows with equal keys are next to each other.
 
     Attributes:
-        order: Indices of the rows in the table, group by group.
+        row_order: Indices of the rows in the table, group by group.
         lengths: Number of rows of each group.
     """
 
-    order: Int64s
+    row_order: Int64s
     lengths: Int64s
 
     @staticmethod
@@ -49,13 +49,13 @@ class Groups:
     @cached_property
     def first_rows(self) -> Int64s:
         """For each group, the index in the table of the group's first row."""
-        return self.order[self.start_positions]
+        return self.row_order[self.start_positions]
 
     @property
     def group_numbers(self) -> Int64s:
         """For each row of the table, the number of its group, from 0."""
-        found = np.empty(len(self.order), np.int64)
-        found[self.order] = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        found = np.empty(len(self.row_order), np.int64)
+        found[self.row_order] = np.repeat(np.arange(len(self.lengths)), self.lengths)
         return found
 
     def merge_rows(self, columns: Columns, combine: Callable[[Columns, Columns], Columns]) -> Columns:
@@ -71,7 +71,7 @@ class Groups:
         several, rounds = self._merge_rounds
         if not rounds:
             return result
-        held = {name: column[several.order] for name, column in columns.items()}
+        held = {name: column[several.row_order] for name, column in columns.items()}
         for first, second in rounds:
             one = {name: column[first] for name, column in held.items()}
             other = {name: column[second] for name, column in held.items()}
@@ -91,9 +91,9 @@ class Groups:
         a group has the result.
         """
         many = self.lengths > 1
-        several = Groups(self.order[np.repeat(many, self.lengths)], self.lengths[many])
+        several = Groups(self.row_order[np.repeat(many, self.lengths)], self.lengths[many])
         starts, lengths = several.start_positions, several.lengths
-        place, end = np.arange(len(several.order)), np.repeat(starts + lengths, lengths)
+        place, end = np.arange(len(several.row_order)), np.repeat(starts + lengths, lengths)
         rank, apart, rounds = place - np.repeat(starts, lengths), 1, list[tuple[Int64s, Int64s]]()
         while len(place):
             firsts = (rank % (2 * apart) == 0) & (place + apart < end)

@@ -135,7 +135,7 @@ class RuleStep:
         return after
 
     def _store_matches(
-        self, spark: SparkSession, known: Iterable[Rule], new: Iterable[Rule], read: ReadChanges, txn: Txn
+        self, spark: SparkSession, known_rules: Iterable[Rule], new_rules: Iterable[Rule], read: ReadChanges, txn: Txn
     ) -> pa.Table:
         """Finds changes that are events of patterns, stores them in `gold.rule_matches`, and returns them.
 
@@ -144,15 +144,17 @@ class RuleStep:
         that silver batch are searched. Each match is stored once.
 
         Args:
-            known: rules that earlier batches have evaluated.
-            new: rules that no batch has evaluated yet.
+            known_rules: rules that earlier batches have evaluated.
+            new_rules: rules that no batch has evaluated yet.
             read: the silver batches that gold's batch has read.
         """
-        if read.last is None or read.first is None:
+        if read.last_batch is None or read.first_batch is None:
             return MATCH.empty_table()
         reader, (begin, until) = self._lake.reader(spark), _changes_of_batch(read)
-        had = events_to_find(known)
-        wider = {event: since for event, since in events_to_find(new).items() if event not in had or since < had[event]}
+        had = events_to_find(known_rules)
+        wider = {
+            event: since for event, since in events_to_find(new_rules).items() if event not in had or since < had[event]
+        }
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
         for events, conditions, append_txn in ((had, (begin, until), txn), (wider, (back_to, until), txn.second_write)):
@@ -174,7 +176,7 @@ class RuleStep:
 
 def _changes_of_batch(read: ReadChanges) -> tuple[Condition, Condition]:
     """Returns conditions that select all changes of the silver batches that gold's batch has read, at least in part."""
-    return ("_batch", operator.ge, read.first), ("_batch", operator.le, read.last)
+    return ("_batch", operator.ge, read.first_batch), ("_batch", operator.le, read.last_batch)
 
 
 def _read_product_rows(rows: BatchRows, product: Product, columns: Sequence[str]) -> pa.Table:

@@ -92,9 +92,9 @@ class FinalRowAppender:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
             raise LakeError(
-                f"{progress.final.table}: {where}: silver changed the bucket of {one[START]:%Y-%m-%d %H:%M:%SZ} "
+                f"{progress.final_table.table}: {where}: silver changed the bucket of {one[START]:%Y-%m-%d %H:%M:%SZ} "
                 "after its rows had become final",
-                why=f"{progress.final.table} may have wrong rows. Possible causes: a session moved to another "
+                why=f"{progress.final_table.table} may have wrong rows. Possible causes: a session moved to another "
                 "topic-partition while some of its messages were held back, or session_timeout was shortened",
                 fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds both tables",
             )
@@ -114,8 +114,8 @@ class FinalRowAppender:
         if not is_complete:
             return
         for progress in self._tables.values():
-            until, table = progress.append_limits(self._times), progress.final.table
-            count = self._append(spark, progress.final, progress.appended_until, until, txn) if until else 0
+            until, table = progress.append_limits(self._times), progress.final_table.table
+            count = self._append(spark, progress.final_table, progress.appended_until, until, txn) if until else 0
             if count:
                 yield TableOutput(table, self._lake.latest_version(spark, table), count)
             progress.mark_appended(until)

@@ -58,7 +58,7 @@ class BatchRows:
         In memory there is one row per key, on the cluster there is one row per key and shard.
         """
         few, payloads = (
-            self._rows_of_small_shards[product.name],
+            self._merged_rows_of_small_shards[product.name],
             self.fold_result.folded.find_inline_payloads([product.name]),
         )
         if payloads is not None:
@@ -70,21 +70,23 @@ class BatchRows:
 
     def collect_rows(self, product: Product) -> pa.Table:
         """Returns a product's rows in the driver's memory, one row per key, even if they are many."""
-        return _merge_payloads(product, self._rows_of_small_shards[product.name], self._collect_payloads(product.name))
+        return _merge_payloads(
+            product, self._merged_rows_of_small_shards[product.name], self._collect_payloads(product.name)
+        )
 
     def row_range(self, product: Product) -> RowRange:
         """Returns the number of a product's rows, and the range of their `window_start` in microseconds.
 
         On the cluster, a row that several shards have counts once for each shard.
         """
-        few, left = self._rows_of_small_shards[product.name], self.fold_result.report.spans.get(product.name)
+        few, left = self._merged_rows_of_small_shards[product.name], self.fold_result.report.spans.get(product.name)
         if not few.num_rows:
             return left or RowRange(0, 0, 0)
         span = measure_row_range(few, START if product.bucket_ms else None)
         return span if left is None else span + left
 
     @cached_property
-    def _rows_of_small_shards(self) -> dict[str, pa.Table]:
+    def _merged_rows_of_small_shards(self) -> dict[str, pa.Table]:
         """By product, the rows computed from the changes of shards with few changes. These shards emitted no rows."""
         changes = self._collect_payloads(CHANGES)
         if not changes:

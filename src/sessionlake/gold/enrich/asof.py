@@ -41,30 +41,30 @@ def _with_one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
 
 
-def find_versions_as_of(code: Int64s, ts: Int64s, known: Int64s, begin: Int64s, end: Int64s) -> Int64s:
+def find_versions_as_of(code: Int64s, ts: Int64s, span_keys: Int64s, begin: Int64s, end: Int64s) -> Int64s:
     """Returns for each row the index of the time span that has its key and contains its time; -1 if there is none.
 
     Args:
         code: for each row, the number of its key; -1 if it has no key.
         ts: for each row, its time in ms.
-        known: for each span, the number of its key.
+        span_keys: for each span, the number of its key.
         begin: for each span, its start in ms. Spans of one key do not overlap.
         end: for each span, its end in ms, which is not part of the span.
     """
-    if not len(known) or not len(code):
+    if not len(span_keys) or not len(code):
         return np.full(len(code), -1, np.int64)
     times = np.unique(begin)
-    order = np.lexsort((end, begin, known))
+    order = np.lexsort((end, begin, span_keys))
     width = len(times) + 1
     # Key and start are combined into one number, so that a single search finds both.
-    keys, spans = np.unique(known[order], return_inverse=True)
+    keys, spans = np.unique(span_keys[order], return_inverse=True)
     place = spans.reshape(-1) * width + np.searchsorted(times, begin[order]) + 1
     at = np.searchsorted(keys, code)
     same = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == code) & (code >= 0)
     wanted = at * width + np.searchsorted(times, ts, side="right")
     last = np.searchsorted(place, wanted, side="right") - 1
     found = order[np.maximum(last, 0)]
-    inside = same & (last >= 0) & (known[found] == code) & (ts < end[found])
+    inside = same & (last >= 0) & (span_keys[found] == code) & (ts < end[found])
     return np.where(inside, found, -1)
 
 

@@ -50,17 +50,17 @@ class ReadChanges:
 
     Attributes:
         changes: Number of rows, including those that set no number.
-        first: Lowest number of a silver batch in the rows; None if there are no rows.
-        last: Highest number of a silver batch in the rows; None if there are no rows.
+        first_batch: Lowest number of a silver batch in the rows; None if there are no rows.
+        last_batch: Highest number of a silver batch in the rows; None if there are no rows.
     """
 
     changes: int = 0
-    first: int | None = None
-    last: int | None = None
+    first_batch: int | None = None
+    last_batch: int | None = None
 
     def __add__(self, other: ReadChanges) -> ReadChanges:
-        firsts = [r.first for r in (self, other) if r.first is not None]
-        lasts = [r.last for r in (self, other) if r.last is not None]
+        firsts = [r.first_batch for r in (self, other) if r.first_batch is not None]
+        lasts = [r.last_batch for r in (self, other) if r.last_batch is not None]
         return ReadChanges(self.changes + other.changes, min(firsts, default=None), max(lasts, default=None))
 
 

@@ -23,12 +23,12 @@ class ShardsByHash:
     """The new shard of each owner, by hash of the owner's name. States keep only this hash of a forgotten owner.
 
     Attributes:
-        mark: Hashes of the owners' names, sorted. A hash that two owners share is there twice.
-        shard: The new shard of the owner at the same index.
+        hashes: Hashes of the owners' names, sorted. A hash that two owners share is there twice.
+        shards: The new shard of the owner at the same index.
     """
 
-    mark: npt.NDArray[np.uint64]
-    shard: Int64s
+    hashes: npt.NDArray[np.uint64]
+    shards: Int64s
 
     @staticmethod
     def from_table(table: pa.Table) -> ShardsByHash:
@@ -45,11 +45,11 @@ class ShardsByHash:
         Args:
             shards: The new number of shards.
         """
-        first, behind = (np.searchsorted(self.mark, forgotten.mark, side) for side in ("left", "right"))
+        first, behind = (np.searchsorted(self.hashes, forgotten.mark, side) for side in ("left", "right"))
         count = behind - first
         index = np.repeat(np.arange(len(count)), count)
         place = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
-        of_shard, nowhere = self.shard[place], forgotten.take(count == 0)
+        of_shard, nowhere = self.shards[place], forgotten.take(count == 0)
         targets = range(shards) if len(nowhere.mark) else np.unique(of_shard).tolist()
         return {one: ForgottenOwners.union(forgotten.take(index[of_shard == one]), nowhere) for one in targets}
 

@@ -96,12 +96,12 @@ class AverageFigures:
         """Returns the figures of the rows at these indices."""
         return AverageFigures(self.average[index], self.point_count[index], self.is_published[index])
 
-    def find_differences(self, other: AverageFigures) -> Bools:
-        """Returns, for each row, whether its published figures differ from those in `other`."""
-        same = (self.average == other.average) | (np.isnan(self.average) & np.isnan(other.average))
+    def find_differences(self, other_figures: AverageFigures) -> Bools:
+        """Returns, for each row, whether its published figures differ from those in `other_figures`."""
+        same = (self.average == other_figures.average) | (np.isnan(self.average) & np.isnan(other_figures.average))
         return (
-            (self.is_published != other.is_published)
-            | (self.point_count != other.point_count)
+            (self.is_published != other_figures.is_published)
+            | (self.point_count != other_figures.point_count)
             | (self.is_published & ~same)
         )
 

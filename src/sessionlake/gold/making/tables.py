@@ -51,7 +51,7 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     Raises:
         LakeError: A later holder of gold's lease has written the table, so that Delta skipped these rows.
     """
-    token = lake.storage.token(GOLD)
+    token = lake.storage.lease_token(GOLD)
     if token:
         fence_off(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
     txn = next_txn(spark, lake, table, _MADE).fenced_by(token)

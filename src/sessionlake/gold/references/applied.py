@@ -128,7 +128,7 @@ class AppliedRows:
         with self.lock:
             txn = next_txn(spark, self._lake, reference.applied_table)
             rows = _create_recorded_rows(reference, part, txn.version)
-            token = self._lake.storage.token(GOLD)
+            token = self._lake.storage.lease_token(GOLD)
             if part.removed.num_rows:
                 merge(
                     spark, self._lake, reference.applied_table, rows, _applied_upsert(reference), txn.fenced_by(token)
@@ -160,9 +160,9 @@ def next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
     return commit.next_txn(spark, lake, table, "references")
 
 
-def retire_older_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:
+def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:
     """Makes later commits to these tables fail if they come from a process that held gold's lease earlier."""
-    token = lake.storage.token(GOLD)
+    token = lake.storage.lease_token(GOLD)
     if token:
         fence_off(spark, lake, tables, Txn.before_lease_holder(app_id, token))
 

@@ -30,9 +30,9 @@ from sessionlake.gold.enrich.table import CHANGE_ID, EnrichedTable, Join, find_j
 from sessionlake.gold.references.applied import (
     MEMORY_FACTOR,
     AppliedRows,
+    block_earlier_writers,
     next_txn,
     read_reference,
-    retire_older_writers,
 )
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches
@@ -77,7 +77,7 @@ class Corrections:
         Call it before the stream starts.
         """
         written = [*(one.applied_table for one in self._references), *(table.table for table in self._tables)]
-        retire_older_writers(self._spark, self._lake, written)
+        block_earlier_writers(self._spark, self._lake, written)
         for one in self._references:
             part = self._applied.read_unfinished_correction(self._spark, one)
             if part is not None:
@@ -157,7 +157,7 @@ class Corrections:
             rows = rejoined(near)
             if not rows.num_rows:
                 return
-        txn = next_txn(self._spark, self._lake, table.table).fenced_by(self._lake.storage.token(GOLD))
+        txn = next_txn(self._spark, self._lake, table.table).fenced_by(self._lake.storage.lease_token(GOLD))
         added = tuple(name for name, _ in join.added_columns)
         upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
         merge(self._spark, self._lake, table.table, rows, upsert, txn)

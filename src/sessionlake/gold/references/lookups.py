@@ -99,7 +99,7 @@ class LookupRunner:
             True if keys were requested and the answers were written.
         """
         if not self._queue:
-            self._find_keys()
+            self._queue_keys()
         most = self._settings.batch * self._settings.in_flight
         keys = [self._queue.popitem(last=False)[0] for _ in range(min(most, len(self._queue)))]
         if not keys:
@@ -211,7 +211,7 @@ class LookupRunner:
         of_reference = ("reference", operator.eq, self._reference.name)
         return self._lake.reader(self._spark).rows(LOOKUP_FAILURES, of_reference, *conditions)
 
-    def _find_keys(self) -> None:
+    def _queue_keys(self) -> None:
         """Adds keys to the queue of requests: failed keys whose pause has ended, and keys in newly added changes.
 
         Each silver batch is searched once. The search stops when the queue has `cache` keys, a setting of the lookup.
@@ -223,11 +223,11 @@ class LookupRunner:
             batches = self._unread_batches.popleft()
             if batches is None and self._settings.ttl is None:
                 self._unread_batches.clear()  # the search of all earlier batches covers them
-            named = {key for table, join in self._joins for key in self._keys_in(table, join, batches)}
+            named = {key for table, join in self._joins for key in self._read_missing_keys(table, join, batches)}
             found = {key for key in named if self._is_due(key, now)}
             self._queue |= dict.fromkeys(found - self._read_failures_of_keys(found).keys())
 
-    def _keys_in(self, table: EnrichedTable, join: Join, batches: tuple[int, int] | None) -> Iterator[Key]:
+    def _read_missing_keys(self, table: EnrichedTable, join: Join, batches: tuple[int, int] | None) -> Iterator[Key]:
         """Yields keys in an enriched table's rows, for which the reference table may lack rows.
 
         Args:

@@ -16,7 +16,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.enrich.table import BATCH, CHANGE_ID, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.pack import ReadChanges
-from sessionlake.gold.references.applied import MEMORY_FACTOR, AppliedRows, join_on_cluster, retire_older_writers
+from sessionlake.gold.references.applied import MEMORY_FACTOR, AppliedRows, block_earlier_writers, join_on_cluster
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.spark.frames import Rows
 
@@ -52,17 +52,19 @@ class EnrichStep:
         Returns:
             The version and the number of added rows of each enriched table.
         """
-        if not self._tables or read.first is None or read.last is None:
+        if not self._tables or read.first_batch is None or read.last_batch is None:
             return []
-        batches = _subtract(range(read.first, read.last + 1), self._added_batches)
+        batches = _subtract(range(read.first_batch, read.last_batch + 1), self._added_batches)
         if not batches:
             return []
         if not self._retired:
-            retire_older_writers(spark, self._lake, [table.table for table in self._tables], txn.app_id)
+            block_earlier_writers(spark, self._lake, [table.table for table in self._tables], txn.app_id)
             self._retired = True
         # A correction that came between the join and the commit would not update the rows of this commit.
         with self._applied.lock:
-            found = self._join_and_add(spark, batches, read.changes, txn.fenced_by(self._lake.storage.token(GOLD)))
+            found = self._join_and_add(
+                spark, batches, read.changes, txn.fenced_by(self._lake.storage.lease_token(GOLD))
+            )
         for listener in self._listeners:
             listener(batches.start, batches.stop - 1)
         self._added_batches = _join_ranges(self._added_batches, batches)

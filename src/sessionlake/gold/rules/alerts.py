@@ -21,14 +21,14 @@ StreamTimes = Mapping[str, int]
 """Stream time of each topic: the highest event time that gold has read from it, in ms."""
 
 
-def key_of_row(by: Collection[str], row: Mapping[str, Any]) -> Key:
+def key_of_row(key_columns: Collection[str], row: Mapping[str, Any]) -> Key:
     """Returns the key of a row of a table.
 
     Args:
-        by: the columns of the rule's key. All other columns of `KEY` are None in the result.
+        key_columns: the columns of the rule's key. All other columns of `KEY` are None in the result.
         row: values by column name.
     """
-    topic, session, partition, row_id, value = (row[name] if name in by else None for name in KEY)
+    topic, session, partition, row_id, value = (row[name] if name in key_columns else None for name in KEY)
     return topic, session, partition, row_id, value
 
 

@@ -87,14 +87,14 @@ class _TimeSpan:
 
     Attributes:
         topics: the topics of the keys; None if the rules' keys have no topic.
-        before: stream time before the batch, in minutes since 1970; None if nothing was read before.
-        after: stream time after the batch, in minutes since 1970.
+        minute_before: stream time before the batch, in minutes since 1970; None if nothing was read before.
+        minute_after: stream time after the batch, in minutes since 1970.
     """
 
     rules: tuple[Rule, ...]
     topics: frozenset[str] | None
-    before: int | None
-    after: int
+    minute_before: int | None
+    minute_after: int
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,17 @@ class _Task:
     last: int
 
 
-def log_changes(known: Sequence[Rule], new: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> list[LogRow]:
+def log_changes(
+    known_rules: Sequence[Rule], new_rules: Sequence[Rule], batch: RuleBatch, stored: StoredData
+) -> list[LogRow]:
     """Returns the rows to write to the log of alerts. Gold's tables must already include the batch.
 
     Args:
-        known: rules that earlier batches have evaluated.
-        new: rules that no batch has evaluated yet. They are evaluated over all stored history.
+        known_rules: rules that earlier batches have evaluated.
+        new_rules: rules that no batch has evaluated yet. They are evaluated over all stored history.
     """
     found: list[LogRow] = []
-    for rules, is_new in ((known, False), (new, True)):
+    for rules, is_new in ((known_rules, False), (new_rules, True)):
         flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
         if is_new:
             found += _new_condition_changes(flat, batch, stored)
@@ -182,7 +184,7 @@ def _new_condition_changes(rules: Sequence[Rule], batch: RuleBatch, stored: Stor
     """
     truth: dict[Alert, Evidence] = {}
     for span in _time_spans(rules, batch):
-        for task in _create_tasks(replace(span, before=None), batch.touched_buckets):
+        for task in _create_tasks(replace(span, minute_before=None), batch.touched_buckets):
             found = _evaluate_task(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
@@ -213,13 +215,13 @@ def _log_row(change: LogChange, rule: Rule, batch: RuleBatch, late_ts: Callable[
 
 
 def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
-    if span.before is None:
+    if span.minute_before is None:
         since = min(-_NEVER if rule.since_ms is None else rule.since_ms // MINUTE_MS for rule in span.rules)
-        yield _Task(span.rules, span.topics, None, since, span.after)
+        yield _Task(span.rules, span.topics, None, since, span.minute_after)
         return
-    if span.before < span.after:
-        yield _Task(span.rules, span.topics, None, span.before + 1, span.after)
-    late = touched.filter(pa.array(touched["end"].to_numpy() <= span.before))
+    if span.minute_before < span.minute_after:
+        yield _Task(span.rules, span.topics, None, span.minute_before + 1, span.minute_after)
+    late = touched.filter(pa.array(touched["end"].to_numpy() <= span.minute_before))
     if span.topics is not None:
         late = late.filter(pc.is_in(late["topic"], pa.array(sorted(span.topics), pa.string())))
     if not late.num_rows:
@@ -229,11 +231,11 @@ def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
         longest = max(rule.longest_minutes for rule in rules)
         keys = late.group_by(list(by)).aggregate([("end", "min"), ("end", "max")])
         # Grouped by age in powers of two: a key that is a minute late is not evaluated over a year.
-        ages = np.log2(span.before - keys["end_min"].to_numpy() + 1).astype(np.int64)
+        ages = np.log2(span.minute_before - keys["end_min"].to_numpy() + 1).astype(np.int64)
         for age in np.unique(ages).tolist():
             some = keys.filter(pa.array(ages == age))
             first, last = pc.min(some["end_min"]).as_py(), pc.max(some["end_max"]).as_py() + longest
-            yield _Task(rules, span.topics, some.select(list(by)), first, min(last, span.before))
+            yield _Task(rules, span.topics, some.select(list(by)), first, min(last, span.minute_before))
 
 
 def _evaluate_task(task: _Task, stored: StoredData) -> Iterator[tuple[Alert, Evidence]]:
@@ -378,9 +380,7 @@ def _can_time_out(rule: Rule) -> bool:
 def _changed_stream_times(rule: Rule, batch: RuleBatch) -> list[int]:
     """Returns the stream times before the batch (ms) of the rule's topics whose stream time the batch changed."""
     topics = [topic for topic in batch.times_before if rule.reads_topic(topic)] if "topic" in rule.by else [None]
-    times = [
-        (stream_time(rule, topic, batch.times_before), stream_time(rule, topic, batch.times_after)) for topic in topics
-    ]
+    times = ((stream_time(rule, one, batch.times_before), stream_time(rule, one, batch.times_after)) for one in topics)
     return [before for before, after in times if before is not None and before != after]
 
 

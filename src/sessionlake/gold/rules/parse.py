@@ -296,7 +296,7 @@ class _Parser:
             raise self._create_error(f"expected one of {', '.join(OPERATORS)}", token)
         return sign
 
-    def _parse_column(self, known: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
+    def _parse_column(self, columns: tuple[str, ...], kind: str) -> tuple[Selection, str, str]:
         """Parses a column with or without a prefix.
 
         Returns:
@@ -310,10 +310,10 @@ class _Parser:
                 raise ParseError(token.position, f"{token.text} is not a source of the rule; available: {available}")
             of, token = self._scope.sources[token.text], self._next_token()
             written = f"{written}.{token.text}"
-        if token.name not in known:
+        if token.name not in columns:
             raise ParseError(
                 token.position,
-                f"{token.text or 'the end'} is not a {kind} column; available: {', '.join(known) or 'none'}",
+                f"{token.text or 'the end'} is not a {kind} column; available: {', '.join(columns) or 'none'}",
             )
         return of, token.name, written
 

@@ -102,7 +102,7 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     return create_table_function(spark, lake, f"gold.{METRICS_BETWEEN}", parameters, columns, body)
 
 
-def create_definitions(spark: SparkSession, lake: Lake) -> None:
+def create_views_and_functions(spark: SparkSession, lake: Lake) -> None:
     """Creates gold's views and functions in a catalog, for SQL warehouses.
 
     On a laptop each Spark session creates its own.

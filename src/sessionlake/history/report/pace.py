@@ -178,10 +178,12 @@ def _convert_gold_position_to_messages(
     made = _compute_positions(batches, 0, changes)
     messages = np.concatenate(([silver.before], silver.at))
 
-    def to_messages(at: Numbers) -> Numbers:
+    def convert_changes_to_messages(at: Numbers) -> Numbers:
         return messages[np.searchsorted(made.at, at, side="right")]
 
-    return _PositionOverTime(gold.times, to_messages(gold.at), float(to_messages(np.array([gold.before]))[0]))
+    return _PositionOverTime(
+        gold.times, convert_changes_to_messages(gold.at), float(convert_changes_to_messages(np.array([gold.before]))[0])
+    )
 
 
 def _find_times_with_known_position(edges: Numbers, batches: Sequence[LayerBatch]) -> Numbers:

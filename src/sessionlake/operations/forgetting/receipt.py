@@ -35,7 +35,7 @@ def search_lake(spark: SparkSession, lake: Lake, session: str) -> dict[str, Any]
     folders = [settings.home] if checkpoints.is_relative_to(settings.home) else [settings.home, checkpoints]
     searched = [search_folder(folder, session, (_BROKER,)) for folder in folders if folder.is_dir()]
     # The journal of this forgetting names the session, and is removed at the end.
-    journal = FORGET.journal_file(settings).name
+    journal = FORGET.find_journal_file(settings).name
     found = sorted({str(place) for part in searched for place in part.found if Path(place.place).name != journal})
     tables: list[str] = []
     if lake.storage.needs_spark:

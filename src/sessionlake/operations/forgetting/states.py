@@ -37,7 +37,7 @@ def has_started(settings: Settings, layer: str) -> bool:
     return (
         has_checkpoint
         or handover.read_active(settings, layer) is not None
-        or handover.prepared_folder(settings, layer).is_dir()
+        or handover.find_prepared_folder(settings, layer).is_dir()
     )
 
 

@@ -168,12 +168,12 @@ def _find_first_difference(
     return f"{where}, {column}: found {other[column]!r}, expected {first[column]!r}"
 
 
-def _is_same_key(row: dict[str, Any], other: dict[str, Any], keys: tuple[str, ...]) -> bool:
-    return all(row[name] == other[name] for name in keys)
+def _is_same_key(row: dict[str, Any], other_row: dict[str, Any], keys: tuple[str, ...]) -> bool:
+    return all(row[name] == other_row[name] for name in keys)
 
 
-def _is_equal(value: Any, other: Any) -> bool:
-    return bool(value == other) or (_is_nan(value) and _is_nan(other))
+def _is_equal(value: Any, other_value: Any) -> bool:
+    return bool(value == other_value) or (_is_nan(value) and _is_nan(other_value))
 
 
 def _is_nan(value: Any) -> bool:

@@ -49,7 +49,7 @@ def list_gold_tables(settings: Settings) -> tuple[str, ...]:
 
 def retire_query(spark: SparkSession, lake: Lake, layer: str, tables: Iterable[str]) -> None:
     """Makes these tables reject later commits of a layer's present query, for example from a process that hangs."""
-    token = lake.storage.token(layer)
+    token = lake.storage.lease_token(layer)
     if token:
         for app_id in _read_query_ids(spark, lake, layer):
             last, merges = Txn.last_of_app(app_id), Txn.before_lease_holder(merge_app_id(app_id), token)
@@ -103,7 +103,7 @@ def reset_gold(
     checkpoint = Path(settings.checkpoint(GOLD))
     known = sorted(list_gold_tables(settings), key=EVIDENCE_TABLES[GOLD].__contains__)
     known = [table for table in known if lake.exists(spark, table)]
-    handed = handover.active_folder(settings, GOLD)
+    handed = handover.find_active_folder(settings, GOLD)
     begins = checkpoint.exists() and not build_archived_path(checkpoint, name).exists()
     if begins:
         retire_query(spark, lake, GOLD, known)

@@ -199,12 +199,12 @@ class _ProcessorRebuilder:
         behind = sum(max(0, part.last_offset - ends.get((part.topic, part.partition), -1)) for part in self._partitions)
         return ProcessorRebuild(processor.output_table, plan.version, plan.counts["messages"], behind, difference)
 
-    def replay_messages(self, version: int, ends: Mapping[TopicPartition, int] | None = None) -> None:
+    def replay_messages(self, version: int, last_offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Fills the staging tables from a version of bronze.
 
         Args:
             version: The version of `bronze.messages` to read.
-            ends: The last offset to read of each topic-partition; None means all messages.
+            last_offsets: The last offset to read of each topic-partition; None means all messages.
         """
         spark, processor = self._spark, self.processor
         require_complete_bronze(self.lake.reader(spark), processor.output_table)
@@ -213,8 +213,12 @@ class _ProcessorRebuilder:
         self._staging.ensure(spark, self._tables.values())
         self._version = version
         what = f"a rebuild of {processor.output_table}"
-        unread = () if ends is None else read_unread_silences(spark, self._settings, processor.layer, ends)
-        slices = SliceReader(what, ProcessorOutput.REPORT, read_report, ends, self._slice, processor.topics, unread)
+        unread = (
+            () if last_offsets is None else read_unread_silences(spark, self._settings, processor.layer, last_offsets)
+        )
+        slices = SliceReader(
+            what, ProcessorOutput.REPORT, read_report, last_offsets, self._slice, processor.topics, unread
+        )
         partitions: list[PartitionCounts] = []
         source = self.lake.read(spark, MESSAGES, version)
         for part in slices.fold_slices(

@@ -91,7 +91,14 @@ def read_states_by_shard(states: DataFrame | None) -> Iterator[tuple[int, bytes]
 
 
 def replace_table(
-    spark: SparkSession, lake: Lake, table: str, rows: DataFrame, plan: PublishPlan, by: str, *, columns: bool
+    spark: SparkSession,
+    lake: Lake,
+    table: str,
+    rows: DataFrame,
+    plan: PublishPlan,
+    settings_hash: str,
+    *,
+    columns: bool,
 ) -> None:
     """Replaces a table's rows in one commit, which records the version of the code and of the configuration.
 
@@ -99,10 +106,15 @@ def replace_table(
         table: The table to replace.
         rows: The table's new rows.
         plan: The rebuild's plan, which has the transaction.
-        by: The hash of the configuration.
+        settings_hash: The hash of the configuration.
         columns: True to replace the table's columns too.
     """
-    origin = {"sessionlake": code_version(), "config": by, "rebuild": plan.rebuild, "bronze_version": plan.version}
+    origin = {
+        "sessionlake": code_version(),
+        "config": settings_hash,
+        "rebuild": plan.rebuild,
+        "bronze_version": plan.version,
+    }
     lake.overwrite(spark, table, rows, plan.txn, json.dumps(origin), columns=columns)
 
 
@@ -113,11 +125,13 @@ def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
     return rows.withColumn("_batch", F.lit(batch).cast("bigint"))
 
 
-def build_ledger_entry(layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], by: str) -> LedgerEntry:
+def build_ledger_entry(
+    layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], settings_hash: str
+) -> LedgerEntry:
     """Returns the rebuild's entry for the ledger.
 
     Args:
-        by: The hash of the configuration.
+        settings_hash: The hash of the configuration.
     """
     return LedgerEntry(
         layer=layer,
@@ -127,7 +141,7 @@ def build_ledger_entry(layer: str, plan: PublishPlan, outputs: Sequence[TableOut
         started_at=plan.started_at,
         offsets=tuple(OffsetRange(*item) for item in plan.ranges),
         outputs=tuple(outputs),
-        config_hash=by,
+        config_hash=settings_hash,
         **plan.counts,  # type: ignore[arg-type]  # the names of counts are int fields of the entry
     )
 
@@ -179,7 +193,7 @@ def cancel_publishing(
         )
     txn = journal.inputs.txn
     replaced = [table for table in tables if lake.exists(spark, table) and lake.storage.has_commit(table, txn)]
-    if lake.storage.token(layer) or replaced:
+    if lake.storage.lease_token(layer) or replaced:
         what = f"{', '.join(replaced)} was replaced already" if replaced else f"the query of {layer} was ended for it"
         raise LakeError(
             f"{command} --cancel: {what}, which cannot be undone",

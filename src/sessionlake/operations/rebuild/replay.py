@@ -186,15 +186,16 @@ def replay_messages(
     settings: Settings,
     *,
     version: int,
-    ends: Mapping[TopicPartition, int] | None = None,
+    last_offsets: Mapping[TopicPartition, int] | None = None,
     slice_messages: int | None = None,
 ) -> ReplayResult:
     """Fills the staging tables from bronze.
 
     Args:
         version: The version of bronze to read.
-        ends: The last offset to read, by topic-partition; other topic-partitions are left out. None means all messages.
-        slice_messages: About how many messages are read at a time; None means the default of `Slices`.
+        last_offsets: The last offset to read, by topic-partition; other topic-partitions are left out. None means all
+            messages.
+        slice_messages: About how many messages are read at a time; None means the default of `SliceReader`.
 
     Raises:
         LakeError: Retention has removed messages, bronze was restored to an older version, or under `fail` a violation
@@ -208,8 +209,10 @@ def replay_messages(
     _empty_staging_tables(spark, lake.staging())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
-    unread = () if ends is None else read_unread_silences(spark, settings, SILVER, ends)
-    slices = SliceReader("a rebuild of silver", SilverOutput.REPORT, decode_report, ends, slice_messages, unread=unread)
+    unread = () if last_offsets is None else read_unread_silences(spark, settings, SILVER, last_offsets)
+    slices = SliceReader(
+        "a rebuild of silver", SilverOutput.REPORT, decode_report, last_offsets, slice_messages, unread=unread
+    )
     states: DataFrame | None = None
     partitions: list[PartitionCounts] = []
     for part in slices.fold_slices(spark, settings, source, fold):
@@ -257,7 +260,8 @@ def _append_slice(
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
-                f"{table}: {written} rows were written of a rebuilt slice of {count}", fix="Report this bug"
+                f"{table}: the rebuild wrote {written} rows instead of {count}",
+                fix="Report this as a bug of sessionlake",
             )
 
 

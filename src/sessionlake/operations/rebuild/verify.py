@@ -43,7 +43,7 @@ def verify_silver_tables(
             lake.latest_version(spark, MESSAGES),
             OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets,
         )
-        replayed = replay_messages(spark, settings, version=version, ends=ends, slice_messages=slice_messages)
+        replayed = replay_messages(spark, settings, version=version, last_offsets=ends, slice_messages=slice_messages)
         states = compare_states(spark, settings, replayed.states)
         comparison = replace(compare_tables(spark, settings, lake), states=states)
     remove_staging_tables(spark, settings)

@@ -16,7 +16,7 @@ from uuid import uuid4
 import msgspec
 
 from sessionlake.bronze.job import LAYER, build_ledger_entry, read_stored_ranges_after, require_current_checkpoint
-from sessionlake.bronze.silences import silences_file
+from sessionlake.bronze.silences import find_silences_file
 from sessionlake.bronze.subscription import QueryOffsets
 from sessionlake.delta.commit import fence_off
 from sessionlake.delta.lake import Lake
@@ -97,7 +97,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     fault = find_first_loss(lambda: _require_intact_tables(spark, lake, settings))
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
     app_id, number, unrecorded = end_query(spark, lake, settings)
-    silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
+    find_silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
     generation = start_generation(settings, generations, number + 1, app_id)
     return RecoveredBronze(fault, unrecorded, generation.number, generation.first_batch)
 
@@ -130,7 +130,7 @@ def start_generation(
         app_id: The query's id.
     """
     generation = generations.start_generation(first_batch, app_id)
-    RECOVER_BRONZE.journal_file(settings).unlink()
+    RECOVER_BRONZE.find_journal_file(settings).unlink()
     return generation
 
 

@@ -67,7 +67,11 @@ def recover_gold(spark: SparkSession, settings: Settings, *, shorten: bool = Fal
         try:
             empty_gold(spark, settings, shorten=shorten)
         except LakeError as error:
-            raise LakeError("; ".join(losses), why=f"Gold cannot be computed again: {error}") from error
+            raise LakeError(
+                "; ".join(losses),
+                why=f"Gold cannot be computed again: {error}",
+                fix="Restore gold's tables and its checkpoint from a backup",
+            ) from error
     return losses
 
 

@@ -114,19 +114,19 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     return messages
 
 
-def _require_unread(book: TopicRegister, decision: SkipDecision) -> int:
+def _require_unread(topic_register: TopicRegister, decision: SkipDecision) -> int:
     """Returns the offset that bronze reads next in the topic-partition.
 
     Raises:
         UsageError: Bronze does not read the topic-partition or has already read past the offsets, or Kafka does not
             have them.
     """
-    place, shift = decision.place, book.offset_shifts.get(decision.topic, 0)
+    place, shift = decision.place, topic_register.offset_shifts.get(decision.topic, 0)
     name = f"topic {decision.topic}, partition {decision.partition}"
-    positions = book.list_next_offsets()
+    positions = topic_register.list_next_offsets()
     if place not in positions:
         raise UsageError(f"{name}: bronze does not read it", fix="See in ops.topics which topics bronze reads")
-    start, end = positions[place] + shift, book.read_kafka_ends()[place] + shift
+    start, end = positions[place] + shift, topic_register.read_kafka_ends()[place] + shift
     if decision.first < start:
         raise UsageError(
             f"{name}: bronze has already passed offset {decision.first}, and reads offset {start} next",
@@ -142,13 +142,13 @@ def _require_unread(book: TopicRegister, decision: SkipDecision) -> int:
 
 
 def _commit_skip(
-    spark: SparkSession, lake: Lake, book: TopicRegister, before: OffsetRun, decision: SkipDecision, txn: Txn
+    spark: SparkSession, lake: Lake, topic_register: TopicRegister, before: OffsetRun, decision: SkipDecision, txn: Txn
 ) -> int:
     started = datetime.now(UTC)
     ranges: tuple[OffsetRange, ...] = ()
     if before[0] < before[1]:
         try:
-            _commit_messages(spark, lake, book, {decision.place: before}, txn)
+            _commit_messages(spark, lake, topic_register, {decision.place: before}, txn)
         except Exception as error:
             if not is_unreadable(error):
                 raise
@@ -166,13 +166,15 @@ def _commit_skip(
     )
     entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write_entry(spark, replace(entry, decisions=(decision.ledger_record,)))
-    book.note_read_offsets([OffsetRange(*decision.place, before[0], decision.last, 0)])
+    topic_register.note_read_offsets([OffsetRange(*decision.place, before[0], decision.last, 0)])
     return entry.messages
 
 
-def _commit_messages(spark: SparkSession, lake: Lake, book: TopicRegister, planned: PlannedOffsets, txn: Txn) -> None:
+def _commit_messages(
+    spark: SparkSession, lake: Lake, topic_register: TopicRegister, planned: PlannedOffsets, txn: Txn
+) -> None:
     """Commits the planned messages of one topic-partition, in the same way as a batch of the stream."""
-    settings, shifts = lake.settings, book.offset_shifts
+    settings, shifts = lake.settings, topic_register.offset_shifts
     ((place, (first, end)),) = planned.items()
     shift = shifts.get(place[0], 0)
     read = read_kafka_messages(spark, settings, {place: (first - shift, end - shift)}, fail_on_loss=True)
@@ -181,6 +183,6 @@ def _commit_messages(spark: SparkSession, lake: Lake, book: TopicRegister, plann
         convert_to_bronze_columns(read, shifts), read_receipts(lake.reader(spark))
     ).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
-        book.admit_topics([place[0]])
+        topic_register.admit_topics([place[0]])
         if written.count() != end - first and not settings.kafka.allow_offset_gaps:
             explain_gaps(spark, lake, planned, written.columns(*OFFSET_COLUMNS), shifts, txn)

@@ -62,7 +62,7 @@ class _ReshardPlan(msgspec.Struct, frozen=True):
     former: dict[str, int] = {}
 
 
-def reshard_layers(spark: SparkSession, settings: Settings, shards: int, say: Say = lambda _: None) -> list[str]:
+def reshard_layers(spark: SparkSession, settings: Settings, shards: int, report: Say = lambda _: None) -> list[str]:
     """Moves the states of every layer whose configuration has this number of shards into that many shards.
 
     This process must have claimed all layers. The same call finishes a resharding that was interrupted.
@@ -76,7 +76,7 @@ def reshard_layers(spark: SparkSession, settings: Settings, shards: int, say: Sa
     """
     journal = Journal.read_journal(settings, RESHARD, _ReshardPlan)
     if journal is None:
-        plan = _prepare_layers(spark, settings, shards, say)
+        plan = _prepare_layers(spark, settings, shards, report)
         if plan is None:
             return []
         journal = Journal.start_journal(settings, RESHARD, plan)
@@ -87,8 +87,8 @@ def reshard_layers(spark: SparkSession, settings: Settings, shards: int, say: Sa
             fix=f"Run `sessionlake reshard {plan.shards}`",
         )
     for layer in plan.layers:
-        journal.run_step(layer, partial(_move_states, spark, settings, plan, layer, say))
-        say(f"{layer} now has {shards} shards")
+        journal.run_step(layer, partial(_move_states, spark, settings, plan, layer, report))
+        report(f"{layer} now has {shards} shards")
     journal.remove_journal()
     return plan.layers
 
@@ -120,7 +120,7 @@ def cancel_resharding(spark: SparkSession, settings: Settings) -> list[str]:
     return moved
 
 
-def _prepare_layers(spark: SparkSession, settings: Settings, shards: int, say: Say) -> _ReshardPlan | None:
+def _prepare_layers(spark: SparkSession, settings: Settings, shards: int, report: Say) -> _ReshardPlan | None:
     """Prepares the new states beside the present ones. Returns None if no layer has other shards than configured."""
     require_uninterrupted(settings)
     Lake(settings).require_columns(spark, REPLAYED)
@@ -136,7 +136,7 @@ def _prepare_layers(spark: SparkSession, settings: Settings, shards: int, say: S
     for layer in layers:
         before = _read_former_shards(spark, settings, layer)
         if before not in (None, shards):
-            _prepare_layer(spark, settings, layer, before, shards, name, say)
+            _prepare_layer(spark, settings, layer, before, shards, name, report)
             changed.append(layer)
             if handover.is_prepared(settings, name, layer):  # a layer without states has nothing to prepare
                 former[layer] = before
@@ -186,11 +186,11 @@ def _prepare_layer(
     fault_point(f"after:{layer}.prepared")
 
 
-def _move_states(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str, say: Say) -> None:
+def _move_states(spark: SparkSession, settings: Settings, plan: _ReshardPlan, layer: str, report: Say) -> None:
     """Lets a layer resume from the new states. Prepares them again if they are damaged or gone."""
     is_moved = handover.is_active(settings, plan.name, layer)
     if not is_moved and layer in plan.former and not handover.is_prepared(settings, plan.name, layer):
-        _prepare_layer(spark, settings, layer, plan.former[layer], plan.shards, plan.name, say)
+        _prepare_layer(spark, settings, layer, plan.former[layer], plan.shards, plan.name, report)
     _activate_layer(spark, settings, plan, layer)
 
 
@@ -201,7 +201,7 @@ def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan,
     """
     lake = Lake(settings, declared_gold_schemas(settings))
     handovers = (
-        handover.read_handover(handover.prepared_folder(settings, layer), layer),
+        handover.read_handover(handover.find_prepared_folder(settings, layer), layer),
         handover.read_active(settings, layer),
     )
     begin = next(

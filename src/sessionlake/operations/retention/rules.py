@@ -38,9 +38,11 @@ def compute_message_limits(
     return {place: limit for place, limit in limits.items() if limit >= 0}
 
 
-def build_partition_limits(ends: Mapping[TopicPartition, int]) -> pa.Table:
+def build_partition_limits(last_offsets: Mapping[TopicPartition, int]) -> pa.Table:
     """Returns the last offsets that may be removed, by topic-partition, as a table with the schema `LIMITS`."""
-    rows = [{"topic": topic, "partition": number, "limit": limit} for (topic, number), limit in sorted(ends.items())]
+    rows = [
+        {"topic": topic, "partition": number, "limit": limit} for (topic, number), limit in sorted(last_offsets.items())
+    ]
     return pa.Table.from_pylist(rows, LIMITS)
 
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import NO_STRETCHES, PartitionTime, ShardClock, StretchTimes, decode_segments
-from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, new_cursors
+from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, create_cursors
 from sessionlake.integrity.cuts import Cuts, compute_cut_times, create_cuts
 from sessionlake.integrity.outcome import JudgingOutcome, Verdict
 from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup
@@ -139,7 +139,7 @@ class ShardJudge:
             new_messages=_build_message_arrays(
                 messages, owner, self._find_clock_indices(messages), self._stretch_times, self._state.clock
             ),
-            cursors=new_cursors(len(keys)),
+            cursors=create_cursors(len(keys)),
             memories=np.full(len(keys), None, object),
             rules=[self._rules.find_rules(topic) for topic in names[0].to_pylist()],
             ends=np.zeros(0, np.int64),

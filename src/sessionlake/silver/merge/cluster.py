@@ -75,27 +75,27 @@ class ClusterSource(MergeSource):
         all_rows = rows.unionByName(gone.withColumn(DELETE, F.lit(col=True)), allowMissingColumns=True)
         return all_rows.localCheckpoint()  # it is also read to find the bounds of its keys
 
-    def _read_present_row_ids(self, cleared: DataFrame, names: list[str]) -> DataFrame:
+    def _read_present_row_ids(self, cleared: DataFrame, session_ids: list[str]) -> DataFrame:
         """Returns the row ids that `session_rows` has now for these sessions.
 
         Args:
             cleared: The sessions, whose tables were cleared.
-            names: Their ids; used to skip files if there are at most `NAMED_SESSIONS`.
+            session_ids: Their ids; used to skip files if there are at most `NAMED_SESSIONS`.
         """
         from pyspark.sql import functions as F
 
         held = self._lake.read(self._spark, ROWS).select(*ROW_KEY)
-        if len(names) <= NAMED_SESSIONS:
-            held = held.where(F.col("session_id").isin(names))
+        if len(session_ids) <= NAMED_SESSIONS:
+            held = held.where(F.col("session_id").isin(session_ids))
         return held.join(F.broadcast(cleared), list(SESSION), "left_semi")
 
-    def _refold_sessions(self, refold_sessions: DataFrame, names: list[str]) -> DataFrame:
+    def _refold_sessions(self, refold_sessions: DataFrame, session_ids: list[str]) -> DataFrame:
         """Returns the net changes of sessions with late fills, from all their changes up to the end of the range."""
         from pyspark.sql import functions as F
 
         history = self._lake.read(self._spark, CHANGES).where(F.col("_batch") <= self._batches.last)
-        if len(names) <= NAMED_SESSIONS:
-            history = history.where(F.col("session_id").isin(names))
+        if len(session_ids) <= NAMED_SESSIONS:
+            history = history.where(F.col("session_id").isin(session_ids))
         own = history.join(F.broadcast(refold_sessions), list(SESSION), "left_semi")
         by_session = own.select(*(quote(name) for name in self._change_column_names)).repartition(self._tasks, *SESSION)
         return map_batches(by_session, SeqRefoldMapper(self._columns), build_net_ddl(self._columns))

@@ -214,7 +214,7 @@ class TableMerger:
             return False
         first, last = batches_to_merge[0].batch, batches_to_merge[-1].batch
         started, merge_txn = datetime.now(UTC), Txn(_build_merge_app_id(batches_to_merge), last)
-        txn = merge_txn.fenced_by(self._lake.storage.token(SILVER))
+        txn = merge_txn.fenced_by(self._lake.storage.lease_token(SILVER))
         changes = sum(item.changes for item in batches_to_merge)
         batches = BatchRange(first, last, tuple(item.rows for item in batches_to_merge))
         with without_code_generation(self._spark, enabled=changes <= self._lake.limits.few_changes):
@@ -258,7 +258,7 @@ class TableMerger:
         No plan of Spark's fixes which batches a merge contains. So a merge that the earlier process completed later
         could contain other batches than this process assumes.
         """
-        token, pending = self._lake.storage.token(SILVER), self._read_pending()
+        token, pending = self._lake.storage.lease_token(SILVER), self._read_pending()
         if not token or not pending:
             return pending
         fence_off(self._spark, self._lake, _WRITTEN, Txn.before_lease_holder(_build_merge_app_id(pending), token))
@@ -292,18 +292,19 @@ class TableMerger:
         return tuple(outputs)
 
     def _add_rows(
-        self, table: str, rows: DataFrame | pa.Table, least: tuple[str, Any], keys: tuple[str, ...], txn: Txn
+        self, table: str, rows: DataFrame | pa.Table, lowest_value: tuple[str, Any], keys: tuple[str, ...], txn: Txn
     ) -> TableOutput:
         """Adds rows to a table. Rows that the table already has, from a merge that died, are not added twice.
 
         Args:
             table: The table to add to.
             rows: The rows.
-            least: A column and its lowest value in these rows; rows of the table with lower values are not compared.
+            lowest_value: A column and its lowest value in these rows; rows of the table with lower values are not
+                compared.
             keys: The columns that identify a row.
             txn: The transaction.
         """
-        column, value = least
+        column, value = lowest_value
         if not self._lake.reader(self._spark).has_rows(table, (column, operator.ge, value)):
             append(self._spark, self._lake, table, rows, txn)  # no row can be there already, so an append is enough
             commit = self._lake.last_commit(self._spark, table)

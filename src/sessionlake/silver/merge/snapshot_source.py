@@ -93,12 +93,12 @@ class SnapshotSource:
         return KeptTables(rows_made.filter(pc.is_valid(rows_made["row_id"])), index)
 
     def _read_history(
-        self, read: ReadTable, due: pa.Table, last: pa.Table, kept: pa.Table, last_batch: int
+        self, read_table: ReadTable, due: pa.Table, last: pa.Table, kept: pa.Table, last_batch: int
     ) -> tuple[pa.Table, pa.Table, pa.Table]:
         """Returns what the whole tables are computed from.
 
         Args:
-            read: Reads a table.
+            read_table: Reads a table.
             due: The cuts to compute tables for.
             last: The last cut of each of these sessions, before the range, whose table is stored.
             kept: All cuts of these sessions, before the range, whose tables are stored.
@@ -109,28 +109,28 @@ class SnapshotSource:
         """
         until = *_build_session_conditions(due), ("_batch", operator.le, last_batch)
         columns = [*list_change_columns(self._columns), "_batch"]
-        changes = read(CHANGES, _build_since_condition(due, last), *until, columns=columns, sessions=due)
+        changes = read_table(CHANGES, _build_since_condition(due, last), *until, columns=columns, sessions=due)
         changes = changes.filter(_compare_with_last(changes, "_position", pc.greater, last, "position"))
-        late_filled = self._add_late_fills(read, changes, last, until)
+        late_filled = self._add_late_fills(read_table, changes, last, until)
         changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(has_session_in(last, late_filled)))
         times = to_values(pc.unique(last["snapshot_at"]))
-        held = read(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
+        held = read_table(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
         rows = semi_join(held, CUT_COLUMNS, last)
         if late_filled.num_rows:
             begun, history = read_seq_history(
-                read, late_filled, kept, last_batch, self._columns, _build_session_conditions(due)
+                read_table, late_filled, kept, last_batch, self._columns, _build_session_conditions(due)
             )
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
             changes = pa.concat_tables([changes.filter(pc.invert(has_session_in(changes, late_filled))), history])
         return rows, changes, late_filled
 
     def _add_late_fills(
-        self, read: ReadTable, changes: pa.Table, last: pa.Table, until: Sequence[Condition]
+        self, read_table: ReadTable, changes: pa.Table, last: pa.Table, until: Sequence[Condition]
     ) -> pa.Table:
         """Returns the sessions that had a late fill since their last tables were stored.
 
         Args:
-            read: Reads a table.
+            read_table: Reads a table.
             changes: The changes since these tables were stored.
             last: The last cut of each session whose table is stored.
             until: Conditions that exclude rows after the range.
@@ -139,7 +139,7 @@ class SnapshotSource:
         if oldest is None:
             return changes.select(SESSION)
         conditions = ("beneath", operator.eq, True), ("_batch", operator.ge, oldest), *until
-        found = read(PROGRESS, *conditions, columns=[*SESSION, "_batch"], sessions=changes.select(SESSION))
+        found = read_table(PROGRESS, *conditions, columns=[*SESSION, "_batch"], sessions=changes.select(SESSION))
         found = found.filter(_compare_with_last(found, "_batch", pc.greater_equal, last, "_batch"))
         return found.group_by(list(SESSION)).aggregate([])
 
@@ -150,17 +150,17 @@ def _build_session_conditions(due: pa.Table) -> tuple[Condition, ...]:
     return (("session_id", is_in, ids),) if len(ids) <= NAMED_SESSIONS else ()
 
 
-def _read_passed_cuts(read: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
+def _read_passed_cuts(read_table: ReadTable, last: pa.Table, *conditions: Condition) -> pa.Table:
     """Returns the cuts of the sessions in `last`, from the batch of the oldest of these cuts on, with their `changes`.
 
     Args:
-        read: Reads a table.
+        read_table: Reads a table.
         last: The last cut of each session whose table is stored.
         conditions: More conditions on the cuts.
     """
     oldest = pc.min(last["_batch"]).as_py()
     since: Condition = ("_batch", operator.lt, 0) if oldest is None else ("_batch", operator.ge, oldest)
-    return read(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"], sessions=last)
+    return read_table(CUTS, since, *conditions, columns=[*SESSION, "position", "changes"], sessions=last)
 
 
 def _build_since_condition(due: pa.Table, last: pa.Table) -> Condition:

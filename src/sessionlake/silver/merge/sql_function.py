@@ -103,7 +103,7 @@ def _build_kept_sql(spark: SparkSession, lake: Lake) -> str:
     return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
 
 
-def _build_body_sql(lake: Lake, kept: str, floors: str) -> str:
+def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
     declared = [column.name for column in lake.settings.capture.declared]
     inside = [internal(str(place)) for place in range(len(declared))]
     pairs = [*zip(declared, inside, strict=True)]
@@ -115,7 +115,7 @@ def _build_body_sql(lake: Lake, kept: str, floors: str) -> str:
     return _BODY.format(
         **read,
         progress=lake.identifier(PROGRESS),
-        kept=kept,
+        kept=kept_cuts_sql,
         floors=floors,
         none=", ".join(f"NULL AS {own}" for own in inside),
         no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),

@@ -53,10 +53,10 @@ def select_latest_cuts(cuts: pa.Table, count: int) -> pa.Table:
     return cuts.take(pa.array(order[rank < count]))
 
 
-def _rank_pairs(first: Int64s, second: Int64s) -> Int64s:
+def _rank_pairs(first_values: Int64s, second_values: Int64s) -> Int64s:
     """Returns the rank of each pair `(first, second)` in ascending order; equal pairs have the same rank."""
-    order = np.lexsort((second, first))
-    steps = (np.diff(first[order], prepend=0) != 0) | (np.diff(second[order], prepend=0) != 0)
+    order = np.lexsort((second_values, first_values))
+    steps = (np.diff(first_values[order], prepend=0) != 0) | (np.diff(second_values[order], prepend=0) != 0)
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.cumsum(steps)
     return ranks

@@ -186,16 +186,18 @@ class _ChangesByCut:
         return pa.array(self._order[concatenate_ranges(self._bounds[cuts], lengths)])
 
 
-def _find_first_cuts(cuts: pa.Table, session: Int64s, names: pa.Array, changes: pa.Table) -> Int64s:
+def _find_first_cuts(cuts: pa.Table, session: Int64s, session_keys: pa.Array, changes: pa.Table) -> Int64s:
     """Returns for each change the index of the first cut of its session that contains it; -1 if there is none.
 
     Args:
         cuts: The cuts, sorted by session and position.
-        session: For each cut, the index of its session in `names`.
-        names: Session keys.
+        session: For each cut, the index of its session in `session_keys`.
+        session_keys: Session keys.
         changes: The changes.
     """
-    owner = pc.fill_null(pc.index_in(build_session_keys(changes), value_set=names), -1).to_numpy().astype(np.int64)
+    owner = (
+        pc.fill_null(pc.index_in(build_session_keys(changes), value_set=session_keys), -1).to_numpy().astype(np.int64)
+    )
     position, at = changes["_position"].to_numpy(), cuts["position"].to_numpy()
     distinct, order = np.unique(np.concatenate([at, position]), return_inverse=True)
     order = order.reshape(-1)

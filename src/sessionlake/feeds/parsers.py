@@ -1,0 +1,61 @@
+"""Creates the functions with which generated code parses values and keys of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from sessionlake.feeds.code import UnusualError
+from sessionlake.feeds.feed import Feed, KeyFormat
+from sessionlake.feeds.payload import PayloadReader
+from sessionlake.feeds.reader import parse_function, read_key
+from sessionlake.feeds.values import FeedColumn
+from sessionlake.protocol.jsontext import is_too_deep
+from sessionlake.protocol.message import MAX_DEPTH
+from sessionlake.protocol.payload import PayloadFormat
+
+Parse = Callable[[bytes], Any]
+
+
+def create_parsers(feed: Feed, payload: PayloadReader | None) -> tuple[Parse, Parse]:
+    """Returns the functions for values and for keys. They raise an exception for all that the interpreter must read.
+
+    Args:
+        feed: The feed.
+        payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+    """
+    json = _json_parser(feed)
+
+    def parse_key(key: bytes) -> Any:
+        if feed.key_format is not KeyFormat.JSON:
+            return read_key(feed, key, payload)
+        if len(key) > MAX_DEPTH and is_too_deep(key.decode()):
+            raise UnusualError
+        return json(key)
+
+    return json if feed.format is PayloadFormat.JSON else parse_function(feed, payload), parse_key
+
+
+def _json_parser(feed: Feed) -> Parse:
+    """Returns the parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
+    exact = any(_is_exact(column) for column in feed.columns.values()) or any(
+        part.rescue for rule in feed.rules for part in rule.rows
+    )
+    exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
+    return msgspec.json.Decoder(float_hook=Decimal).decode if exact else msgspec.json.Decoder().decode
+
+
+def _wanted(feed: Feed) -> list[Any]:
+    """Returns all values of the configuration with which values of messages are compared."""
+    conditions = [one for rule in feed.rules for one in rule.when if isinstance(one.wanted, tuple)]
+    return [*feed.unavailable, *(value for one in conditions for value in one.wanted)]
+
+
+def _is_exact(column: FeedColumn) -> bool:
+    """Returns True if the column needs exact decimal numbers, because a double would lose digits."""
+    return (column.sql.startswith(("decimal", "variant", "array", "timestamp")) and column.how is None) or (
+        column.how or ""
+    ).startswith("epoch")
