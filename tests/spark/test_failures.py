@@ -95,6 +95,7 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
 OTHERS = {
     "run bronze", "verify bronze", "bronze skip", "recover bronze", "publish", "reference load", "reference list",
     "resolve", "types", "rules check", "rules test", "doctor", "broker", "remote", "demo", "simulate",
+    "feed",
 }  # fmt: skip
 
 

@@ -49,10 +49,11 @@ def blocks(language: str | None = None) -> Iterator[Block]:
 
 
 def commands(program: str | None = None) -> Iterator[Command]:
-    """Yields all command lines of a program, or of any, with continued lines joined and without comments."""
+    """Yields all command lines of a program, or of any: continued lines joined, without comments and redirections."""
     for block in blocks(SHELL):
         for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
+            words = words[: words.index(">")] if ">" in words else words
             if words:
                 command = _command(str(block), words)
                 if program in {None, command.program}:

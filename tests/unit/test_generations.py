@@ -54,8 +54,8 @@ def test_a_checkpoint_without_generations_goes_on_as_the_first_one(generations, 
     present = generations.current_generation
     assert (present.number, present.folder, present.first_batch, present.app_id) == (0, checkpoint, 0, ID)
     assert (present.last_planned_batch, present.next_batch) == (2, 3)
-    assert present.txn(ID, 2) == Txn(ID, 2)
-    assert read_planned_ranges(present.folder, present.batch_id(2)) == {A: (8, 9), B: (0, 2)}
+    assert present.build_txn(ID, 2) == Txn(ID, 2)
+    assert read_planned_ranges(present.folder, present.to_spark_batch_id(2)) == {A: (8, 9), B: (0, 2)}
 
 
 def test_a_checkpoint_that_is_new_has_no_id_until_spark_gives_it_one(tmp_path):
@@ -71,8 +71,8 @@ def test_another_generation_goes_on_with_id_and_numbers_and_touches_no_file_that
     spark(begun.folder, {"a": 9, "b": 1}, {"a": 11, "b": 1}, query="another")
     present = generations.current_generation
     assert (present.number, present.last_planned_batch, present.next_batch) == (1, 3, 4)
-    assert present.txn("another", 0) == Txn(ID, 3)
-    assert read_planned_ranges(present.folder, present.batch_id(3)) == {A: (9, 11)}
+    assert present.build_txn("another", 0) == Txn(ID, 3)
+    assert read_planned_ranges(present.folder, present.to_spark_batch_id(3)) == {A: (9, 11)}
 
 
 def test_a_generation_that_is_noted_is_the_present_one_though_spark_has_not_begun_it(generations):

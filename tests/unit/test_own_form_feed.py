@@ -10,8 +10,8 @@ import pytest
 
 from sessionlake.feeds.events import Refusal
 from sessionlake.feeds.reader import KafkaRecord, read
-from sessionlake.protocol.message import INT64_MAX, message_types
-from sessionlake.protocol.parse import Parsed, key_reason, parse
+from sessionlake.protocol.message import INT64_MAX, build_message_types
+from sessionlake.protocol.parse import Parsed, find_key_reason, parse_value
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity
@@ -65,9 +65,9 @@ def as_feed(own: CaptureSettings) -> CaptureSettings:
 
 def verdicts(message: KafkaMessage, own: CaptureSettings) -> tuple[str, str]:
     """What the decoder and the feed say of a message: "ok", or the reason for quarantine."""
-    types = message_types(own.declared)
+    types = build_message_types(own.declared)
     limits = {"latest_ts": INT64_MAX, "max_bytes": MAX_BYTES, "seq_optional": own.integrity is Integrity.NONE}
-    first = key_reason(message.key) or parse(message.value, types, **limits)
+    first = find_key_reason(message.key) or parse_value(message.value, types, **limits)
     place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
     second = read(FEED.made(), KafkaRecord(*place), max_bytes=MAX_BYTES)
     return "ok" if isinstance(first, Parsed) else str(first), str(second.reason) if isinstance(

@@ -303,7 +303,7 @@ def is_event(tree: Any, change: Change) -> bool:
 
 
 def about(tree: Any, change: Change) -> bool:
-    return tree.of.has_topic(change["topic"])
+    return tree.of.includes_topic(change["topic"])
 
 
 def logged(rows: list[LogRow], rule: Rule) -> set[tuple[Any, ...]]:

@@ -52,19 +52,19 @@ def test_batches_in_any_order_come_to_the_same_bytes_as_all_at_once(data: Any, c
     own, values, kind = case
     drawn = data.draw(st.lists(st.tuples(st.sampled_from("ab"), values), max_size=40))
     table = events([value for _, value in drawn], [topic for topic, _ in drawn], kind)
-    whole = own.of_events(table)
+    whole = own.aggregate_events(table)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(drawn)), max_size=4)))
-    parts = [own.of_events(table.slice(a, b - a)) for a, b in pairwise([0, *cuts, len(drawn)])]
-    held = own.schema().empty_table()
+    parts = [own.aggregate_events(table.slice(a, b - a)) for a, b in pairwise([0, *cuts, len(drawn)])]
+    held = own.arrow_schema().empty_table()
     for part in data.draw(st.permutations(parts)):
-        rows = own.merged(part, held)
+        rows = own.merge_rows(part, held)
         kept = [row for name, row in by_topic(held).items() if name not in by_topic(rows)]
-        held = pa.concat_tables([rows, pa.Table.from_pylist(kept, own.schema())])
+        held = pa.concat_tables([rows, pa.Table.from_pylist(kept, own.arrow_schema())])
     assert by_topic(held) == by_topic(whole)
     for name, kept in own.aggregates.items():
         if isinstance(kept, Sketch):
             column = {name: to_contiguous(whole[name])}
-            twice = own.merged(pa.concat_tables([whole, whole]))[name]
+            twice = own.merge_rows(pa.concat_tables([whole, whole]))[name]
             assert kept.combine(name, column, column)[name].equals(to_contiguous(twice))
 
 

@@ -64,6 +64,9 @@ WITHOUT_SPARK = {
     "reference list": ["reference", "list"],
     "session show": ["session", "show", "s"],
     "session as-of": ["session", "as-of", "s"],
+    "feed try": ["feed", "try", "messages.jsonl"],
+    "feed test": ["feed", "test", "frames.yml"],
+    "feed infer": ["feed", "infer", "messages.jsonl"],
 }
 # Commands that start the broker's JVM, look for one, or ask a workspace: other tests have them.
 OTHERS = {"broker", "doctor", "remote"}

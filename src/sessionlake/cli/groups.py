@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from sessionlake.cli.context import INT32_MAX, INT64_MAX, Config, Form, say, settings_of, with_reader, with_spark
+from sessionlake.cli.feed import feed_app
 from sessionlake.cli.options import (
     AfterOffset,
     AfterSeq,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 bronze_app = typer.Typer(no_args_is_help=True, help="Skip messages that bronze cannot read.")
 broker_app = typer.Typer(no_args_is_help=True, help="Start and stop the embedded Kafka broker of this home.")
-
-
 _OF_PROCESSOR = "processor:"
 
 
@@ -72,6 +71,7 @@ session_app = typer.Typer(no_args_is_help=True, help="Show the table of one sess
 GROUPS = {
     "bronze": bronze_app,
     "broker": broker_app,
+    "feed": feed_app,
     "rules": rules_app,
     "reference": reference_app,
     "session": session_app,

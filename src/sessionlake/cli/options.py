@@ -193,6 +193,21 @@ class RecoverableLayer(StrEnum):
     LEDGER = "ledger"
 
 
+class FeedFormat(StrEnum):
+    """The format of what a command of feeds writes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ShownMessages(StrEnum):
+    """The messages that `feed try` shows."""
+
+    ALL = "all"
+    REFUSED = "refused"
+    NONE = "none"
+
+
 class SqlCommand(TyperCommand):
     """A command whose argument is SQL that may begin with a comment: `-- why`, a line break, and the statement.
 

@@ -128,38 +128,35 @@ class ChangesSinceCut(NamedTuple):
 
 
 def find_cuts_in_batch(
-    arrived: ArrivedMessages, applied: AppliedMessages, cursors_before: Cursors, interval: int
+    arrived: ArrivedMessages, applied: AppliedMessages, before: Cursors, interval: int
 ) -> tuple[Cuts, ChangesSinceCut]:
     """Returns the cuts within a batch, for sessions that do not expire before any of their messages.
 
     Args:
         arrived: The messages that arrived.
         applied: The messages that were applied.
-        cursors_before: The cursors before the batch.
+        before: The cursors before the batch.
         interval: The snapshot interval, ms.
 
     Returns:
-        The cuts, whose `session` is the index in `cursors_before`, and what changed in each table since its last cut.
+        The cuts, whose `session` is the index in `before`, and what changed in each table since its last cut.
     """
-    clock = _LastOffsets(arrived, cursors_before)
+    clock = _LastOffsets(arrived, before)
     starts = np.flatnonzero(_differs_from_previous(applied.session) | _differs_from_previous(applied.at // interval))
     last = np.append(starts[1:], len(applied.session))[: len(starts)] - 1
     session, at = applied.session[starts], applied.at[starts]
-    is_first, is_last = (
-        _differs_from_previous(session),
-        np.append(_differs_from_previous(session)[1:], True)[: len(session)],
-    )
-    changed_at = (
-        np.minimum.reduceat(np.where(changes_table(applied.type), applied.at, NEVER), starts) if len(at) else at
-    )
-    waits = compute_cut_times(cursors_before["changed_at"], interval)
-    goes_on = np.zeros(len(cursors_before), np.bool_)
+    is_first = _differs_from_previous(session)
+    is_last = np.append(is_first[1:], True)[: len(session)]
+    change_times = np.where(changes_table(applied.type), applied.at, NEVER)
+    changed_at = np.minimum.reduceat(change_times, starts) if len(at) else at
+    waits = compute_cut_times(before["changed_at"], interval)
+    goes_on = np.zeros(len(before), np.bool_)
     goes_on[session[is_first]] = waits[session[is_first]] > at[is_first]
     goes_on &= waits != NEVER
     still = is_first & goes_on[session]
-    changed_at[still] = np.minimum(changed_at, cursors_before["changed_at"][session])[still]
+    changed_at[still] = np.minimum(changed_at, before["changed_at"][session])[still]
     changes = np.add.reduceat(applied.changes, starts) if len(at) else at
-    changes += np.where(still, cursors_before["changes"][session], 0)
+    changes += np.where(still, before["changes"][session], 0)
     due, ended = compute_cut_times(changed_at, interval), is_last & (applied.type[last] == MessageType.END)
     here = ended | (due <= clock.now[session])
     cuts = create_cuts(int(here.sum()))
@@ -169,16 +166,15 @@ def find_cuts_in_batch(
     cuts["position"], cuts["changed_at"] = applied.position[last][here], changed_at[here]
     cuts["changes"] = changes[here]
     highest = np.maximum.reduceat(applied.seq, starts) if len(at) else at
-    cuts["last_seq"] = np.maximum(
-        compute_running_maximum(highest, np.cumsum(is_first)), cursors_before["last_seq"][session]
-    )[here]
+    highest = compute_running_maximum(highest, np.cumsum(is_first))
+    cuts["last_seq"] = np.maximum(highest, before["last_seq"][session])[here]
     cuts["offset"] = np.where(ended, applied.by[last], clock.find_offsets_before(session, due))[here]
     earlier = np.flatnonzero((waits <= clock.now) & ~goes_on)
-    waiting = _create_interval_cuts(cursors_before, earlier, interval)
+    waiting = _create_interval_cuts(before, earlier, interval)
     waiting["offset"] = clock.find_offsets_before(earlier, waiting["at"])
-    after = np.where(waits > clock.now, cursors_before["changed_at"], NEVER)
+    after = np.where(waits > clock.now, before["changed_at"], NEVER)
     after[session[is_last]] = np.where(here, NEVER, changed_at)[is_last]
-    count = cursors_before["changes"].copy()
+    count = before["changes"].copy()
     count[session[is_last]] = changes[is_last]
     return np.concatenate([waiting, cuts]), ChangesSinceCut(after, np.where(after == NEVER, 0, count))
 

@@ -35,6 +35,9 @@ class EventKind(StrEnum):
     GAP_LIMIT = "gap_limit"
     SKIPPED = "skipped"
     SPLIT_SESSION = "split_session"
+    CHECKSUM = "checksum"
+    PRESENCE = "presence"
+    ROW_LIMIT = "row_limit"
 
 
 class Action(StrEnum):

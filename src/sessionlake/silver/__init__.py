@@ -10,5 +10,6 @@ The parts of this package, from the bottom up. Each imports only those listed be
 - `stream_times`: stores the stream time of each topic-partition between batches
 - `decisions`: operators' decisions about messages that stopped silver
 - `quarantine`: adds the raw bytes to quarantined messages
+- `packing`: packs the messages in bronze by shard
 - `job`: runs the stream
 """

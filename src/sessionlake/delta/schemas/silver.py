@@ -54,6 +54,8 @@ _SESSION = (
     Column("duplicates", "bigint", "Number of duplicates in the present life"),
     Column("gaps", "bigint", "Number of gaps in the present life"),
     Column("late", "bigint", "Number of late messages in the present life (class window)"),
+    Column("checks", "bigint", "Number of checksums and expectations of a feed that were compared in the present life"),
+    Column("checks_failed", "bigint", "Number of these that did not hold"),
     Column(
         "first_ts",
         "bigint",

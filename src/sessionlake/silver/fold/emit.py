@@ -129,7 +129,7 @@ def _build_progress_rows(judged: JudgedBatch) -> pa.Table:
         _STATUS_NAMES.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
         pa.array(field("epoch")),
         _compute_next_seqs(field("last_seq")),
-        *(pa.array(field(name)) for name in ("messages", "duplicates", "gaps", "late")),
+        *(pa.array(field(name)) for name in ("messages", "duplicates", "gaps", "late", "checks", "checks_failed")),
         *(pa.array(field(name), mask=~known) for name in ("first_ts", "last_ts")),
         *(pa.array(field(name)) for name in ("first_offset", "last_offset")),
         partitions,

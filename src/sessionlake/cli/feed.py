@@ -1,0 +1,255 @@
+"""`sessionlake feed`: tries, tests and proposes feeds, which say how messages of any form are read. Needs no Spark."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from sessionlake.cli.context import Config, say, settings_of
+from sessionlake.cli.options import FeedFormat, ShownMessages
+from sessionlake.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from sessionlake.feeds.feed import Feed
+    from sessionlake.feeds.lines import Line
+    from sessionlake.settings.model import Settings
+
+feed_app = typer.Typer(no_args_is_help=True, help="Try, test and propose feeds, which read messages of your own form.")
+_STDIN = "-"
+_INFERRED = 10_000
+"""Most messages from which a feed is inferred."""
+_SUFFIXES = {".json", ".jsonl", ".ndjson", ".txt", ".log"}
+"""Suffixes of files of messages. A name without one may be a topic."""
+_LITERAL = re.compile(r"(?:[\w/-]|\\[^\w])+")
+"""A pattern of topics that matches one name only."""
+
+
+Form = Annotated[FeedFormat, typer.Option("--format", help="The format of the output.")]
+File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="A file of messages; `-` reads standard input.")]
+OfTopic = Annotated[
+    str | None, typer.Option("--topic", help="The topic of the file's messages; without FILE, the topic to read.")
+]
+Last = Annotated[int, typer.Option("--last", min=1, max=100_000, help="How many of the topic's last messages to read.")]
+FeedName = Annotated[
+    str | None, typer.Option("--feed", metavar="NAME", help="Read by this feed, whatever the topic is.")
+]
+
+
+@feed_app.command("try")
+def feed_try(
+    file: File = None,
+    topic: OfTopic = None,
+    last: Last = 100,
+    name: FeedName = None,
+    shown: Annotated[ShownMessages, typer.Option("--show", help="Which messages to show.")] = ShownMessages.ALL,
+    form: Form = FeedFormat.TEXT,
+    config: Config = None,
+) -> None:
+    """Show how the configured feeds read messages, row by row.
+
+    The messages come from a file, or are the last ones of a topic. Nothing is written.
+
+    Exits with 1 if a message is refused, or a checksum or `expect` fails.
+    """
+    settings = settings_of(config)
+    from sessionlake.cli.feed_text import show_trial
+    from sessionlake.feeds.trial import Trial
+
+    feeds = configured_feeds(settings)
+    only = None if name is None else _named_feed(feeds, name)
+    max_bytes = settings.capture.max_message_bytes
+    unbound = {feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"}
+    if file is None:
+        if topic is None:
+            raise UsageError("feed try: there are no messages to read", fix="Name a file, or a topic with --topic")
+        _require_match(feeds, only, topic)
+        lines = _from_kafka(settings, topic, last)
+        trial = Trial(feeds, only=only, unbound=unbound, max_bytes=max_bytes)
+        show_trial(trial, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
+    else:
+        if topic is not None:
+            _require_match(feeds, only, topic)
+        bare = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
+        trial = Trial(feeds, only=only, bare=bare, unbound=unbound, max_bytes=max_bytes)
+        with opened(file) as content:
+            show_trial(trial, _from_file(content, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}")
+    if trial.totals.failed:
+        raise typer.Exit(1)
+
+
+@feed_app.command("test")
+def feed_test(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="YAML files of frames.")],
+    form: Form = FeedFormat.TEXT,
+    config: Config = None,
+) -> None:
+    """Test the configured feeds with files of frames and expected rows.
+
+    Exits with 1, and shows each difference, if a table or message is not as expected. The how-to "Bring your own
+    messages" describes the files.
+    """
+    settings = settings_of(config)
+    from sessionlake.cli.feed_text import show_tests
+    from sessionlake.feed_testing import read_test, run_test
+
+    feeds = configured_feeds(settings)
+    tests = [(file, read_test(file)) for file in files]
+    results = [(str(file), len(test.frames), run_test(feeds, test, str(file))) for file, test in tests]
+    show_tests(results, form)
+    if any(differences for _, _, differences in results):
+        raise typer.Exit(1)
+
+
+@feed_app.command("infer")
+def feed_infer(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|TOPIC", help="A file of messages, `-` for standard input, or a Kafka topic.")
+    ],
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic of the file's messages.")] = None,
+    last: Annotated[
+        int, typer.Option("--last", min=1, max=_INFERRED, help="How many of the topic's last messages to read.")
+    ] = 1000,
+    config: Config = None,
+) -> None:
+    """Propose a feed for messages of unknown form, as YAML.
+
+    The proposal is a configuration file. Comments say what it does with the messages from which it was made, of which
+    a file may have up to 10,000. Check it with `feed try`.
+    """
+    from sessionlake.cli.feed_inference import propose
+
+    path = Path(source)
+    if source == _STDIN or path.exists() or path.suffix in _SUFFIXES or len(path.parts) > 1:
+        from sessionlake.feeds.lines import read_lines, read_messages
+
+        name = topic or (path.stem if path.suffix in _SUFFIXES else path.name.split(".")[0]) or "messages"
+        if source == _STDIN:
+            name = topic or "messages"
+        with opened(source) as file:
+            lines = read_messages(read_lines(file), name)
+            records = [line.record for line in islice(lines, _INFERRED)]
+        again = f"sessionlake feed try {source}"
+    else:
+        from sessionlake.kafka.last_messages import last_messages
+
+        records, name = last_messages(settings_of(config), source, last), source
+        again = f"sessionlake feed try --topic {source}"
+    sys.stdout.write(propose(records, name, source, again))
+
+
+def configured_feeds(settings: Settings) -> list[Feed]:
+    """Returns the feeds of the configuration.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    feeds = [feed.made() for feed in settings.capture.feeds]
+    if not feeds:
+        raise ConfigError(
+            "no feed is configured: capture.feeds is empty",
+            why="Without a feed, messages must have the form that sessionlake itself defines",
+            fix="Propose a feed from your messages with `sessionlake feed infer FILE > sessionlake.yml`",
+        )
+    return feeds
+
+
+def _named_feed(feeds: Sequence[Feed], name: str) -> Feed:
+    found = next((feed for feed in feeds if feed.name == name), None)
+    if found is None:
+        names = [feed.name for feed in feeds]
+        near = get_close_matches(name, names, 1, 0.4)
+        hint = f"Did you mean --feed {near[0]}?" if near else "Name one of them with --feed"
+        raise UsageError(f"there is no feed {name!r}; configured are {', '.join(names)}", fix=hint)
+    return found
+
+
+def _require_match(feeds: Sequence[Feed], only: Feed | None, topic: str) -> None:
+    if only is not None or any(feed.topics.fullmatch(topic) for feed in feeds):
+        return
+    patterns = {feed.topics.pattern: feed.name for feed in feeds}
+    near = get_close_matches(topic, patterns, 1, 0)
+    listed = ", ".join(f"{name} ({pattern})" for pattern, name in patterns.items())
+    raise UsageError(
+        f"topic {topic!r} matches no feed; configured are {listed}",
+        why=f"The nearest is {patterns[near[0]]}" if near else "",
+        fix="Correct --topic or the feed's `topics`, or name the feed with --feed",
+    )
+
+
+def _topic_of_bare(feed: Feed) -> str:
+    """Returns a topic for messages whose line does not name one: the only topic of the feed, else the feed's name."""
+    pattern = feed.topics.pattern
+    return re.sub(r"\\(.)", r"\1", pattern) if _LITERAL.fullmatch(pattern) else feed.name
+
+
+def _from_kafka(settings: Settings, topic: str, last: int) -> Iterator[Line]:
+    from sessionlake.feeds.lines import Line
+    from sessionlake.kafka.last_messages import last_messages
+
+    found = last_messages(settings, topic, last)
+    if not found:
+        say(f"topic {topic} has no messages")
+    return (Line(0, record, is_bare=False) for record in found)
+
+
+def _from_file(file: BinaryIO, topic: str | None, bare: Feed | None, max_bytes: int) -> Iterator[Line]:
+    """Yields the messages of a file.
+
+    Args:
+        topic: Topic of messages whose line does not name one.
+        bare: The feed of such messages, if `topic` is None; None if it cannot be known.
+        max_bytes: Longest value allowed.
+    """
+    from sessionlake.feeds.lines import MAX_LINE, read_lines, read_messages
+
+    name = topic if topic is not None or bare is None else _topic_of_bare(bare)
+    for line in read_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
+        if line.is_bare and name is None:
+            raise UsageError(
+                f"line {line.number} names no topic, and several feeds are configured",
+                why="So it is not known which feed reads it",
+                fix="Name the topic with --topic or the feed with --feed",
+            )
+        yield line
+
+
+@contextmanager
+def opened(file: str) -> Iterator[BinaryIO]:
+    """Opens a file of messages, or standard input for `-`.
+
+    Raises:
+        UsageError: The file cannot be read. The text names a file with a similar name.
+    """
+    if file == _STDIN:
+        yield sys.stdin.buffer
+        return
+    path = Path(file)
+    try:
+        content = path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    with content:
+        try:
+            yield content
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    try:
+        names = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        names = []
+    near = [str(path.with_name(name)) for name in get_close_matches(path.name, names, 1) if name != path.name]
+    fix = f"Did you mean {near[0]}?" if near else "Name a file with one message a line, or `-` for standard input"
+    return UsageError(f"{path} cannot be read: {error.strerror or error}", fix=fix)

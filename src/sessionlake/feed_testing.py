@@ -1,0 +1,225 @@
+"""Tests feeds with files of frames: `sessionlake feed test book.test.yml`, or a function for pytest.
+
+    from sessionlake.feed_testing import check_feeds
+
+
+    def test_book():
+        check_feeds("book.test.yml", config="sessionlake.yml")
+
+A file has messages, and the rows that the sessions' tables must have:
+
+```yaml
+topic: feed.book.a                  # of frames that do not name one
+frames:
+  - value: {type: snapshot, s: BTC, bids: [["1.50", "2"]]}
+    rows: {BTC: [{side: bid, price: 1.5, qty: 2}]}         # after this frame
+  - value: {type: snapshot, bids: []}
+    refused: bad_path               # the reason; without it, the frame must be read
+  - value: {type: info}
+    ignored: true
+rows: {BTC: [{side: bid, price: 1.5}]}                     # after the last frame
+```
+
+- A frame has the fields of a Kafka message: `value`, and optionally `topic`, `key`, `headers`, `timestamp` and
+  `partition`. A `value` that is a text is sent as it is, any other as its JSON, with all digits as written. `null` is
+  a tombstone.
+- `rows` lists all rows of a session's table. Sessions and columns that are left out are not compared.
+- `feed: book` reads all frames by one feed, whatever their topic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sessionlake.errors import UsageError
+from sessionlake.feeds.cases import Difference, Frame, run_frames
+from sessionlake.feeds.feed import Feed
+from sessionlake.feeds.numbers import Digits
+from sessionlake.protocol.reasons import Reason
+from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader
+from sessionlake.settings.model import load_settings
+
+__all__ = ["FeedTest", "check_feeds", "read_test", "run_test"]
+
+_OF_FILE = ("feed", "topic", "frames", "rows")
+_OF_MESSAGE = ("value", "topic", "key", "headers", "timestamp", "partition")
+_OF_FRAME = (*_OF_MESSAGE, "rows", "refused", "ignored")
+_JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+
+
+_MOST_DIGITS = 1000
+
+
+@dataclass(frozen=True)
+class FeedTest:
+    """A test of feeds, as its file has it.
+
+    Attributes:
+        feed: Name of the feed that reads all frames; None to choose by topic.
+        frames: The frames with what is expected after each.
+        rows: Rows by session after the last frame.
+    """
+
+    feed: str | None
+    frames: tuple[Frame, ...]
+    rows: dict[str, list[dict[str, Any]]]
+
+
+def check_feeds(file: str | Path, config: str | Path) -> None:
+    """Runs a test of feeds, for pytest.
+
+    Args:
+        file: The file of frames.
+        config: The configuration file with the feeds.
+
+    Raises:
+        AssertionError: A table or message is not as expected. The text shows each difference.
+        UsageError: The file cannot be read.
+        ConfigError: The configuration is invalid.
+    """
+    feeds = [feed.made() for feed in load_settings(Path(config)).capture.feeds]
+    differences = run_test(feeds, read_test(Path(file)), str(file))
+    if differences:
+        lines = [line for one in differences for line in one.lines()]
+        raise AssertionError("\n".join([f"{file}: not as expected", *lines]))
+
+
+def run_test(feeds: Sequence[Feed], test: FeedTest, place: str) -> list[Difference]:
+    """Runs a test, and returns what is not as expected.
+
+    Args:
+        feeds: The configured feeds.
+        test: The test.
+        place: Name of its file, for errors.
+
+    Raises:
+        UsageError: The test names a feed that is not configured, or does not say which feed reads it.
+    """
+    names = [feed.name for feed in feeds]
+    only = next((feed for feed in feeds if feed.name == test.feed), None)
+    if test.feed is not None and only is None:
+        raise UsageError(
+            f"{place}: there is no feed {test.feed!r}; configured are {', '.join(names) or 'none'}",
+            fix=_did_you_mean(test.feed, names) or "Correct `feed`, or leave it out to choose by topic",
+        )
+    without = next((number for number, frame in enumerate(test.frames, 1) if "topic" not in frame.fields), None)
+    if only is None and without is not None and len(feeds) == 1:
+        only = feeds[0]
+    if only is None and without is not None:
+        raise UsageError(
+            f"{place}: frame {without} names no topic, and {len(feeds)} feeds are configured",
+            fix="Add `topic` or `feed` at the top of the file",
+        )
+    topic = only.name if only is not None else ""
+    frames = [Frame({"topic": topic, **one.fields}, one.rows, one.refused, one.ignored) for one in test.frames]
+    return list(run_frames(feeds, only, frames, test.rows))
+
+
+def read_test(file: Path) -> FeedTest:
+    """Reads a file of frames.
+
+    Raises:
+        UsageError: The file cannot be read, or something in it is not as this module describes it.
+    """
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UsageError(f"{file} has more than {MAX_BYTES:,} bytes", fix="Split it into several files")
+        found = yaml.load(content.decode(), _Loader)  # noqa: S506 - a safe loader with limits
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", fix="Name a YAML file of frames") from None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise UsageError(f"{file} is not valid YAML: {why}", fix="Correct the file") from None
+    content_of = _mapping(found, _OF_FILE, str(file))
+    frames = content_of.get("frames")
+    if not isinstance(frames, list) or not frames:
+        raise UsageError(f"{file} has no frames", fix="List messages under `frames`, each with a `value`")
+    topic = content_of.get("topic")
+    return FeedTest(
+        content_of.get("feed"),
+        tuple(_frame(one, topic, f"{file}: frame {number}") for number, one in enumerate(frames, 1)),
+        _rows(content_of.get("rows"), str(file)),
+    )
+
+
+def _frame(given: Any, topic: Any, where: str) -> Frame:
+    content = _mapping(given, _OF_FRAME, where)
+    if "value" not in content:
+        raise UsageError(f"{where} has no value", fix="Write the message as `value`, or `value: null` for a tombstone")
+    refused = content.get("refused")
+    if refused is not None and refused not in list(Reason):
+        fix = _did_you_mean(str(refused), [*Reason]) or f"Write one of {', '.join(Reason)}"
+        raise UsageError(f"{where}: refused: {refused!r} is not a reason", fix=fix)
+    fields = {name: content[name] for name in _OF_MESSAGE if name in content}
+    fields = fields if topic is None else {"topic": topic, **fields}
+    for name, kind in (("topic", str), ("headers", dict), ("timestamp", int), ("partition", int)):
+        if name in fields and not isinstance(fields[name], kind):
+            raise UsageError(
+                f"{where}: {name} is {fields[name]!r}",
+                fix="`topic` is a text, `headers` an object, `timestamp` and `partition` whole numbers",
+            )
+    return Frame(fields, _rows(content.get("rows"), where), refused, content.get("ignored") is True)
+
+
+def _mapping(given: Any, known: Sequence[str], where: str) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        raise UsageError(f"{where} is not an object with keys", fix=f"Its keys may be {', '.join(known)}")
+    for name in given:
+        if name not in known:
+            fix = _did_you_mean(str(name), known) or f"Write one of {', '.join(known)}"
+            raise UsageError(f"{where}: there is no key {name!r}", fix=fix)
+    return given
+
+
+def _rows(given: Any, where: str) -> dict[str, list[dict[str, Any]]]:
+    if given is None:
+        return {}
+    is_table = isinstance(given, dict) and all(
+        isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in given.values()
+    )
+    if not is_table:
+        raise UsageError(
+            f"{where}: rows are not lists by session", fix="Write them as in `rows: {BTC: [{side: bid, price: 1.5}]}`"
+        )
+    return {str(session): rows for session, rows in given.items()}
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"Did you mean {near[0]}?" if near else ""
+
+
+class _Loader(BoundedLoader):
+    """Loads YAML in the types of JSON: numbers keep their digits, and times, dates and words such as `on` are texts."""
+
+
+def _number(loader: Any, node: Any) -> Any:
+    text = loader.construct_scalar(node)
+    return Digits(text) if _JSON_NUMBER.fullmatch(text) else text
+
+
+def _integer(loader: Any, node: Any) -> Any:
+    text = loader.construct_scalar(node)
+    return int(text) if _JSON_NUMBER.fullmatch(text) and len(text) <= _MOST_DIGITS else text
+
+
+def _boolean(loader: Any, node: Any) -> Any:
+    text = loader.construct_scalar(node)
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _time(loader: Any, node: Any) -> Any:
+    return loader.construct_scalar(node)
+
+
+for _tag, _construct in (("float", _number), ("int", _integer), ("bool", _boolean), ("timestamp", _time)):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)

@@ -1,0 +1,188 @@
+"""Runs the frames of a feed's test, and compares the tables with the expected rows."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from sessionlake.feeds.events import Decoded, Refusal
+from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.lines import message_of
+from sessionlake.feeds.numbers import Digits
+from sessionlake.feeds.table import SessionTable
+from sessionlake.feeds.trial import Outcome, Trial
+from sessionlake.feeds.values import json_text
+
+Tables = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Expected rows by session."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message of a test, and what is expected after it.
+
+    Attributes:
+        fields: The message's fields, as a line of a file has them: `topic`, `value`, `key`, `headers`, `timestamp`.
+        rows: Rows that tables must have after the message.
+        refused: Reason for which the message must be refused; None if it must be read.
+        ignored: True if a rule must ignore the message.
+    """
+
+    fields: Mapping[str, Any]
+    rows: Tables
+    refused: str | None = None
+    ignored: bool = False
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not as a test expects it.
+
+    Attributes:
+        where: The frame, and the session and row if there are such.
+        what: What is different, in a few words.
+        expected: The expected row; None if no row is expected, or if it is about a message.
+        actual: The row of the table; None if it has none.
+    """
+
+    where: str
+    what: str
+    expected: Mapping[str, Any] | None = None
+    actual: Mapping[str, Any] | None = None
+
+    def lines(self) -> Iterator[str]:
+        """Yields the difference as lines for a reader."""
+        yield f"{self.where}: {self.what}"
+        for name, row in (("expected", self.expected), ("actual  ", self.actual)):
+            if row is not None:
+                yield f"  {name}  {', '.join(f'{column} {_shown(value)}' for column, value in row.items())}"
+
+
+def run_frames(feeds: Sequence[Feed], only: Feed | None, frames: Sequence[Frame], rows: Tables) -> Iterator[Difference]:
+    """Reads the frames one by one, and yields what is not as expected.
+
+    Args:
+        feeds: The configured feeds.
+        only: The feed that reads all frames; None to choose by topic.
+        frames: The frames.
+        rows: Rows that tables must have after the last frame.
+    """
+    trial = Trial(feeds, only=only)
+    for number, frame in enumerate(frames, 1):
+        failed = trial.totals.checks_failed + trial.totals.presence_failed
+        outcome = trial.read(message_of(_with_text(frame.fields), number - 1))
+        where = f"frame {number}"
+        yield from _compare_outcome(where, frame, outcome)
+        if trial.totals.checks_failed + trial.totals.presence_failed > failed:
+            yield Difference(where, "; ".join(outcome.findings))
+        yield from _compare_tables(where, frame.rows, trial)
+    yield from _compare_tables("after the last frame", rows, trial)
+
+
+def _with_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields with value and key as text. A text is sent as it is; any other value as its JSON."""
+    texts = {name: fields[name] for name in ("value", "key") if fields.get(name) is not None}
+    return {**fields, **{name: text if type(text) is str else json_text(text) for name, text in texts.items()}}
+
+
+def _compare_outcome(where: str, frame: Frame, outcome: Outcome) -> Iterator[Difference]:
+    found = outcome.found
+    if found is None:
+        yield Difference(where, f"no feed matches topic {outcome.record.topic}")
+    elif isinstance(found, Refusal) and frame.refused is None:
+        at = f" at {found.path}" if found.path else ""
+        yield Difference(where, f"it was refused as {found.reason}{at}: {found.why}")
+    elif isinstance(found, Refusal) and frame.refused != found.reason.value:
+        yield Difference(where, f"it was refused as {found.reason}, expected {frame.refused}: {found.why}")
+    elif isinstance(found, Decoded) and frame.refused is not None:
+        yield Difference(where, f"it was read by {_rules(found)}, expected to be refused as {frame.refused}")
+    elif isinstance(found, Decoded) and frame.ignored and any(one.kind is not Kind.IGNORE for one in found.events):
+        yield Difference(where, f"it was read by {_rules(found)}, expected to be ignored")
+
+
+def _rules(found: Decoded) -> str:
+    return " and ".join(f"rule {number}" for number in found.rules) or "the decoder"
+
+
+def _compare_tables(where: str, expected: Tables, trial: Trial) -> Iterator[Difference]:
+    for session, rows in expected.items():
+        tables = [table for (_, _, name), table in trial.tables.items() if name == str(session)]
+        if not tables:
+            known = ", ".join(sorted({name for _, _, name in trial.tables})) or "none"
+            yield Difference(f"{where}, session {session}", f"there is no such session; there are: {known}")
+            continue
+        yield from _compare_rows(f"{where}, session {session}", rows, tables[0])
+
+
+def _compare_rows(where: str, expected: Sequence[Mapping[str, Any]], table: SessionTable) -> Iterator[Difference]:
+    left = dict(table.rows)
+    keys = [column.name for column in table.feed.key]
+    for row in expected:
+        unknown = [name for name in row if name not in table.feed.columns]
+        lacking = [name for name in keys if name not in row]
+        if unknown or lacking:
+            what = f"names {', '.join(unknown)}" if unknown else f"lacks the key's column {', '.join(lacking)}"
+            yield Difference(where, f"the expected row {what}; columns are {', '.join(table.feed.columns)}", row)
+            continue
+        row_id = next(
+            (one for one, found in left.items() if all(equals(found[name], row[name]) for name in keys)), None
+        )
+        if row_id is None:
+            yield Difference(where, "a row is missing", row)
+            continue
+        found = left.pop(row_id)
+        wrong = [name for name in row if not equals(found[name], row[name])]
+        if wrong:
+            what = f"{', '.join(wrong)} {'differs' if len(wrong) == 1 else 'differ'}"
+            yield Difference(f"{where}, row {row_id}", what, row, {name: found[name] for name in row})
+    for row_id, found in left.items():
+        yield Difference(f"{where}, row {row_id}", "this row is not expected", None, found)
+
+
+def equals(actual: Any, expected: Any) -> bool:
+    """Returns True if a value of a table is the expected one.
+
+    Args:
+        actual: The value, as the type of its column has it.
+        expected: The value as a test writes it: times and dates in ISO 8601, bytes in base64, JSON for a variant.
+    """
+    if actual is None or expected is None or isinstance(actual, bool) or isinstance(expected, bool):
+        return actual is expected
+    try:
+        return _equals(actual, expected)
+    except (ValueError, TypeError, InvalidOperation):
+        return False
+
+
+def _equals(actual: Any, expected: Any) -> bool:  # noqa: PLR0911 - one return for each type
+    if isinstance(actual, Decimal | int):
+        return bool(Decimal(str(expected)) == actual)
+    if isinstance(actual, float):
+        return float(expected) == actual
+    if isinstance(actual, date):
+        return _time_equals(actual, expected)
+    if isinstance(actual, list):
+        return len(actual) == len(expected) and all(map(equals, actual, expected))
+    if isinstance(actual, bytes):
+        return base64.b64decode(expected, validate=True) == actual
+    if isinstance(expected, dict | list):
+        return bool(json.loads(actual) == json.loads(json_text(expected)))
+    return bool(actual == str(expected))
+
+
+def _time_equals(actual: date, expected: str) -> bool:
+    if not isinstance(actual, datetime):
+        return date.fromisoformat(expected) == actual
+    time = datetime.fromisoformat(expected)
+    return time.replace(tzinfo=time.tzinfo or actual.tzinfo) == actual
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return str(value) if isinstance(value, str | Decimal | Digits) else json_text(value)

@@ -1,0 +1,1 @@
+"""Proposes a feed for messages whose form is not known, from a sample of them."""

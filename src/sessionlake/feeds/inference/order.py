@@ -1,0 +1,222 @@
+"""Finds the fields that name the session, give the order of messages, and give their time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise, product
+from typing import Any
+
+from sessionlake.feeds.inference.sample import Sampled, name_of
+from sessionlake.feeds.inference.types import is_iso_time, unit_of
+from sessionlake.feeds.inference.words import SEQS, SESSIONS, TIMES, is_time, rank
+
+_DIGITS = re.compile(r"-?(0|[1-9]\d{0,18})")
+_NUMBER = re.compile(r"\d{9,19}(\.\d{1,9})?")
+_USUAL = 0.9
+"""Share of neighbouring messages that must fit an order."""
+_FEWEST = 2
+"""Fewest neighbouring messages that can show an order."""
+_MANY = 20
+"""With so many neighbouring messages, a number that rises by one gives the order whatever its name is."""
+_LONGEST_NAME = 100
+_FEW = 4
+"""With fewer messages, a name decides alone, because no value can repeat."""
+BY_PLACE = ["kafka.topic", "kafka.partition"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A proposed setting, and fields that could be used instead.
+
+    Attributes:
+        setting: The setting, as the configuration has it; None to leave it out.
+        others: Paths of the other fields, best first.
+        why: What the sample shows, in a few words.
+    """
+
+    setting: Any
+    others: tuple[str, ...] = ()
+    why: str = ""
+
+
+def choose_session(messages: Sequence[Sampled], kind: str | None) -> Choice:
+    """Chooses the path of the session id.
+
+    Args:
+        messages: The messages that have rows.
+        kind: Path of the field that says what kind a message is; None if none does. It is never the session.
+    """
+    values: defaultdict[str, Counter[Any]] = defaultdict(Counter)
+    for one in messages:
+        for path, value in one.scalars.items():
+            if _can_name(value) and path != kind:
+                values[path][value] += 1
+    scores = {
+        path: _session_score(path, counts, len(messages))
+        for path, counts in values.items()
+        if counts.total() == len(messages)
+    }
+    best = sorted((path for path, score in scores.items() if score > 0), key=lambda path: (-scores[path], len(path)))
+    if best:
+        found = len(values[best[0]])
+        return Choice(best[0], tuple(best[1:4]), f"{found:,} different values in {len(messages):,} messages")
+    keys = Counter(one.record.key for one in messages)
+    if None not in keys and len(keys) * 2 <= len(messages):
+        return Choice("kafka.key", why=f"{len(keys):,} different keys in {len(messages):,} messages")
+    return Choice(BY_PLACE, why="no field repeats as the name of a table does")
+
+
+def _can_name(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and not is_iso_time(value))
+
+
+def _session_score(path: str, counts: Counter[Any], messages: int) -> float:
+    known = rank(name_of(path), SESSIONS) / len(SESSIONS)
+    repeats = len(counts) * 2 <= messages
+    in_array = path.startswith("[") and isinstance(next(iter(counts)), str) and len(counts) > 1 and repeats
+    if known and (repeats or messages < _FEW):
+        return 2 + known - path.count(".") / 20
+    return 1.0 if in_array else 0
+
+
+def choose_time(messages: Sequence[Sampled]) -> Choice:
+    """Chooses the setting `time`; None if no field of the messages is a time."""
+    values: defaultdict[str, list[Any]] = defaultdict(list)
+    for one in messages:
+        for path, value in one.scalars.items():
+            values[path].append(value)
+    found = {}
+    for path, given in values.items():
+        present = [value for value in given if value is not None]
+        setting = _time_setting(path, present)
+        if setting is not None:
+            is_always = len(present) == len(messages)
+            score = (is_always, rank(name_of(path), TIMES), -path.count("."), len(present))
+            found[path] = (score, setting if is_always else setting | {"else": "kafka.timestamp"})
+    if not found:
+        return Choice(None)
+    best = sorted(found, key=lambda path: found[path][0], reverse=True)
+    return Choice(found[best[0]][1], tuple(best[1:4]))
+
+
+def _time_setting(path: str, values: Sequence[Any]) -> dict[str, Any] | None:
+    if not values:
+        return None
+    if all(map(is_iso_time, values)):
+        return {"path": path, "from": "iso"}
+    in_text = all(isinstance(value, str) and _NUMBER.fullmatch(value) for value in values)
+    if not in_text and not all(type(value) in (int, Decimal) for value in values):
+        return None
+    units = {unit_of(Decimal(value)) for value in values}
+    unit = units.pop() if len(units) == 1 else None
+    if unit is None or not (is_time(name_of(path)) or rank(name_of(path), TIMES)):
+        return None
+    how = {"from": "text"} if in_text else {}
+    return {"path": path, **({} if unit == "ms" else {"unit": unit}), **how}
+
+
+def choose_order(
+    messages: Sequence[Sampled],
+    every: Sequence[Sampled],
+    session_of: Callable[[Sampled], Any],
+    is_snapshot: Callable[[Sampled], bool],
+) -> Choice:
+    """Chooses the setting `order`; None if no field orders the messages, so that they apply as they arrive.
+
+    Args:
+        messages: The messages that have rows.
+        every: All messages, also those that are ignored.
+        session_of: Returns the session of a message.
+        is_snapshot: Returns True for a message that is a snapshot. It need not follow the message before it.
+    """
+    by_session: defaultdict[Any, list[tuple[bool, dict[str, int]]]] = defaultdict(list)
+    for one in messages:
+        by_session[session_of(one)].append((is_snapshot(one), _integers(one)))
+    sequences = list(by_session.values())
+    paths = _common([one for sequence in sequences for _, one in sequence])
+    pairs = [(one, two) for sequence in sequences for (_, one), (restarts, two) in pairwise(sequence) if not restarts]
+    if len(pairs) < _FEWEST or not paths:
+        return Choice(None)
+    links = _common([two for _, two in pairs])
+    moving = [path for path in paths if _share(pairs, lambda one, two, path=path: two[path] > one[path]) >= _USUAL]
+    found = _linked(pairs, links, moving) or _counted(pairs, moving) or _rising(pairs, moving)
+    chained = _chained(every)
+    if found is None or (chained is not None and "rising" in found):
+        found = chained or found
+    if found is None:
+        return Choice(None)
+    return Choice(found, tuple(path for path in moving if path not in found.values())[:3])
+
+
+def _integers(one: Sampled) -> dict[str, int]:
+    """Returns the whole numbers of a message by path, also those that are written as text."""
+    found = {}
+    for path, value in one.scalars.items():
+        if type(value) is int:
+            found[path] = value
+        elif isinstance(value, str) and _DIGITS.fullmatch(value):
+            found[path] = int(value)
+    return found
+
+
+def _common(messages: Sequence[dict[str, int]]) -> list[str]:
+    """Returns the paths that all messages have."""
+    paths = set(messages[0]).intersection(*messages) if messages else set()
+    return [path for path in messages[0] if path in paths] if messages else []
+
+
+def _share(pairs: Sequence[tuple[dict[str, int], dict[str, int]]], fits: Callable[..., bool]) -> float:
+    return sum(fits(one, two) for one, two in pairs) / max(1, len(pairs))
+
+
+def _linked(pairs: Any, paths: Sequence[str], moving: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the order in which a message names the seq of the one before, or the first seq that it covers.
+
+    Args:
+        paths: Paths of numbers that all messages but snapshots have.
+        moving: Paths of numbers that all messages have and that rise.
+    """
+    for last, other in product(moving, paths):
+        if last == other:
+            continue
+        if _share(pairs, lambda one, two, a=last, b=other: two[b] == one[a]) >= _USUAL:
+            return {"seq": last, "after": other}
+        follows = _share(pairs, lambda one, two, a=last, b=other: two[b] == one[a] + 1)
+        several = any(two[other] < two[last] for _, two in pairs)
+        if follows >= _USUAL and several:
+            return {"seq": last, "first": other}
+    return None
+
+
+def _counted(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
+    steps = [
+        path
+        for path in moving
+        if _share(pairs, lambda one, two, p=path: two[p] == one[p] + 1) >= _USUAL
+        and (rank(name_of(path), SEQS) or (len(pairs) >= _MANY and not is_time(name_of(path))))
+    ]
+    best = max(steps, key=lambda path: rank(name_of(path), SEQS), default=None)
+    return None if best is None else {"seq": best}
+
+
+def _rising(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
+    rising = [path for path in moving if _share(pairs, lambda one, two, p=path: two[p] > one[p]) == 1]
+    best = max(rising, key=lambda path: rank(name_of(path), SEQS), default=None)
+    if best is None or not rank(name_of(best), SEQS):
+        return None
+    return {"seq": best, "rising": True}
+
+
+def _chained(every: Sequence[Sampled]) -> dict[str, Any] | None:
+    """Returns the order of a number that rises by one over all messages, whatever their session."""
+    integers = [_integers(one) for one in every]
+    pairs = list(pairwise(integers))
+    if len(pairs) < _FEWEST:
+        return None
+    named = [path for path in _common(integers) if rank(name_of(path), SEQS)]
+    found = _counted(pairs, named)
+    return None if found is None else found | {"chain": "kafka.topic"}

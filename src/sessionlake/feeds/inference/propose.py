@@ -1,0 +1,232 @@
+"""Puts together the proposal of a feed: what the messages mean, and why the sample suggests it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessionlake.feeds.inference.change_capture import propose_change_capture
+from sessionlake.feeds.inference.kinds import KindGroup, find_kind_field, group_by_kind
+from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
+from sessionlake.feeds.inference.sample import Sample, Sampled
+from sessionlake.feeds.inference.tables import Table, deleting_values, find_table
+from sessionlake.feeds.inference.upserts import propose_upserts
+from sessionlake.feeds.inference.words import OF_SNAPSHOT
+
+_HEARTBEAT = re.compile(r"heartbeat|keep_?alive|^ping$|^hb$", re.IGNORECASE)
+_MUCH_LONGER = 5
+"""A kind whose messages have this many times the rows of the others is a snapshot."""
+
+
+@dataclass
+class Proposal:
+    """A proposed feed.
+
+    Attributes:
+        settings: The feed as an entry of `capture.feeds`.
+        seen: What the sample shows about a key or column, by its name.
+        notes: What a reader should know or decide.
+    """
+
+    settings: dict[str, Any]
+    seen: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal | None:
+    """Proposes a feed for the messages of a sample.
+
+    Args:
+        sample: The messages.
+        name: Name of the topic or file, from which the feed's name is made.
+        topics: The topics of the messages.
+
+    Returns:
+        The proposal; None if no message of the sample has rows.
+    """
+    head = {"name": feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
+    captured = propose_change_capture(sample) or propose_upserts(sample)
+    if captured is not None:
+        settings, seen, notes = captured
+        return Proposal(head | settings, seen, notes)
+    kind_field = find_kind_field(sample.messages)
+    kinds = group_by_kind(sample.messages)
+    parts = _find_parts(kinds, kind_field)
+    if parts is None:
+        return None
+    table, session, messages = parts
+    time = choose_time(messages)
+    order = _choose_order(table, messages, sample, session)
+    settings = head | {
+        "session": session.setting,
+        "key": table.key,
+        "columns": {column: inferred.setting for column, inferred in table.columns.items()},
+        "time": time.setting,
+        "order": order.setting,
+    }
+    rules = _rules(kinds, table, order, session.setting)
+    has_snapshot = any(rule["is"] == "snapshot" for rule in rules)
+    settings["starts_with"] = None if has_snapshot else "anything"
+    settings["messages"] = [*_tombstone_rule(sample), *rules]
+    seen = {f"columns.{column}": inferred.seen for column, inferred in table.columns.items() if inferred.seen}
+    return Proposal(
+        {key: value for key, value in settings.items() if value is not None},
+        seen | _seen(session, time, order),
+        _notes(sample, kinds, table, has_snapshot=has_snapshot, is_ordered=order.setting is not None),
+    )
+
+
+def _choose_order(table: Table, messages: Sequence[Sampled], sample: Sample, session: Choice) -> Choice:
+    snapshots = {
+        id(one)
+        for number, group in enumerate(table.kinds)
+        if _is_snapshot(group, number, table)
+        for one in group.messages
+    }
+    function = _session_function(session.setting)
+    return choose_order(messages, sample.messages, function, lambda one: id(one) in snapshots)
+
+
+def feed_name(name: str) -> str:
+    """Returns a valid name of a feed, made from the name of a topic or file."""
+    plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    return plain[:60] if re.match(r"[a-z]", plain) else f"feed_{plain}"[:60].rstrip("_")
+
+
+def _find_parts(kinds: Sequence[KindGroup], kind_field: str | None) -> tuple[Table, Choice, list[Sampled]] | None:
+    """Returns the table, the session and the messages with rows.
+
+    The table may depend on the session, and the session is a field of the messages that have rows. So the table is
+    found first without a session.
+    """
+    table = find_table(kinds, _session_function(None), None)
+    if table is None:
+        return None
+    messages = _in_order(table)
+    session = choose_session(messages, kind_field)
+    path = session.setting if isinstance(session.setting, str) else None
+    table = find_table(kinds, _session_function(session.setting), path) or table
+    return table, session, _in_order(table)
+
+
+def _in_order(table: Table) -> list[Sampled]:
+    messages = [one for group in table.kinds for one in group.messages]
+    return sorted(messages, key=lambda one: (one.record.topic, one.record.partition, one.record.offset))
+
+
+def _session_function(setting: Any) -> Callable[[Sampled], Any]:
+    if isinstance(setting, str) and setting != "kafka.key":
+        return lambda one: one.scalars.get(setting)
+    if setting == "kafka.key":
+        return lambda one: one.record.key
+    return lambda one: (one.record.topic, one.record.partition)
+
+
+def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any) -> list[dict[str, Any]]:
+    """Returns the rules. Kinds without rows are ignored, all of one field in one rule."""
+    rules, ignored = [], []
+    for group in sorted(kinds, key=lambda group: not group.when):
+        number = next((n for n, one in enumerate(table.kinds) if one is group), None)
+        if number is None:
+            if _is_heartbeat(group, order, session):
+                rules.append({"when": group.when, "is": "heartbeat"})
+            else:
+                ignored.append(group)
+            continue
+        is_snapshot = _is_snapshot(group, number, table)
+        rule: dict[str, Any] = {"when": group.when} if group.when else {}
+        rule["is"] = "snapshot" if is_snapshot else "update"
+        if is_snapshot and order.setting is not None:
+            rule |= _restart(group, order.setting)
+        rule["rows"] = [dict(part) for part in table.rows[number]]
+        if not is_snapshot and (delete := deleting_values(table, group, table.rows[number])):
+            for part in rule["rows"]:
+                part["delete"] = delete
+                if delete is True and part["row"] == "all":
+                    part["row"] = "key"
+        rules.append(rule)
+    return _sorted_rules([*rules, *_ignoring(ignored)])
+
+
+def _restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a snapshot by which the order starts again, without a number that snapshots lack."""
+    other = order.get("after") or order.get("first")
+    has_other = other is None or all(other in one.scalars for one in group.messages)
+    return {"restart": True} if has_other else {"restart": True, "order": {"seq": order["seq"]}}
+
+
+def _sorted_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns rules with a condition first, because a rule without one reads everything that is left."""
+    return sorted(rules, key=lambda rule: ("when" not in rule, [*rule.get("when", {})] == ["body"]))
+
+
+def _is_heartbeat(group: KindGroup, order: Choice, session: Any) -> bool:
+    needed = [order.setting["seq"]] if order.setting else []
+    needed += [session] if isinstance(session, str) and session != "kafka.key" else []
+    return bool(_HEARTBEAT.search(group.label)) and all(
+        one.scalars.get(path) is not None for one in group.messages for path in needed
+    )
+
+
+def _is_snapshot(group: KindGroup, number: int, table: Table) -> bool:
+    if group.label:
+        return OF_SNAPSHOT.search(group.label) is not None
+    others = [one for place, one in enumerate(table.kinds) if place != number]
+    if not others or "each" not in table.rows[number][0]:
+        return False
+    most = max(_mean_rows(one) for one in others)
+    return _mean_rows(group) >= _MUCH_LONGER * max(1.0, most)
+
+
+def _mean_rows(group: KindGroup) -> float:
+    return sum(len(source.elements) for one in group.messages for source in one.sources) / len(group.messages)
+
+
+def _ignoring(groups: Sequence[KindGroup]) -> list[dict[str, Any]]:
+    """Returns rules that ignore kinds. Values of the same field are in one rule."""
+    values: dict[str, list[Any]] = {}
+    rules = []
+    for group in groups:
+        if group.label and len(group.when) == 1:
+            [(path, value)] = group.when.items()
+            values.setdefault(path, []).append(value)
+        elif group.when:
+            rules.append({"when": group.when, "is": "ignore"})
+        else:
+            rules.append({"is": "ignore"})
+    merged = [{"when": {path: found if len(found) > 1 else found[0]}, "is": "ignore"} for path, found in values.items()]
+    return [*merged, *rules]
+
+
+def _tombstone_rule(sample: Sample) -> list[dict[str, Any]]:
+    return [{"when": {"body": "tombstone"}, "is": "ignore"}] if sample.tombstones else []
+
+
+def _seen(session: Choice, time: Choice, order: Choice) -> dict[str, str]:
+    found = {}
+    for name, choice in (("session", session), ("time", time), ("order", order)):
+        also = f"also possible: {', '.join(choice.others)}" if choice.others else ""
+        text = "; ".join(part for part in (choice.why, also) if part)
+        if text and choice.setting is not None:
+            found[name] = text
+    return found
+
+
+def _notes(
+    sample: Sample, kinds: Sequence[KindGroup], table: Table, *, has_snapshot: bool, is_ordered: bool
+) -> list[str]:
+    notes = []
+    without = [group for group in kinds if not any(group is one for one in table.kinds)]
+    if without:
+        notes.append(f"messages without rows of this table: {sum(len(group.messages) for group in without):,}")
+    if not has_snapshot:
+        notes.append("no kind of message is a snapshot, so tables start with any message")
+    if not is_ordered:
+        notes.append("no number gives the order, so messages apply as they arrive, and a missing one is not noticed")
+    if sample.others:
+        notes.append(f"messages that are neither JSON objects nor arrays, and go to quarantine: {len(sample.others):,}")
+    if sample.tombstones:
+        notes.append(f"tombstones, which are ignored: {len(sample.tombstones):,}")
+    return notes

@@ -1,0 +1,183 @@
+"""A sample of messages, taken apart: single values by path, and arrays that may have rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessionlake.feeds.reader import KafkaRecord, load_json
+from sessionlake.protocol.jsontext import InvalidJsonError
+
+_DEPTH = 4
+_MOST_VALUES = 200
+_MOST_BYTES = 2 * 1024 * 1024
+"""Longest value that is part of a sample."""
+_PLAIN_NAME = re.compile(r"[A-Za-z_$@#][\w$@#-]*")
+_ODD_NAME = re.compile(r'[|"\\\x00-\x1f\x7f]')
+_LONGEST_NAME = 100
+_NAMED = 3
+"""Number of elements at both ends of an array that have a path, if the message itself is an array."""
+
+
+@dataclass
+class Source:
+    """An array of a message whose elements may be rows.
+
+    Attributes:
+        path: Path of the elements, which ends with `[*]`.
+        name: Name of the field that has the array; "" if there is none.
+        elements: The elements: all are objects, or all are arrays of single values. May be empty.
+        index: With a message that is an array: the index of the element in which the array is, and the message's
+            length; None otherwise.
+    """
+
+    path: str
+    name: str
+    elements: list[Any]
+    index: tuple[int, int] | None = None
+
+    @property
+    def has_levels(self) -> bool:
+        """True if the elements are arrays of single values."""
+        return bool(self.elements) and isinstance(self.elements[0], list)
+
+
+@dataclass
+class Sampled:
+    """A message of the sample.
+
+    Attributes:
+        record: The message.
+        value: Its JSON value. Numbers with a point are decimals.
+        scalars: Its single values outside of arrays, by path.
+        sources: Its arrays that may have rows.
+    """
+
+    record: KafkaRecord
+    value: Any
+    scalars: dict[str, Any] = field(default_factory=dict)
+    sources: list[Source] = field(default_factory=list)
+
+
+@dataclass
+class Sample:
+    """Messages from which a feed is inferred.
+
+    Attributes:
+        messages: The messages that are objects or arrays.
+        others: Messages that are neither, such as text, numbers, or text that is not JSON.
+        tombstones: Messages without a value.
+    """
+
+    messages: list[Sampled]
+    others: list[KafkaRecord]
+    tombstones: list[KafkaRecord]
+
+
+def take_sample(records: Iterable[KafkaRecord]) -> Sample:
+    """Parses messages and takes them apart."""
+    messages, others, tombstones = [], [], []
+    for record in records:
+        if record.value is None:
+            tombstones.append(record)
+            continue
+        try:
+            value = load_json(record.value) if len(record.value) <= _MOST_BYTES else None
+        except InvalidJsonError:
+            value = None
+        if isinstance(value, dict | list):
+            messages.append(Sampled(record, value))
+        else:
+            others.append(record)
+    wrapped = _wrapping_arrays(messages)
+    for one in messages:
+        _take_apart(one, one.value, "", "", wrapped, 0)
+        if isinstance(one.value, list):
+            one.scalars |= {
+                f"[{-n}]": one.value[-n] for n in (1, 2) if len(one.value) > n and _is_scalar(one.value[-n])
+            }
+    return Sample(messages, others, tombstones)
+
+
+def path_of(prefix: str, name: str) -> str | None:
+    """Returns the path of a field below a path; None if its name is too unusual for a path."""
+    if not name or len(name) > _LONGEST_NAME or _ODD_NAME.search(name):
+        return None
+    quoted = name if _PLAIN_NAME.fullmatch(name) and name not in {"kafka", "body"} else f'"{name}"'
+    return f"{prefix}.{quoted}" if prefix else quoted
+
+
+def name_of(path: str) -> str:
+    """Returns the name of the field at the end of a path; "" if the path ends with an index."""
+    last = path.rpartition(".")[2] if '"' not in path else re.split(r'\.(?=(?:[^"]*"[^"]*")*[^"]*$)', path)[-1]
+    return "" if last.endswith("]") else last.strip('"')
+
+
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, dict | list)
+
+
+def _wrapping_arrays(messages: list[Sampled]) -> set[str]:
+    """Returns paths of arrays that always have one object, which in turn has arrays of rows: `data[0].bids`."""
+    longest: dict[str, int] = {}
+    deep: set[str] = set()
+    for one in messages:
+        for path, items in _arrays(one.value, "", 0):
+            longest[path] = max(longest.get(path, 0), len(items))
+            if any(isinstance(item, dict) and any(_is_rows(inner) for inner in item.values()) for item in items):
+                deep.add(path)
+    return {path for path in deep if longest[path] == 1}
+
+
+def _arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, list[Any]]]:
+    if isinstance(value, list):
+        yield path, value
+    elif isinstance(value, dict) and depth < _DEPTH:
+        for name, inner in value.items():
+            below = path_of(path, name)
+            if below is not None:
+                yield from _arrays(inner, below, depth + 1)
+
+
+def _is_rows(value: Any) -> bool:
+    """Returns True for an array of objects, or of arrays of single values. An empty array may be either."""
+    if not isinstance(value, list):
+        return False
+    objects = all(isinstance(item, dict) for item in value)
+    levels = all(isinstance(item, list) and len(item) > 1 and all(map(_is_scalar, item)) for item in value)
+    return objects or levels
+
+
+def _take_apart(one: Sampled, value: Any, path: str, name: str, wrapped: set[str], depth: int) -> None:
+    """Adds the single values and arrays below a value to a message."""
+    if _is_scalar(value):
+        if len(one.scalars) < _MOST_VALUES and path:
+            one.scalars[path] = value
+    elif depth > _DEPTH:
+        return
+    elif isinstance(value, dict):
+        for inner, item in value.items():
+            below = path_of(path, inner)
+            if below is not None:
+                _take_apart(one, item, below, inner, wrapped, depth + 1)
+    elif path in wrapped and len(value) == 1:
+        _take_apart(one, value[0], f"{path}[0]", name, wrapped, depth)
+    elif _is_rows(value):
+        one.sources.append(Source(f"{path}[*]", name, value))
+    elif not path:
+        _take_tuple_apart(one, value, wrapped)
+
+
+def _take_tuple_apart(one: Sampled, value: list[Any], wrapped: set[str]) -> None:
+    """Adds the values and arrays of a message that is an array of different things."""
+    for index, item in enumerate(value):
+        if _is_scalar(item):
+            if index < _NAMED:
+                one.scalars[f"[{index}]"] = item
+            continue
+        before = len(one.sources)
+        _take_apart(one, item, f"[{index}]", "", wrapped, 1)
+        for source in one.sources[before:]:
+            source.index = index, len(value)

@@ -1,0 +1,66 @@
+"""Names that producers use for the same things. Inference prefers fields with such names."""
+
+from __future__ import annotations
+
+import re
+
+KINDS = (
+    "op", "action", "type", "event", "e", "method", "kind", "msg_type", "messagetype", "message_type", "event_type",
+    "eventtype", "cmd", "command", "operation", "channel", "table",
+)  # fmt: skip
+"""Names of fields that say what kind of message it is, best first."""
+SESSIONS = (
+    "symbol", "instrument_name", "product_id", "instid", "instrument", "pair", "market", "s", "device_id", "deviceid",
+    "device", "sensor_id", "sensorid", "station_id", "station", "machine_id", "machine", "vehicle_id", "asset_id",
+    "asset", "plant", "site", "thing", "account_id", "account", "ticker", "sym", "sensor", "node", "edge_node",
+)  # fmt: skip
+"""Names of fields that say to which table a message belongs, best first."""
+TIMES = (
+    "event_time", "eventtime", "ts_ms", "timestamp", "ts", "time", "e", "t", "datetime", "date", "at", "created_at",
+    "updated_at", "occurred_at", "measured_at", "published_at",
+)  # fmt: skip
+"""Names of fields that have the event time, best first."""
+SEQS = (
+    "seq", "sequence", "sequence_num", "seq_num", "seqno", "seqid", "change_id", "update_id", "updateid",
+    "lastupdateid", "u", "version", "revision", "nonce", "counter", "n",
+)  # fmt: skip
+"""Names of fields that have the number of a message, best first."""
+KEYS = (
+    "id", "uuid", "key", "row_id", "metric", "tag", "name", "code", "channel", "register", "point", "signal", "sensor",
+    "sku", "order_id", "price",
+)  # fmt: skip
+"""Names of fields that identify a row, best first."""
+SIDES = dict.fromkeys(("bid", "bids", "b", "bs", "buy", "buys"), "bid") | dict.fromkeys(
+    ("ask", "asks", "a", "as", "sell", "sells", "offer", "offers"), "ask"
+)
+"""The side of an order book, by the names that it has."""
+OF_SNAPSHOT = re.compile(r"snapshot|partial|initial|\binit\b|\bfull\b|image|refresh|^r$|^read$", re.IGNORECASE)
+OF_UPDATE = re.compile(
+    r"update|change|delta|diff|modif|insert|upsert|delete|remove|create|l2|^[cud]$|^add$", re.IGNORECASE
+)
+OF_DELETE = re.compile(r"delete|remove|^d$", re.IGNORECASE)
+_EXACT = re.compile(
+    r"price|qty|quantity|amount|size|total|balance|cost|fee|tax|volume|bid|ask|rate|strike|notional", re.IGNORECASE
+)
+_OF_TIME = re.compile(r"(^|_)(ts|t|e|at|time|timestamp|date|datetime|created|updated|changed|modified)(_|$)|time|stamp")
+_IDENTIFIES = re.compile(r"(^|_)(id|key|code|zip|phone|number|no|sku|iban|isin)$|id$", re.IGNORECASE)
+
+
+def is_exact(name: str) -> bool:
+    """Returns True if a number of this name is usually exact, such as a price, and not a measured value."""
+    return _EXACT.search(name) is not None
+
+
+def is_time(name: str) -> bool:
+    """Returns True if a field of this name usually has a time."""
+    return _OF_TIME.search(name.lower()) is not None
+
+
+def is_identifier(name: str) -> bool:
+    """Returns True if a field of this name usually identifies something, so that its digits are no number."""
+    return _IDENTIFIES.search(name) is not None
+
+
+def rank(name: str, names: tuple[str, ...]) -> int:
+    """Returns how good a field's name is: the number of names from the best one on, or 0 if it is not among them."""
+    return len(names) - names.index(name.lower()) if name.lower() in names else 0

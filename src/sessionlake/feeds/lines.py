@@ -1,0 +1,136 @@
+"""Reads messages from the lines of a file: JSON lines with Kafka's fields, bare values, or a recording.
+
+- `{"topic": "t", "key": "k", "value": {"a": 1}, "headers": {"h": "x"}, "timestamp": 1700000000000}`: a message. `topic`
+  and `value` are required. A `value` that is a text is the text of the Kafka value; any other is sent as its JSON.
+- `1618678132.927716: {"a": 1}`: a message of a recording, with its time in seconds since 1970.
+- `wss://ws.example.com <- 1618678132.9: {"subscribe": 1}`: what a recording's client did; the line is skipped.
+- Any other line: the value of a message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from sessionlake.feeds.reader import KafkaRecord
+
+MAX_LINE = 32 * 1024 * 1024
+"""Longest line in bytes. The rest of a longer line is skipped, and its message is refused because it is too large."""
+_RECORDED = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?): ")
+_OF_CLIENT = re.compile(rb"[a-z]{2,10}://")
+_SECOND_MS = 1000
+
+
+class Line(NamedTuple):
+    """A message of a file.
+
+    Attributes:
+        number: Number of its line, from 1.
+        record: The message. Its offset is the number of messages before it in the file.
+        is_bare: True if the line does not name a topic.
+    """
+
+    number: int
+    record: KafkaRecord
+    is_bare: bool
+
+
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """The fields of a message in a JSON line."""
+
+    topic: str
+    value: msgspec.Raw
+    key: msgspec.Raw = msgspec.Raw(b"null")
+    headers: dict[str, str | None] = {}
+    timestamp: int = -1
+    partition: int = 0
+    offset: int = -1
+
+
+_FIELDS = msgspec.json.Decoder(_Fields)
+
+
+def read_messages(lines: Iterable[bytes], topic: str) -> Iterator[Line]:
+    """Yields the messages of a file, in order. Empty lines are skipped.
+
+    Args:
+        lines: The lines, with or without line breaks.
+        topic: Topic of messages whose line does not name one.
+    """
+    offset = 0
+    for number, text in enumerate(lines, 1):
+        content = text.strip(b" \t\r\n")
+        if not content or _OF_CLIENT.match(content):
+            continue
+        found = _of_fields(content, offset)
+        if found is None:
+            found = _of_value(content, topic, offset)
+            yield Line(number, found, is_bare=True)
+        else:
+            yield Line(number, found, is_bare=False)
+        offset += 1
+
+
+def read_lines(file: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes]:
+    """Yields the lines of a file, with at most `longest` bytes of each in memory."""
+    while line := file.readline(longest):
+        yield line
+        while len(line) == longest and not line.endswith(b"\n"):
+            line = file.readline(longest)
+
+
+def message_of(fields: dict[str, Any], offset: int) -> KafkaRecord:
+    """Returns a message whose fields are Python values, as in a JSON line.
+
+    Args:
+        fields: `topic`, and optionally `key`, `headers`, `timestamp` and `partition`. `value` is a text or bytes that
+            is sent as it is, or None for a tombstone.
+        offset: Kafka offset of the message.
+    """
+    headers = {str(name): _bytes(value) for name, value in (fields.get("headers") or {}).items()}
+    return KafkaRecord(
+        topic=fields["topic"],
+        partition=fields.get("partition", 0),
+        offset=offset,
+        timestamp=fields.get("timestamp", -1),
+        key=_bytes(fields.get("key")),
+        value=_bytes(fields["value"]),
+        headers=headers,
+    )
+
+
+def _of_fields(content: bytes, offset: int) -> KafkaRecord | None:
+    """Returns the message of a line that has Kafka's fields; None if the line has other content."""
+    if not content.startswith(b"{") or b'"topic"' not in content:
+        return None
+    try:
+        found = _FIELDS.decode(content)
+        value, key = _sent(found.value), _sent(found.key)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    headers = {name: _bytes(text) for name, text in found.headers.items()}
+    place = offset if found.offset < 0 else found.offset
+    return KafkaRecord(found.topic, found.partition, place, found.timestamp, key, value, headers)
+
+
+def _of_value(content: bytes, topic: str, offset: int) -> KafkaRecord:
+    recorded = _RECORDED.match(content)
+    if recorded is None:
+        return KafkaRecord(topic, 0, offset, -1, None, content)
+    time = int(float(recorded[1]) * _SECOND_MS)
+    return KafkaRecord(topic, 0, offset, time, None, content[recorded.end() :])
+
+
+def _sent(raw: msgspec.Raw) -> bytes | None:
+    """Returns the bytes for a JSON value of a line: the text of a text, nothing for null, otherwise its JSON."""
+    content = bytes(raw)
+    if content.startswith(b'"'):
+        return msgspec.json.decode(content, type=str).encode(errors="surrogatepass")
+    return None if content == b"null" else content
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode(errors="surrogatepass") if isinstance(value, str) else value

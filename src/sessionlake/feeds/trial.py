@@ -1,0 +1,219 @@
+"""Tries feeds on messages one by one, and counts what was read, what was refused, and what the tables then have."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessionlake.errors import ConfigError
+from sessionlake.feeds.events import Decoded, Event, Refusal
+from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, feed_of, read
+from sessionlake.feeds.table import CheckFunction, SessionTable
+
+MAX_ROWS = 200_000
+"""Most rows of all tables in memory. Tables are not followed after the message that exceeds it."""
+MAX_SESSIONS = 50_000
+"""Most sessions whose tables are in memory."""
+Session = tuple[str, int, str]
+"""Topic, partition and session id."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of trying a message.
+
+    Attributes:
+        record: The message.
+        feed: The feed that matches its topic; None if none does.
+        found: Events of the message, or its fault; None without a feed.
+        findings: What is wrong with the message beside a refusal, such as a gap, in a few words each.
+    """
+
+    record: KafkaRecord
+    feed: Feed | None
+    found: Decoded | Refusal | None
+    findings: tuple[str, ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """True if the message goes to quarantine, or no feed reads it."""
+        return not isinstance(self.found, Decoded)
+
+
+@dataclass
+class Totals:
+    """Counts of a trial.
+
+    Attributes:
+        messages: Number of messages.
+        ignored: Number of messages that a rule ignores.
+        rules: Number of messages that each rule has read, by feed and number of the rule.
+        refused: Number of refused messages by feed and reason.
+        unmatched: Number of messages by topic, for topics that match no feed.
+        gaps: Number of gaps between messages.
+        duplicates: Number of messages that came again.
+        orphans: Number of updates before the first snapshot of their session, if sessions must start with one.
+        checks: Number of checked checksums.
+        checks_failed: Number of checksums that did not fit the table.
+        presence_failed: Number of changes whose row was there against `expect`, or missing against it.
+        followed: Number of messages after which tables were no longer followed, because they have too many rows; None
+            if all were followed.
+    """
+
+    messages: int = 0
+    ignored: int = 0
+    rules: Counter[tuple[str, int]] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unmatched: Counter[str] = field(default_factory=Counter)
+    gaps: int = 0
+    duplicates: int = 0
+    orphans: int = 0
+    checks: int = 0
+    checks_failed: int = 0
+    presence_failed: int = 0
+    followed: int | None = None
+
+    @property
+    def failed(self) -> int:
+        """Number of refused messages, and of failed checks and presence."""
+        refused = self.refused.total() + self.unmatched.total()
+        return refused + self.checks_failed + self.presence_failed
+
+
+class Trial:
+    """Reads messages by feeds, and follows the tables of their sessions.
+
+    Args:
+        feeds: The feeds. The first whose pattern matches a topic reads its messages.
+        only: The feed that reads all messages, whatever their topic; None to choose by topic.
+        bare: The feed that reads messages whose line does not name a topic; None to choose by topic.
+        unbound: Names of the feeds whose sessions may start with any message, not only with a snapshot.
+        max_bytes: Longest value allowed.
+
+    Attributes:
+        totals: Counts of all messages so far.
+        tables: Tables by session.
+
+    Raises:
+        ConfigError: A function of `check` cannot be imported.
+    """
+
+    def __init__(
+        self,
+        feeds: Sequence[Feed],
+        *,
+        only: Feed | None = None,
+        bare: Feed | None = None,
+        unbound: Collection[str] = (),
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self._feeds, self._only, self._bare, self._max_bytes = feeds, only, bare, max_bytes
+        self._bound = {feed.name for feed in feeds if _has_snapshots(feed)} - {*unbound}
+        self._checks = {feed.name: _check_function(feed) for feed in feeds}
+        self._chains: dict[str, int] = {}
+        self._complete: set[Session] = set()
+        self._rows = 0
+        self.totals = Totals()
+        self.tables: dict[Session, SessionTable] = {}
+
+    def feed(self, name: str) -> Feed:
+        """Returns the feed of this name, which must exist."""
+        return next(feed for feed in self._feeds if feed.name == name)
+
+    def read(self, record: KafkaRecord, *, is_bare: bool = False) -> Outcome:
+        """Reads a message, applies its events, and counts it. `is_bare` is true if its line does not name a topic."""
+        totals = self.totals
+        totals.messages += 1
+        feed = self._only or (self._bare if is_bare else None) or feed_of(self._feeds, record.topic)
+        if feed is None:
+            totals.unmatched[record.topic] += 1
+            return Outcome(record, None, None)
+        found = read(feed, record, max_bytes=self._max_bytes)
+        if isinstance(found, Refusal):
+            totals.refused[feed.name, found.reason.value] += 1
+            return Outcome(record, feed, found)
+        for number in found.rules:
+            totals.rules[feed.name, number] += 1
+        totals.ignored += all(event.kind is Kind.IGNORE for event in found.events)
+        findings = [text for event in found.events for text in self._apply(feed, record, event)]
+        return Outcome(record, feed, found, tuple(findings))
+
+    def _apply(self, feed: Feed, record: KafkaRecord, event: Event) -> list[str]:
+        """Applies an event to its session's table. Returns what is wrong with it."""
+        findings = [] if event.chain is None else self._follow_chain(event, event.chain)
+        if event.kind is Kind.IGNORE or self.totals.followed is not None:
+            return findings
+        session = (record.topic, record.partition, event.session)
+        table = self.tables.setdefault(session, SessionTable(feed))
+        if event.kind is Kind.SNAPSHOT and session not in self._complete:
+            self._complete.add(session)
+            table.check = self._checks[feed.name]
+        if event.kind is Kind.UPDATE and session not in self._complete and feed.name in self._bound:
+            self.totals.orphans += 1
+        before, rows = _counts(table), len(table.rows)
+        table.apply(event)
+        self._rows += len(table.rows) - rows
+        if event.kind is Kind.END:
+            self._rows -= len(table.rows)
+            table.rows = {}
+        if self._rows > MAX_ROWS or len(self.tables) > MAX_SESSIONS:
+            self.totals.followed = self.totals.messages
+        return findings + self._count(session, [now - past for now, past in zip(_counts(table), before, strict=True)])
+
+    def _count(self, session: Session, added: Sequence[int]) -> list[str]:
+        """Adds what an event has added to its table's counts. Returns what of it is wrong."""
+        gaps, duplicates, checks, checks_failed, presence_failed = added
+        totals = self.totals
+        totals.gaps += gaps
+        totals.duplicates += duplicates
+        totals.checks += checks
+        totals.checks_failed += checks_failed
+        if session not in self._complete:  # without a snapshot, rows are missing by nature
+            presence_failed = 0
+        totals.presence_failed += presence_failed
+        texts = {
+            "gap: messages are missing before this one": gaps,
+            "duplicate: its seq was already applied": duplicates,
+            "checksum: the table does not have the checksum in the message": checks_failed,
+            "presence: rows were there or missing against `expect`": presence_failed,
+        }
+        return [text for text, count in texts.items() if count]
+
+    def _follow_chain(self, event: Event, chain: str) -> list[str]:
+        """Advances the seq that the sessions of a chain share. Returns its gap, if there is one."""
+        last = self._chains.get(chain)
+        if event.seq is None or (last is not None and event.seq <= last and not event.restart):
+            return []
+        self._chains[chain] = event.seq
+        if last is None or event.after is None or event.restart:
+            return []
+        is_gap = event.after != last if event.is_link else event.after > last
+        self.totals.gaps += is_gap
+        return [f"gap: messages of chain {chain} are missing before this one"] if is_gap else []
+
+
+def _counts(table: SessionTable) -> tuple[int, int, int, int, int]:
+    return table.gaps, table.duplicates, table.checks, table.checks_failed, table.presence_failed
+
+
+def _has_snapshots(feed: Feed) -> bool:
+    return any(rule.kind is Kind.SNAPSHOT for rule in feed.rules)
+
+
+def _check_function(feed: Feed) -> CheckFunction | None:
+    """Imports the function that checks a feed's checksums."""
+    if feed.check is None:
+        return None
+    try:
+        function: Any = pkgutil.resolve_name(feed.check.function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"feed {feed.name}: check.with {feed.check.function!r} cannot be imported ({error})",
+            fix="Name an installed function as module:function",
+        ) from None
+    found: CheckFunction = function
+    return found

@@ -1,0 +1,115 @@
+"""Reads the last messages of a topic with librdkafka, without Spark. Nothing is written and no offset is committed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
+from sessionlake.feeds.reader import KafkaRecord
+from sessionlake.kafka.clients import consumer_config, require_broker
+from sessionlake.kafka.security import hide_secrets
+from sessionlake.settings.model import Settings
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
+_SECONDS = 10.0
+_POLLED = 500
+_SHOWN = 5
+
+
+def last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecord]:
+    """Returns the last messages of a topic, oldest first. Those of a partition are in the order of their offsets.
+
+    Args:
+        settings: The pipeline's settings.
+        topic: The topic.
+        count: Most messages of all partitions together. So many are in memory.
+
+    Raises:
+        MachineError: The package `confluent_kafka` is missing.
+        UnknownTopicError: Kafka does not have the topic.
+        BrokerError: Kafka does not answer.
+        AccessError: Kafka rejects this client.
+    """
+    require_broker(settings)
+    try:
+        from confluent_kafka import Consumer, KafkaException
+    except ImportError as error:
+        raise MachineError(
+            f"the package confluent_kafka is needed to read topic {topic}, and is not installed",
+            fix="Install it, or save messages to a file and name the file",
+        ) from error
+    consumer = Consumer({**consumer_config(settings, "feed"), "enable.partition.eof": True})
+    try:
+        partitions = _partitions(consumer, settings, topic)
+        latest = heapq.nlargest(
+            count, _read_ends(consumer, settings, topic, partitions, count), key=lambda one: (one.timestamp, one.offset)
+        )
+    except KafkaException as error:
+        raise _unanswered(settings, topic, hide_secrets(settings, str(error))[:300]) from error
+    finally:
+        consumer.close()
+    by_partition: dict[int, list[KafkaRecord]] = {}
+    for one in sorted(latest, key=lambda one: one.offset):
+        by_partition.setdefault(one.partition, []).append(one)
+    return list(heapq.merge(*by_partition.values(), key=lambda one: one.timestamp))
+
+
+def _partitions(consumer: Consumer, settings: Settings, topic: str) -> list[int]:
+    topics = consumer.list_topics(timeout=_SECONDS).topics
+    if topic not in topics or not topics[topic].partitions:
+        known = sorted(name for name in topics if not name.startswith("_"))
+        near = get_close_matches(topic, known, _SHOWN, 0.4) or known[:_SHOWN]
+        named = f"; it has {', '.join(near)}" if near else "; it has no topics"
+        raise UnknownTopicError(
+            f"Kafka at {settings.kafka.bootstrap_servers} does not have the topic {topic}{named}",
+            fix="Correct the name, or name a file that exists",
+        )
+    return sorted(topics[topic].partitions)
+
+
+def _read_ends(
+    consumer: Consumer, settings: Settings, topic: str, partitions: list[int], count: int
+) -> Iterator[KafkaRecord]:
+    """Yields up to `count` messages at the end of each partition."""
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+    starts, ends = [], {}
+    for number in partitions:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_SECONDS)
+        if high > low:
+            starts.append(TopicPartition(topic, number, max(low, high - count)))
+            ends[number] = high
+    consumer.assign(starts)
+    while ends:
+        messages = consumer.consume(_POLLED, timeout=_SECONDS)
+        if not messages:
+            raise _unanswered(settings, topic, f"no message within {_SECONDS:.0f} s")
+        for message in messages:
+            error, number, offset = message.error(), message.partition(), message.offset()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name
+                raise KafkaException(error)
+            if error is None and offset is not None and offset < ends.get(number or 0, 0):
+                yield _record(message)
+            if error is not None or (offset is not None and offset + 1 >= ends.get(number or 0, 0)):
+                ends.pop(number or 0, None)
+
+
+def _record(message: Any) -> KafkaRecord:
+    kind, time = message.timestamp()
+    headers = dict(message.headers() or ())
+    return KafkaRecord(
+        message.topic(), message.partition(), message.offset(), time if kind else -1, message.key(), message.value(),
+        headers,
+    )  # fmt: skip
+
+
+def _unanswered(settings: Settings, topic: str, why: str) -> BrokerError:
+    return BrokerError(
+        f"Kafka at {settings.kafka.bootstrap_servers} does not send the messages of topic {topic} ({why})",
+        fix="Check that the broker runs and that this client may read the topic",
+    )
