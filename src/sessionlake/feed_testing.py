@@ -117,6 +117,12 @@ def run_test(feeds: Sequence[Feed], test: FeedTest, place: str) -> list[Differen
             f"{place}: frame {without} names no topic, and {len(feeds)} feeds are configured",
             fix="Add `topic` or `feed` at the top of the file",
         )
+    coded = next((feed for feed in ([only] if only else feeds) if feed.needs_payload), None)
+    if coded is not None:
+        raise UsageError(
+            f"{place}: feed {coded.name} reads {coded.format.value}, and frames are text",
+            fix="Try it on a topic, with `sessionlake feed try --topic NAME`",
+        )
     topic = only.name if only is not None else ""
     frames = [Frame({"topic": topic, **one.fields}, one.rows, one.refused, one.ignored) for one in test.frames]
     return list(run_frames(feeds, only, frames, test.rows))

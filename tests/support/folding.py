@@ -52,6 +52,9 @@ _RAW = pa.schema(
 )
 
 
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
 class ViolationError(Exception):
     """A violation that stops silver, so the batch must not be committed."""
 
@@ -122,8 +125,10 @@ class Folder:
         bulk: bool = True,
         decisions: dict[DecisionKey, Decision] | None = None,
         interval: int = INTERVAL,
+        headers: Mapping[str, bytes] | None = None,
     ) -> None:
         columns = capture.declared
+        self._headers = [{"key": name, "value": value} for name, value in (headers or {}).items()]
         self._capture, self._columns, self._shards, self._rnd = capture, columns, shards, rnd
         self._decode, self._times = build_decode_rules(capture), StreamTimeNotes()
         decided = {} if decisions is None else decisions
@@ -190,7 +195,10 @@ class Folder:
         feeds = build_feed_decoder(self._capture, self._shards)
         packer = Packer(self._decode, self._shards, feeds, earlier_times=self._times)
         for task in filter(None, tasks):
-            packed = packer.pack_block(raw_table(task, self._shards)).to_pydict()
+            raw = raw_table(task, self._shards)
+            if self._headers:
+                raw = raw.append_column("headers", pa.array([self._headers] * raw.num_rows, _HEADERS))
+            packed = packer.pack_block(raw).to_pydict()
             for shard, chunk in zip(packed["shard"], packed["chunk"], strict=True):
                 chunks.setdefault(shard, []).append(chunk)
         return chunks

@@ -23,8 +23,9 @@ from sessionlake.integrity.batch import judge_batch
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import Cursor, Status, create_cursors, encode_memory
 from sessionlake.integrity.cuts import CutReason
-from sessionlake.integrity.judge import SessionJudge, ViolationError
+from sessionlake.integrity.judge import SessionJudge
 from sessionlake.integrity.outcome import JudgingOutcome, MessageHeader, Verdict
+from sessionlake.integrity.recorder import ViolationError
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import STATE_FORMAT, ShardState

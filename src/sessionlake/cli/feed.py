@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
@@ -20,6 +21,7 @@ from sessionlake.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from sessionlake.feeds.feed import Feed
     from sessionlake.feeds.lines import Line
+    from sessionlake.feeds.payload import PayloadReader
     from sessionlake.settings.model import Settings
 
 feed_app = typer.Typer(no_args_is_help=True, help="Try, test and propose feeds, which read messages of your own form.")
@@ -67,18 +69,19 @@ def feed_try(
     only = None if name is None else _named_feed(feeds, name)
     max_bytes = settings.capture.max_message_bytes
     unbound = {feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"}
+    create_trial = partial(Trial, feeds, unbound=unbound, max_bytes=max_bytes, payload=_payload_reader(settings, feeds))
     if file is None:
         if topic is None:
             raise UsageError("feed try: there are no messages to read", fix="Name a file, or a topic with --topic")
         _require_match(feeds, only, topic)
         lines = _from_kafka(settings, topic, last)
-        trial = Trial(feeds, only=only, unbound=unbound, max_bytes=max_bytes)
+        trial = create_trial(only=only)
         show_trial(trial, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
     else:
         if topic is not None:
             _require_match(feeds, only, topic)
         bare = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
-        trial = Trial(feeds, only=only, bare=bare, unbound=unbound, max_bytes=max_bytes)
+        trial = create_trial(only=only, bare=bare)
         with opened(file) as content:
             show_trial(trial, _from_file(content, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}")
     if trial.totals.failed:
@@ -159,6 +162,17 @@ def configured_feeds(settings: Settings) -> list[Feed]:
             fix="Propose a feed from your messages with `sessionlake feed infer FILE > sessionlake.yml`",
         )
     return feeds
+
+
+def _payload_reader(settings: Settings, feeds: Sequence[Feed]) -> PayloadReader | None:
+    """Returns the reader of Avro and Protobuf; None if all feeds read JSON."""
+    if not any(feed.needs_payload for feed in feeds):
+        return None
+    from sessionlake.feeds.payload import PayloadReader
+    from sessionlake.streaming.payloads import read_payload_of_feeds
+
+    payload = read_payload_of_feeds(settings.capture)
+    return None if payload is None else PayloadReader(payload)
 
 
 def _named_feed(feeds: Sequence[Feed], name: str) -> Feed:

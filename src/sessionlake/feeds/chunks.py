@@ -18,13 +18,15 @@ from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
 from sessionlake.feeds.reader import KafkaRecord, feed_of
+from sessionlake.feeds.values import json_text
 from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes, to_contiguous
-from sessionlake.protocol.chunk import IGNORED, ChangeKind, build_change_fields, chunk_schema
+from sessionlake.protocol.chunk import IGNORED, ChangeKind, Expectation, build_change_fields, chunk_schema
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.erased import is_erased
 from sessionlake.protocol.kafka_time import compute_latest_event_times, is_in_future
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
+from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 from sessionlake.protocol.xxhash64 import spark_xxhash64
@@ -35,6 +37,9 @@ _TYPES = {
     Kind.HEARTBEAT: MessageType.HEARTBEAT,
     Kind.END: MessageType.END,
 }
+
+
+_EXPECTED = {None: None, "present": Expectation.PRESENT, "absent": Expectation.ABSENT}
 
 
 class Parts(NamedTuple):
@@ -62,6 +67,7 @@ class FeedDecoder:
         max_future_skew: In ms: how far an event time may be ahead of the message's Kafka timestamp, and a Kafka
             timestamp ahead of the time at which bronze read the message.
         shards: Number of shards.
+        payload: The schemas of Avro and Protobuf; None if all feeds read JSON.
     """
 
     feeds: tuple[Feed, ...]
@@ -69,6 +75,7 @@ class FeedDecoder:
     max_message_bytes: int
     max_future_skew: int
     shards: int
+    payload: Payload | None = None
 
     @property
     def reads_headers(self) -> bool:
@@ -89,7 +96,7 @@ class FeedDecoder:
             mine = np.flatnonzero((of_feed == number) & (reasons == 0))
             if not len(mine):
                 continue
-            lists = compiled_reader(feed).read(_records(raw, mine), max_bytes=self.max_message_bytes)
+            lists = compiled_reader(feed, self.payload).read(_records(raw, mine), max_bytes=self.max_message_bytes)
             for index, refusal in lists.refused.items():
                 reasons[mine[index]] = CODE_OF[refusal.reason]
             self._drop_future_events(lists, raw, mine, reasons)
@@ -196,6 +203,7 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
     """Returns a row for each event. `message` has the index of its raw message."""
     count, heads = len(message), _heads(raw, message)
     types = np.fromiter((_TYPES[Kind(kind)] for kind in lists.kind), np.int8, count)
+    types[[number for number, scope in enumerate(lists.scope) if scope]] = MessageType.UPDATE
     link = np.where(lists.restart, Link.RESTART, np.where(lists.is_link, Link.LINK, Link.INTERVAL)).astype(np.int8)
     seq = [NO_SEQ if one is None else one for one in lists.seq]
     arrays = [
@@ -210,38 +218,49 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         pa.array(lists.after, pa.int64()),
         pa.array(link),
         pa.nulls(count, pa.int32()),
+        pa.array([None if sent is None else json_text(sent) for sent in lists.sent], pa.string()),
         _changes(types, lists, columns),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
 
 
 def _changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa.ListArray:
-    """Returns the list column of changes: for each event a clear (snapshots only), then its rows in order."""
-    cleared = (types == MessageType.SNAPSHOT).astype(np.int64)
+    """Returns the list column of changes: for each event a clear (snapshots only), then its rows in order.
+
+    The clear of a snapshot with a scope has the values of the scope.
+    """
+    scopes = [scope for scope in lists.scope if scope]
+    scoped = np.array(list(map(bool, lists.scope)), np.bool_)
+    cleared = ((types == MessageType.SNAPSHOT) | scoped).astype(np.int64)
     n_rows = np.array(lists.rows, np.int64)
     sizes = cleared + n_rows
     starts = np.cumsum(sizes) - sizes
     total, of_rows = int(sizes.sum()), concatenate_ranges(starts + cleared, n_rows)
-    deletes = np.array(lists.deletes, np.bool_)
+    deletes = np.array([*lists.deletes, *[False] * len(scopes)], np.bool_)
     kind = np.full(total, ChangeKind.CLEAR, np.int8)
-    kind[of_rows] = np.where(deletes, ChangeKind.DELETE, ChangeKind.UPSERT)
-    row_of_change = np.full(total, -1, np.int64)
-    row_of_change[of_rows] = np.arange(len(of_rows))
-    place = pa.array(row_of_change, mask=row_of_change < 0)
-    sets_all = np.repeat(cleared == 1, n_rows) & ~_repeats(lists, n_rows)
+    kind[of_rows] = np.where(deletes[: len(of_rows)], ChangeKind.DELETE, ChangeKind.UPSERT)
+    # Index of each change among the rows, behind which the scopes follow; -1 for a clear without a scope.
+    source = np.full(total, -1, np.int64)
+    source[of_rows] = np.arange(len(of_rows))
+    source[starts[scoped]] = len(of_rows) + np.arange(len(scopes))
+    place = pa.array(source, mask=source < 0)
+    sets_all = np.append(np.repeat(cleared == 1, n_rows) & ~_repeats(lists, n_rows), np.zeros(len(scopes), np.bool_))
     values, flags = [], []
     of_column = dict(zip(lists.columns, lists.values, strict=True))
     for column in columns:
-        cells, flag = _column(of_column.get(column.name), column, deletes, sets_all)
-        values.append(cells.take(place))
-        is_set = np.zeros(total, np.bool_)
-        is_set[of_rows] = flag
-        flags.append(pa.array(is_set))
+        cells = of_column.get(column.name)
+        if cells is not None and scopes:
+            cells = [*cells, *(scope.get(column.name, MISSING) for scope in scopes)]
+        taken, flag = _column(cells, column, deletes, sets_all)
+        values.append(taken.take(place))
+        flags.append(pa.array(np.append(flag, False)[source]))
+    none = [None] * len(scopes)
     fields = [
         pa.array(kind),
         pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
-        pa.array(lists.row_id, pa.string()).take(place),
-        pa.array(lists.rescued, pa.string()).take(place),
+        pa.array([*lists.row_id, *none], pa.string()).take(place),
+        pa.array([*lists.rescued, *none], pa.string()).take(place),
+        pa.array([*(_EXPECTED[one] for one in lists.expect), *none], pa.int8()).take(place),
         *values,
         *flags,
     ]

@@ -198,6 +198,13 @@ class Keep:
     rows: int
 
 
+class LoadCode(Protocol):
+    """Loads a class or function that a feed names, also in a worker. It can be pickled."""
+
+    def __call__(self) -> Any:
+        """Returns an instance of the class, or the function. Raises ConfigError if it cannot be loaded."""
+
+
 @dataclass(frozen=True)
 class Check:
     """A checksum that the producer sends, with which the session's table is compared after a message.
@@ -207,18 +214,13 @@ class Check:
             checked.
         function: `module:function` of the user's function `(groups, checksum) -> bool`, true if the table is right.
         rows: Number of rows that the function receives of each group in `Keep`, or of the whole table without `Keep`.
+        load: Returns the function; None if checksums are not compared.
     """
 
     sent: Path | None
     function: str
     rows: int
-
-
-class LoadDecoder(Protocol):
-    """Loads a feed's decoder class, also in a worker. It can be pickled."""
-
-    def __call__(self) -> Any:
-        """Returns an instance of the class. Raises ConfigError if it cannot be loaded."""
+    load: LoadCode | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,7 @@ class DecoderUse:
         rescue: True if values of undeclared columns are stored in `_rescued`. False if they are dropped.
     """
 
-    load: LoadDecoder
+    load: LoadCode
     rescue: bool = True
 
 

@@ -117,18 +117,21 @@ def _in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
 
 
 def _ordered(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
-    """Yields each group with its row ids, best first. Rows with null in the column `keep.best` come last."""
+    """Yields each group with its row ids, best first.
+
+    Rows with the same value in the column `keep.best` are sorted by row id, those with null come last.
+    """
     groups: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, row in rows.items():
         groups[tuple(row[column] for column in keep.per)].append(name)
     for group, names in groups.items():
         valued = [name for name in names if rows[name][keep.best] is not None]
         valued.sort(key=partial(_best, rows, keep.best), reverse=bool({*keep.descending} & {*group}))
-        yield group, valued + [name for name in names if rows[name][keep.best] is None]
+        yield group, valued + sorted(name for name in names if rows[name][keep.best] is None)
 
 
-def _best(rows: Mapping[str, Row], column: str, name: str) -> Any:
-    return rows[name][column]
+def _best(rows: Mapping[str, Row], column: str, name: str) -> tuple[Any, str]:
+    return rows[name][column], name
 
 
 def _beyond(keep: Keep, rows: Mapping[str, Row]) -> list[str]:

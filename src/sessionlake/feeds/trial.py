@@ -11,6 +11,7 @@ from typing import Any
 from sessionlake.errors import ConfigError
 from sessionlake.feeds.events import Decoded, Event, Refusal
 from sessionlake.feeds.feed import Feed, Kind
+from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, feed_of, read
 from sessionlake.feeds.table import CheckFunction, SessionTable
 
@@ -93,6 +94,7 @@ class Trial:
         bare: The feed that reads messages whose line does not name a topic; None to choose by topic.
         unbound: Names of the feeds whose sessions may start with any message, not only with a snapshot.
         max_bytes: Longest value allowed.
+        payload: Reads Avro and Protobuf; required for messages of feeds that have them.
 
     Attributes:
         totals: Counts of all messages so far.
@@ -110,8 +112,10 @@ class Trial:
         bare: Feed | None = None,
         unbound: Collection[str] = (),
         max_bytes: int = MAX_BYTES,
+        payload: PayloadReader | None = None,
     ) -> None:
         self._feeds, self._only, self._bare, self._max_bytes = feeds, only, bare, max_bytes
+        self._payload = payload
         self._bound = {feed.name for feed in feeds if _has_snapshots(feed)} - {*unbound}
         self._checks = {feed.name: _check_function(feed) for feed in feeds}
         self._chains: dict[str, int] = {}
@@ -132,7 +136,7 @@ class Trial:
         if feed is None:
             totals.unmatched[record.topic] += 1
             return Outcome(record, None, None)
-        found = read(feed, record, max_bytes=self._max_bytes)
+        found = read(feed, record, max_bytes=self._max_bytes, payload=self._payload)
         if isinstance(found, Refusal):
             totals.refused[feed.name, found.reason.value] += 1
             return Outcome(record, feed, found)

@@ -33,8 +33,9 @@ from sessionlake.integrity.cuts import (
     compute_next_cut_time,
     find_cuts_in_batch,
 )
-from sessionlake.integrity.judge import SEQ_REMEMBERING_CLASSES, SessionJudge, ViolationError
+from sessionlake.integrity.judge import SEQ_REMEMBERING_CLASSES, SessionJudge
 from sessionlake.integrity.outcome import JudgingOutcome, Verdict
+from sessionlake.integrity.recorder import ViolationError
 from sessionlake.integrity.rules import Rules
 from sessionlake.integrity.shard_batch import MESSAGE_ARRAY_NAMES, MessageArrays, ShardBatch
 from sessionlake.integrity.transition import AppliedRun, apply_run, apply_runs
@@ -125,6 +126,7 @@ def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]
     )
+    simple &= ~_list_rule_values(batch, lambda r: r.holds_rows or r.modulo is not None).astype(np.bool_)
     simple[[number for number in batch.decisions if number < busy]] = False
     one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
     is_fast: Bools = simple & one_run & in_time & (goes_on | begins)
@@ -226,7 +228,8 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, outcome
     held = [batch.held_messages.build_header(i) for i in range(*batch.held_bounds[number : number + 2].tolist())]
     decisions = batch.decisions.get(number, {})
     outcome.session_number = number
-    judge = SessionJudge(cursor, held, rules, outcome, decisions)
+    rows = batch.open_rows(number, cursor.rows) if rules.holds_rows and batch.open_rows else None
+    judge = SessionJudge(cursor, held, rules, outcome, decisions, rows)
     try:
         if breaks is not None:
             start, end = int(stream.starts[number]), int(stream.ends[number])
@@ -236,6 +239,7 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, outcome
     except ViolationError:
         pass  # the batch will not be committed, so the rest of its outcome does not matter
     cursor.held = len(judge.held_messages)
+    cursor.rows = cursor.rows if rows is None else rows.encode()
     batch.memories[number] = encode_memory(cursor.to_memory())
     batch.cursors[number] = cursor.to_record_values()
 

@@ -63,6 +63,8 @@ CURSOR = np.dtype(
         ("cut_position", np.int64),  # last position contained in a cut at expiry
         ("end_seq", np.int64),  # seq of the end, if it has one
         ("changes", np.int64),  # number of changes applied since the last cut
+        ("checks", np.int64),  # number of checksums and expectations that were compared, and that did not hold
+        ("checks_failed", np.int64),
     ]
 )
 CURSOR_FIELDS = CURSOR.names or ()
@@ -116,17 +118,19 @@ class OpenGap(msgspec.Struct, array_like=True):
 
 
 class SeqMemory(msgspec.Struct, array_like=True):
-    """The variable-length part of a cursor: kept only for sessions with gaps in their taken seqs.
+    """The variable-length part of a cursor: kept only for sessions with gaps in their taken seqs, or with rows.
 
     Attributes:
         taken: First and last seq of each interval of taken seqs, alternating, as `SeqSet.bounds`.
         snapshots: `[seq, offset]` of the last applied snapshot in each interval that has one, ascending (`once`).
         open_gaps: The open gaps, in the order in which messages revealed them.
+        rows: The session's rows as `SessionRows.encode` gives them; None if its feed does not need them.
     """
 
     taken: list[int] = []
     snapshots: list[tuple[int, int]] = []
     open_gaps: list[OpenGap] = []
+    rows: bytes | None = None
 
 
 _memory_decoder = msgspec.msgpack.Decoder(SeqMemory)
@@ -182,15 +186,20 @@ class Cursor:
     cut_position: int = NO_POSITION
     end_seq: int = NO_SEQ
     changes: int = 0
+    checks: int = 0
+    checks_failed: int = 0
     taken: SeqSet = field(default_factory=SeqSet)
     snapshots: list[tuple[int, int]] = field(default_factory=list)
     open_gaps: list[OpenGap] = field(default_factory=list)
+    rows: bytes | None = None
 
     @classmethod
     def from_record(cls, record: np.void, memory: SeqMemory | None = None) -> Cursor:
         """Returns the cursor with the values of one record of a cursor array and of the session's memory."""
         cursor = cls(*record.tolist())
         if memory is not None:
+            cursor.rows = memory.rows
+        if memory is not None and memory.taken:
             cursor.taken, cursor.snapshots, cursor.open_gaps = SeqSet(memory.taken), memory.snapshots, memory.open_gaps
         else:
             if cursor.taken_from != NO_SEQ:
@@ -226,8 +235,10 @@ class Cursor:
         return min((hole.due for hole in self.open_gaps), default=NEVER)
 
     def to_memory(self) -> SeqMemory | None:
-        """Returns the values that do not fit the fixed-size record; None if the taken seqs have no gap."""
-        return SeqMemory(self.taken.bounds, self.snapshots, self.open_gaps) if self.taken.gap_count else None
+        """Returns the values that do not fit the fixed-size record; None if the taken seqs have no gap and no rows."""
+        if self.taken.gap_count:
+            return SeqMemory(self.taken.bounds, self.snapshots, self.open_gaps, self.rows)
+        return None if self.rows is None else SeqMemory(rows=self.rows)
 
     def to_record_values(self) -> tuple[int, ...]:
         """Returns the values of the record `CURSOR`, to be stored in a cursor array."""
@@ -237,8 +248,12 @@ class Cursor:
         return tuple(getattr(self, name) for name in CURSOR_FIELDS)
 
     def start_new_life(self) -> None:
-        """Resets the cursor for a new life of the session. Only the position is kept: later ones must be higher."""
-        position, fresh = self.position, Cursor()
+        """Resets the cursor for a new life of the session.
+
+        Only the position is kept, because later ones must be higher, and the rows, which a snapshot removes.
+        """
+        position, rows, fresh = self.position, self.rows, Cursor()
         for name in Cursor.__slots__:
             setattr(self, name, getattr(fresh, name))
         self.position = self.cut_position = position
+        self.rows = rows

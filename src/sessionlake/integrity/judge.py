@@ -29,10 +29,12 @@ import numpy as np
 
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, OpenGap, Status
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
-from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, MessageHeader, Verdict
+from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
+from sessionlake.integrity.recorder import EventRecorder
 from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.shard_batch import SessionRows
 from sessionlake.integrity.transition import apply_message
-from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
+from sessionlake.protocol.message import NO_SEQ, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.section import Integrity, OnViolation
 
@@ -40,10 +42,6 @@ TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
 """The message types that may change a table."""
 SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
 """The classes that remember which seqs were applied or held back."""
-
-
-class ViolationError(Exception):
-    """Raised when a session violates its class under `fail`. The violation is already recorded; judging stops here."""
 
 
 class SessionJudge:
@@ -55,6 +53,7 @@ class SessionJudge:
         rules: The rules of the session's topic.
         outcome: Where verdicts, events and cuts are recorded.
         decisions: Operators' decisions, by the offset of the message.
+        rows: The session's rows; None if they are not kept in memory.
     """
 
     def __init__(
@@ -64,6 +63,7 @@ class SessionJudge:
         rules: Rules,
         outcome: JudgingOutcome,
         decisions: Mapping[int, Decision] | None = None,
+        rows: SessionRows | None = None,
     ) -> None:
         self._cursor = cursor
         self.held_messages = held_messages
@@ -71,6 +71,8 @@ class SessionJudge:
         self.rules = rules
         self.outcome = outcome
         self._decisions = decisions or {}
+        self._events = EventRecorder(cursor, rules, outcome, self._decisions)
+        self._rows = rows
         # Stream time, and offset of the arriving message, that are recorded with the next applied message.
         self._applied_at, self._applied_by = NO_TIME, NO_OFFSET
 
@@ -84,18 +86,21 @@ class SessionJudge:
         self._applied_at, self._applied_by = message.now, message.offset
         if self._decisions.get(message.offset) is Decision.SKIP:
             self.outcome.followed_decisions.add((self.outcome.session_number, message.offset))
-            self._record_event(message, EventKind.SKIPPED, Action.QUARANTINED)
+            self._events.record_event(message, EventKind.SKIPPED, Action.QUARANTINED)
             self._quarantine_message(message, Reason.SKIPPED)
             return
         if self._starts_new_life(message):
             self._release_held_messages()
             self._judge_due_gaps(NEVER)  # messages missing from the life that has ended can no longer arrive
             self._cursor.start_new_life()
+        if self.rules.modulo is not None:
+            message = message.unwrap_seq(self._cursor.last_seq, self.rules.modulo)
+            self.outcome.unwrapped_seqs[message.index] = message.seq
         self._note_last_message(message)
         self.outcome.life[message.index] = self._cursor.first_offset
         if self._is_duplicate(message):
             self._cursor.duplicates += 1
-            self._record_event(message, EventKind.DUPLICATE, Action.DROPPED)
+            self._events.record_event(message, EventKind.DUPLICATE, Action.DROPPED)
             self.outcome.verdict[message.index] = Verdict.DUPLICATE
         elif self.rules.integrity is Integrity.WINDOW:
             self._hold_back_message(message)
@@ -151,7 +156,8 @@ class SessionJudge:
         cursor, integrity = self._cursor, self.rules.integrity
         applied = self.outcome.verdict[message.index] == Verdict.APPLIED and cursor.status == Status.OPEN
         latest = message.seq == cursor.last_seq or integrity is Integrity.NONE
-        return bool(applied and latest and integrity is not Integrity.WINDOW and not self._decisions)
+        is_plain = integrity is not Integrity.WINDOW and not self._decisions and self._rows is None
+        return bool(applied and latest and is_plain)
 
     def _starts_new_life(self, message: MessageHeader) -> bool:
         last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
@@ -168,6 +174,8 @@ class SessionJudge:
     def _is_duplicate(self, message: MessageHeader) -> bool:
         integrity, last = self.rules.integrity, self._cursor.last_seq
         if integrity is Integrity.NONE:
+            return False
+        if message.seq == NO_SEQ:
             return False
         if integrity in SEQ_REMEMBERING_CLASSES:
             return message.seq in self._cursor.taken
@@ -189,7 +197,7 @@ class SessionJudge:
         watermark = cursor.highest_ts - rules.lateness
         if message.ts < watermark:
             cursor.late += 1
-            self._record_event(message, EventKind.LATE, Action.QUARANTINED)
+            self._events.record_event(message, EventKind.LATE, Action.QUARANTINED)
             self._quarantine_message(message, Reason.LATE)
             return
         if self._is_rejected_by_gap_limit(message):
@@ -259,7 +267,7 @@ class SessionJudge:
     def _judge_in_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
         is_new = message.seq > self._cursor.last_seq or message.link == Link.RESTART
         if message.type == MessageType.SNAPSHOT and is_new:
-            self._record_event(message, EventKind.HEALED, Action.APPLIED)
+            self._events.record_event(message, EventKind.HEALED, Action.APPLIED)
             self._apply_message(message, releasing_offset)
         else:
             self._quarantine_message(message, Reason.SESSION_BROKEN)
@@ -268,14 +276,17 @@ class SessionJudge:
         cursor, rules = self._cursor, self.rules
         cursor.gaps += 1
         if rules.integrity is Integrity.STRICT:
-            if message.type == MessageType.SNAPSHOT and self._choose_policy(message.offset) is OnViolation.ISOLATE:
+            if (
+                message.type == MessageType.SNAPSHOT
+                and self._events.choose_policy(message.offset) is OnViolation.ISOLATE
+            ):
                 # The gap breaks the session, and this snapshot heals it at once.
-                self._record_event(message, EventKind.GAP, Action.ISOLATED)
+                self._events.record_event(message, EventKind.GAP, Action.ISOLATED)
                 self._apply_message(message, releasing_offset)
             elif self._is_applied_despite_violation(message, EventKind.GAP, Reason.GAP):
                 self._apply_message(message, releasing_offset)
             return
-        self._record_event(message, EventKind.GAP, Action.APPLIED)
+        self._events.record_event(message, EventKind.GAP, Action.APPLIED)
         if rules.integrity is Integrity.ONCE:
             due = message.time + rules.gap_timeout
             start = cursor.last_seq + 1
@@ -302,10 +313,25 @@ class SessionJudge:
         if self.rules.integrity is Integrity.ONCE:
             cursor.mark_taken(message.seq, message.seq, self.rules.max_gaps)
         cursor.changes += message.changes
+        if self._rows is not None:
+            self._apply_to_rows(message, self._rows)
         if ends:
             self.record_cut(CutReason.END, self._applied_at)
         elif message.type in TABLE_CHANGING_TYPES and cursor.changed_at == NEVER:
             cursor.changed_at = self._applied_at
+
+    def _apply_to_rows(self, message: MessageHeader, rows: SessionRows) -> None:
+        """Applies a message to the rows. A check that fails is a violation, but the message stays applied."""
+        found, cursor = rows.apply_message(message.index), self._cursor
+        cursor.changes += found.added_changes
+        cursor.checks += found.checks
+        cursor.checks_failed += len(found.failed)
+        for kind in found.failed:
+            policy = self._events.record_violation(
+                message, kind, (None, None if message.seq == NO_SEQ else message.seq)
+            )
+            if policy is OnViolation.ISOLATE and cursor.status != Status.ENDED:
+                cursor.status = Status.BROKEN
 
     def _assign_epoch(self, message: MessageHeader) -> int:
         """Returns the epoch of a message: the offset of the last snapshot up to it, under `once` in seq order."""
@@ -338,12 +364,8 @@ class SessionJudge:
 
     def _judge_unfilled_gap(self, gap: OpenGap) -> None:
         cursor = self._cursor
-        policy = self._choose_policy(gap.offset)
         expected = next(cursor.taken.list_missing(gap.start, gap.end))
-        action = self._choose_action(gap.offset, policy)
-        self._append_event(EventKind.GAP, action, gap, (expected, gap.end))
-        if policy is OnViolation.FAIL:
-            raise ViolationError
+        policy = self._events.record_violation(gap, EventKind.GAP, (expected, gap.end))
         if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < gap.end:
             cursor.status = Status.BROKEN
             cursor.open_gaps = []
@@ -352,46 +374,18 @@ class SessionJudge:
 
     def _is_applied_despite_violation(self, message: MessageHeader, kind: EventKind, reason: Reason) -> bool:
         """Records a violation. Returns True if the message is applied despite it, False if it was quarantined."""
-        policy = self._choose_policy(message.offset)
-        self._record_event(message, kind, self._choose_action(message.offset, policy))
-        if policy is OnViolation.FAIL:
-            raise ViolationError
-        if policy is OnViolation.RECORD:
+        if self._events.record_violation(message, kind, self._events.list_seqs(message)) is OnViolation.RECORD:
             return True
         if self._cursor.status != Status.ENDED:
             self._cursor.status = Status.BROKEN
         self._quarantine_message(message, reason)
         return False
 
-    def _choose_policy(self, offset: int) -> OnViolation:
-        decision = self._decisions.get(offset)
-        if decision is None or decision.policy is None:
-            return self.rules.on_violation
-        self.outcome.followed_decisions.add((self.outcome.session_number, offset))
-        return decision.policy
-
-    def _choose_action(self, offset: int, policy: OnViolation) -> Action:
-        if policy is OnViolation.RECORD:
-            return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
-        return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
-
     def _quarantine_message(self, message: MessageHeader, reason: Reason) -> None:
         self.outcome.verdict[message.index] = Verdict.QUARANTINED
         self.outcome.reason[message.index] = CODE_OF[reason]
         if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
             self._cursor.taken.remove_seq(message.seq)  # it was not applied, so the same seq is no duplicate next time
-
-    def _record_event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
-        last = self._cursor.last_seq
-        # The highest possible seq is its own successor: tables cannot hold a higher one.
-        expected = None if last == NO_SEQ or message.link == Link.LINK else min(last + 1, INT64_MAX)
-        self._append_event(kind, action, message, (expected, None if message.seq == NO_SEQ else message.seq))
-
-    def _append_event(
-        self, kind: EventKind, action: Action, cause: MessageHeader | OpenGap, seqs: tuple[int | None, int | None]
-    ) -> None:
-        what, place = (self.outcome.session_number, kind, action), (cause.partition, cause.offset)
-        self.outcome.events.append(IntegrityEvent(*what, *place, *seqs, cause.kafka_ts))
 
 
 def _event_time_key(message: MessageHeader) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sessionlake.feeds.feed import Feed
 from sessionlake.protocol.decode import DecodeRules
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation, milliseconds
@@ -43,6 +44,12 @@ class Rules:
     snapshot_interval: int = 600_000
     starts_with_anything: bool = False
     """True if a session may begin with any message, not only with a snapshot."""
+    holds_rows: bool = False
+    """True if the session's rows are kept in memory while its messages are judged, because its feed needs them."""
+    modulo: int | None = None
+    """The number at which the producer's counter starts again at 0; None if it rises for ever."""
+    has_links: bool = False
+    """True if each message names the seq of the message before it, so that the next seq is not known."""
 
 
 NEVER_EXPIRES = 1 << 60
@@ -61,12 +68,19 @@ class RuleLookup:
     capture: CaptureSettings
     snapshot_interval: int = 600_000
     _known: dict[str, Rules] = field(default_factory=dict)
+    _feeds: dict[str, Feed] = field(default_factory=dict)
 
     def find_rules(self, topic: str) -> Rules:
         """Returns the rules by which sessions of this topic are judged."""
         if topic not in self._known:
             self._known[topic] = self._resolve_rules(topic)
         return self._known[topic]
+
+    def find_feed(self, topic: str) -> Feed:
+        """Returns the feed that reads this topic, which must be one of the configured."""
+        if topic not in self._feeds:
+            self._feeds[topic] = next(feed for feed in self.capture.feeds if re.fullmatch(feed.topics, topic)).made()
+        return self._feeds[topic]
 
     def _resolve_rules(self, topic: str) -> Rules:
         capture = self.capture
@@ -80,6 +94,9 @@ class RuleLookup:
             lateness=milliseconds((feed and feed.lateness) or (rule and rule.lateness) or capture.lateness),
             gap_timeout=milliseconds((feed and feed.gap_timeout) or capture.gap_timeout),
             starts_with_anything=feed is not None and feed.starts_with == "anything",
+            holds_rows=feed is not None and feed.holds_rows,
+            modulo=None if feed is None else feed.modulo,
+            has_links=feed is not None and feed.has_links,
             max_held_messages=capture.max_held_messages,
             max_held_bytes=capture.max_held_bytes,
             max_gaps=capture.max_gaps,

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from sessionlake.integrity.cursor import Cursors
-from sessionlake.integrity.outcome import MessageHeader
+from sessionlake.integrity.outcome import EventKind, MessageHeader
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.protocol.kafka_time import choose_message_times
 from sessionlake.protocol.types import Int8s, Int32s, Int64s, Objects
+
+
+class RowsOutcome(NamedTuple):
+    """What applying a message to the rows of its session showed.
+
+    Attributes:
+        added_changes: Number of changes that the message makes beyond its own, such as rows beyond the limit of `keep`.
+        checks: Number of checksums and expectations of the message that were compared.
+        failed: A violation for each that did not hold.
+    """
+
+    added_changes: int
+    checks: int
+    failed: Sequence[EventKind]
+
+
+class SessionRows(Protocol):
+    """The rows of a session, kept in memory while its messages are judged, for feeds that need them."""
+
+    def apply_message(self, index: int) -> RowsOutcome:
+        """Applies the changes of a message, which has this index in the outcome."""
+        ...
+
+    def encode(self) -> bytes:
+        """Encodes the rows for the stored state."""
+        ...
+
+
+OpenRows = Callable[[int, bytes | None], SessionRows]
+"""Opens the rows of a session, by its number in the batch and the rows that `SessionRows.encode` stored, or None."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +119,7 @@ class ShardBatch:
         held_bounds: Index of each session's first message in `held_messages`; the next value is the index after the
             session's last one.
         decisions: Operators' decisions by session number and then by offset.
+        open_rows: Opens the rows of a session whose rules say `holds_rows`; None if no session has such rules.
     """
 
     new_messages: MessageArrays
@@ -99,3 +130,4 @@ class ShardBatch:
     held_messages: MessageArrays
     held_bounds: Int64s
     decisions: Mapping[int, Mapping[int, Decision]] = field(default_factory=dict)
+    open_rows: OpenRows | None = None

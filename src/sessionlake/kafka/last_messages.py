@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 _SECONDS = 10.0
+_POLL_SECONDS = 0.1
 _POLLED = 500
 _SHOWN = 5
 
@@ -85,9 +87,12 @@ def _read_ends(
             starts.append(TopicPartition(topic, number, max(low, high - count)))
             ends[number] = high
     consumer.assign(starts)
+    deadline = time.monotonic() + _SECONDS
     while ends:
-        messages = consumer.consume(_POLLED, timeout=_SECONDS)
-        if not messages:
+        messages = consumer.consume(_POLLED, timeout=_POLL_SECONDS)  # waits for so many messages, or for the time
+        if messages:
+            deadline = time.monotonic() + _SECONDS
+        elif time.monotonic() > deadline:
             raise _unanswered(settings, topic, f"no message within {_SECONDS:.0f} s")
         for message in messages:
             error, number, offset = message.error(), message.partition(), message.offset()
@@ -100,11 +105,11 @@ def _read_ends(
 
 
 def _record(message: Any) -> KafkaRecord:
-    kind, time = message.timestamp()
+    kind, milliseconds = message.timestamp()
     headers = dict(message.headers() or ())
     return KafkaRecord(
-        message.topic(), message.partition(), message.offset(), time if kind else -1, message.key(), message.value(),
-        headers,
+        message.topic(), message.partition(), message.offset(), milliseconds if kind else -1, message.key(),
+        message.value(), headers,
     )  # fmt: skip
 
 

@@ -288,8 +288,8 @@ def convert_entries_to_sums(entries: pa.RecordBatch, columns: Sequence[str]) -> 
         left = entries.column(COUNTS[0])
         for name in COUNTS[1:]:
             left = pc.subtract(left, entries.column(name))
-        whole = pc.max_element_wise(pc.subtract(entries.column("messages"), entries.column(COUNTS[0])), 0)
-        found["unaccounted"] = pc.add(pc.abs(left), whole)
+        without_part = pc.max_element_wise(pc.subtract(entries.column("messages"), entries.column(COUNTS[0])), 0)
+        found["unaccounted"] = pc.add(pc.abs(left), without_part)
     return pa.RecordBatch.from_pydict({name: found[name] for name in columns})
 
 

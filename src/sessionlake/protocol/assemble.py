@@ -139,16 +139,12 @@ def assemble_chunk(
         _fill_malformed(head, malformed, fill)
         for head, fill in zip(heads, (MessageType.MALFORMED, NO_SEQ, 0), strict=True)
     )
-    bad_key = reasons == CODE_OF[Reason.BAD_KEY]
-    keys = raw["key"].combine_chunks()
-    if bad_key.any():
-        keys = pc.if_else(pa.array(bad_key), pa.scalar(None, keys.type), keys)
     arrays = [
         raw["topic"].cast(pa.string()),
         raw["partition"],
         raw["offset"],
         raw["kafka_ts"],
-        keys.cast(pa.string()),
+        _read_session_ids(raw, reasons),
         pa.array(kind),
         pa.array(seq, mask=seq == NO_SEQ),
         pa.array(ts),
@@ -158,9 +154,19 @@ def assemble_chunk(
         pa.array(seq - 1, mask=seq == NO_SEQ),
         pa.array(np.full(len(seq), Link.INTERVAL, np.int8)),
         pa.array(np.zeros(len(seq), np.int32)),
+        pa.nulls(len(seq), pa.string()),
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
+
+
+def _read_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
+    """Returns the keys as texts; null for a key that is no session id."""
+    bad_key = reasons == CODE_OF[Reason.BAD_KEY]
+    keys = raw["key"].combine_chunks()
+    if bad_key.any():
+        keys = pc.if_else(pa.array(bad_key), pa.scalar(None, keys.type), keys)
+    return keys.cast(pa.string())
 
 
 def measure_lengths(items: Sequence[Any]) -> Int64s:
@@ -212,6 +218,7 @@ def _build_changes(message_columns: MessageColumns, columns: tuple[Column, ...])
         pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
         row_ids,
         _build_rescued_column(message_columns.rescued, of_rows, total),
+        pa.nulls(total, pa.int8()),
         *values,
         *flags,
     ]

@@ -32,6 +32,13 @@ IGNORED = -2
 """Code of a message that its feed ignores in a chunk's column `reason`. It does not go to quarantine."""
 
 
+class Expectation(IntEnum):
+    """Whether a change expects its row in the table before it. In a chunk, null means that either is fine."""
+
+    PRESENT = 1
+    ABSENT = 2
+
+
 class ChangeKind(IntEnum):
     """The effect of a change on a session's table."""
 
@@ -60,6 +67,7 @@ def build_change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
         pa.field("ordinal", pa.int32()),
         pa.field("row_id", pa.string()),
         pa.field(RESCUED, pa.string()),
+        pa.field("expect", pa.int8()),
         *values,
         *flags,
     )
@@ -72,6 +80,7 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     `seq` is null if the message is malformed or has none (class `none`). `size` is the Kafka value's size in bytes.
     `reason` is a code of `reasons.CODES`: 0 if the message is well-formed, `erased.ERASED_CODE` if it was erased,
     `IGNORED` if its feed ignores it. A message that its feed splits has several rows, which `part` numbers from 0.
+    `sent` is the checksum in the message as JSON text; null if there is none.
     `clock` is the highest Kafka timestamp that counts, of the message and earlier ones in its segment: messages with
     consecutive offsets that one task reads. The fold computes stream time from it.
     """
@@ -91,6 +100,7 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
             pa.field("after", pa.int64()),
             pa.field("link", pa.int8()),
             pa.field("part", pa.int32()),
+            pa.field("sent", pa.string()),
             pa.field("changes", pa.list_(pa.struct(build_change_fields(columns)))),
         ],
         metadata={_FORMAT_KEY: CHUNK_FORMAT},
@@ -171,7 +181,7 @@ def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], c
     set_by_all = pc.equal(table["type"], MessageType.SNAPSHOT).combine_chunks()
     owner = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
     added = pc.and_(set_by_all.take(pa.array(owner)), pc.equal(changes.field("change"), ChangeKind.UPSERT))
-    given = {name: changes.field(name) for name in ("change", "ordinal", "row_id", RESCUED)}
+    given = {name: changes.field(name) for name in ("change", "ordinal", "row_id", RESCUED, "expect")}
     for place, column in enumerate(columns):
         old = places.get(column.name)
         given[name_value_field(place)] = (

@@ -1,9 +1,10 @@
-"""Loads the decoder classes that feeds name."""
+"""Loads the decoder classes and the functions that feeds name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from sessionlake.errors import ConfigError
@@ -31,6 +32,37 @@ class NamedDecoder:
             ConfigError: The class does not exist, or has no method `decode`, or cannot be created without arguments.
         """
         return _load(self)
+
+
+@dataclass(frozen=True)
+class NamedCheck:
+    """Identifies the function of a feed that compares checksums, so that every worker can load it itself.
+
+    Attributes:
+        feed: Name of the feed, for errors.
+        target: The function as `module:function`.
+        folder: Folder in which modules that are not installed are looked up.
+    """
+
+    feed: str
+    target: str
+    folder: str = ""
+
+    def __call__(self) -> Any:
+        """Returns the function. Raises ConfigError if it does not exist."""
+        return _load_check(self)
+
+
+@lru_cache(maxsize=256)
+def _load_check(named: NamedCheck) -> Any:
+    where = f"capture.feeds.{named.feed}.check.with"
+    try:
+        found = load_named_code(named.target, FunctionType, named.folder)
+    except NamedCodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{where}: {named.target} is no function", fix="Name a function `(groups, checksum) -> bool`")
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from sessionlake.feeds.values import FeedColumn, feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
 from sessionlake.protocol.payload import PayloadFormat
-from sessionlake.settings.feed_code import NamedDecoder
+from sessionlake.settings.feed_code import NamedCheck, NamedDecoder
 from sessionlake.settings.feed_parts import (
     CheckSettings,
     ColumnSettings,
@@ -100,11 +100,43 @@ class FeedSettings(Section):
         self.made()
         return self
 
+    @property
+    def holds_rows(self) -> bool:
+        """True if the rows of sessions must be in memory while messages are judged."""
+        needs = any(rule.scope or any(part.expect for part in rule.rows) for rule in self.messages)
+        decoder = self.made().decoder
+        needs |= decoder is not None and bool(getattr(decoder.load(), "needs_rows", False))
+        return needs or self.keep is not None or self.check is not None
+
+    @property
+    def modulo(self) -> int | None:
+        """The number at which the producer's counter starts again at 0; None if it rises for ever."""
+        return None if isinstance(self.order, str) else self.order.modulo
+
+    @property
+    def has_links(self) -> bool:
+        """True if each message names the seq of the message before it."""
+        return not isinstance(self.order, str) and self.order.after is not None
+
+    def refuse_chain(self) -> None:
+        """Raises ValueError if an order has a chain, which silver cannot judge yet."""
+        orders = [self.order, *(rule.order for rule in self.messages)]
+        if any(not isinstance(order, str) and order is not None and order.chain for order in orders):
+            raise ValueError(
+                f"feed {self.name!r}: order.chain is not supported yet; leave out chain and set `rising: true`, which "
+                "accepts seqs that skip numbers, or `order: arrival`"
+            )
+
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
         orders = {rule.order or self.order for rule in self.messages if rule.is_ is not Kind.IGNORE} or {self.order}
         is_counting = all(not isinstance(order, str) and order.is_step for order in orders)
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
+            if self.holds_rows:
+                raise ValueError(
+                    f"feed {self.name!r}: class {found} applies messages in another order than they arrive, so keep, "
+                    "check, expect and scope cannot be used with it; set its integrity to none, order or strict"
+                )
             if not is_counting:
                 raise ValueError(
                     f"feed {self.name!r}: class {found} remembers every seq, so it needs an order whose seq rises by "
@@ -134,7 +166,6 @@ def _feed(settings: FeedSettings) -> Feed:
         if column.sql.startswith(("array", "variant", "float", "double")):
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
     _check_decoder(settings)
-    check = settings.check
     text = settings.model_dump_json()
     defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
     return Feed(
@@ -153,7 +184,7 @@ def _feed(settings: FeedSettings) -> Feed:
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
         keep=_keep(settings.keep, columns),
-        check=None if check is None else Check(check.checksum, check.with_, check.rows),
+        check=_check(settings),
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
         reads_headers="kafka.headers" in text or settings.decoder is not None,
         decoder=_decoder(settings),
@@ -188,6 +219,13 @@ def _is_of_record(path: Path) -> bool:
     """Returns True if the path has only constants and fields of the Kafka record."""
     inside = {Start.MESSAGE, Start.ELEMENT, Start.PARENT}
     return not any(isinstance(one, Access) and one.start in inside for one in path.alternatives)
+
+
+def _check(settings: FeedSettings) -> Check | None:
+    check = settings.check
+    if check is None:
+        return None
+    return Check(check.checksum, check.with_, check.rows, NamedCheck(settings.name, check.with_, str(FilePath.cwd())))
 
 
 def _decoder(settings: FeedSettings) -> DecoderUse | None:

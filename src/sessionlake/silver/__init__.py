@@ -11,6 +11,6 @@ The parts of this package, from the bottom up. Each imports only those listed be
 - `decisions`: operators' decisions about messages that stopped silver
 - `quarantine`: adds the raw bytes to quarantined messages
 - `mappings`: refuses feeds that read messages in another way than before
-- `packing`: packs bronze's messages by shard
+- `packing`: packs the messages in bronze by shard
 - `job`: runs the stream
 """

@@ -43,7 +43,8 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
         return None
     feeds = tuple(feed.made() for feed in capture.feeds)
     skew = milliseconds(capture.max_future_skew)
-    return FeedDecoder(feeds, capture.declared, capture.max_message_bytes, skew, shards)
+    payload = read_payload_of_feeds(capture)
+    return FeedDecoder(feeds, capture.declared, capture.max_message_bytes, skew, shards, payload)
 
 
 def read_payload_settings(capture: CaptureSettings) -> Payload | None:

@@ -232,5 +232,5 @@ def _look_up_reference(path: str, config: Tree, seen: tuple[str, ...]) -> Any:
             )
         node = node[part]
     if path in seen:
-        raise ConfigError(f"${{{path}}} refers to itself", fix="Give the variable a value of its own")
+        raise ConfigError(f"${{{path}}} refers to itself", fix="Give the variable a value")
     return _resolve_references(node, config, (*seen, path))

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sessionlake.feeds.inference.order import BY_PLACE
 from sessionlake.feeds.inference.sample import Sample
 from sessionlake.feeds.inference.types import infer_type
 from sessionlake.feeds.inference.words import KEYS, is_identifier, rank
@@ -25,23 +24,22 @@ def propose_change_capture(sample: Sample) -> _Found | None:
         return None
     bodies = [_body(one.value, prefix) for one in sample.messages]
     rows = [body[name] for body in bodies for name in ("before", "after") if isinstance(body.get(name), dict)]
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if _is_usable(name)]
+    names = usable_names(rows)
     key = _key(sample, names, rows)
     if not names or not key:
         return None
-    columns = {name: infer_type(name, [row.get(name) for row in rows], is_key=name in key) for name in names}
-    time = {"path": f"{prefix}ts_ms", "else": "kafka.timestamp"}
-    settings = {
-        "session": BY_PLACE,
-        "key": key,
-        "columns": {name: column.setting for name, column in columns.items()},
-        "time": time if any("ts_ms" in body for body in bodies) else None,
-        "starts_with": "anything",
-        "messages": _rules(prefix),
-    }
-    seen = {f"columns.{name}": column.seen for name, column in columns.items() if column.seen}
+    settings, seen = declare_columns(names, rows, key)
     notes = ["change data capture in the form of Debezium: one table for each partition of a topic"]
-    return {name: value for name, value in settings.items() if value is not None}, seen, notes
+    return {"uses": "debezium", **settings}, seen, notes
+
+
+def declare_columns(
+    names: Sequence[str], rows: Sequence[dict[str, Any]], key: list[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the settings `key` and `columns` for fields of rows, and what was seen of the columns."""
+    columns = {name: infer_type(name, [row.get(name) for row in rows], is_key=name in key) for name in names}
+    seen = {f"columns.{name}": column.seen for name, column in columns.items() if column.seen}
+    return {"key": key, "columns": {name: column.setting for name, column in columns.items()}}, seen
 
 
 def _fits(sample: Sample, prefix: str) -> bool:
@@ -55,7 +53,15 @@ def _body(value: Any, prefix: str) -> dict[str, Any]:
     return found if isinstance(found, dict) and isinstance(found.get("op"), str) else {}
 
 
-def _is_usable(name: str) -> bool:
+def usable_names(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the names of fields that can be names of columns; of those that differ only in case, the first."""
+    found: dict[str, str] = {}
+    for name in (name for row in rows for name in row if _is_column_name(name)):
+        found.setdefault(fold_case(name), name)
+    return [*found.values()]
+
+
+def _is_column_name(name: str) -> bool:
     return bool(name) and name.isidentifier() and fold_case(name) not in {fold_case(one) for one in BUILT_IN_COLUMNS}
 
 
@@ -72,18 +78,3 @@ def _key(sample: Sample, names: Sequence[str], rows: Sequence[dict[str, Any]]) -
     complete = [name for name in names if all(row.get(name) is not None for row in rows)]
     best = sorted(complete, key=lambda name: (-rank(name, KEYS), not is_identifier(name)))
     return best[:1]
-
-
-def _rules(prefix: str) -> list[dict[str, Any]]:
-    operation = f"{prefix}op"
-    return [
-        {"when": {"body": "tombstone"}, "is": "ignore"},
-        {"when": {operation: ["c", "r", "u"]}, "is": "update", "rows": [{"at": f"{prefix}after", "row": "all"}]},
-        {
-            "when": {operation: "d"},
-            "is": "update",
-            "rows": [{"at": f"{prefix}before", "row": "key", "delete": True}],
-        },
-        {"when": {operation: "t"}, "is": "snapshot"},
-        {"when": {operation: "m"}, "is": "ignore"},
-    ]

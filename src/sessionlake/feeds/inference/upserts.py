@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sessionlake.feeds.inference.order import BY_PLACE, choose_time
+from sessionlake.feeds.inference.change_capture import declare_columns, usable_names
 from sessionlake.feeds.inference.sample import Sample
-from sessionlake.feeds.inference.tables import columns_of, row_setting
 from sessionlake.feeds.inference.words import SESSIONS, is_identifier, rank
 
 _USUAL = 0.9
@@ -15,29 +14,13 @@ _USUAL = 0.9
 def propose_upserts(sample: Sample) -> tuple[dict[str, Any], dict[str, str], list[str]] | None:
     """Returns settings, what was seen, and notes for such messages; None if the messages have another form."""
     field = _field_of_key(sample)
-    if field is None:
+    rows = [one.value for one in sample.messages]
+    if field is None or field not in (names := usable_names(rows)):
         return None
-    fields, columns = columns_of([one.value for one in sample.messages])
-    key = next((name for name, path in fields.items() if path == f".{field}"), None)
-    if key is None:
-        return None
-    deletes = columns[key].sql == "string"
-    tombstone: dict[str, Any] = {"when": {"body": "tombstone"}, "is": "ignore"}
-    if deletes:
-        tombstone |= {"is": "update", "rows": [{"row": {key: "kafka.key"}, "delete": True}]}
-    time = choose_time(sample.messages).setting
-    settings = {
-        "session": BY_PLACE,
-        "key": [key],
-        "columns": {name: inferred.setting for name, inferred in columns.items()},
-        "time": time,
-        "starts_with": "anything",
-        "messages": [tombstone, {"is": "update", "rows": [{"row": row_setting(fields, {})}]}],
-    }
-    seen = {f"columns.{name}": inferred.seen for name, inferred in columns.items() if inferred.seen}
-    what = "deletes the row" if deletes else "is ignored"
-    notes = [f"each message is a row, because its Kafka key is its {field}; a tombstone {what}"]
-    return {name: value for name, value in settings.items() if value is not None}, seen, notes
+    settings, seen = declare_columns(names, rows, [field])
+    is_text = settings["columns"][field] == "string"
+    notes = [f"each message is a row, because its Kafka key is its {field}; a tombstone deletes the row"]
+    return {"uses": "upsert", **({} if is_text else {"key_format": "json"}), **settings}, seen, notes
 
 
 def _field_of_key(sample: Sample) -> str | None:

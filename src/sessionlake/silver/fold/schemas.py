@@ -67,7 +67,10 @@ PROGRESS_SCHEMA = pa.schema(
         ("topic", pa.string()),
         ("session_id", pa.string()),
         ("status", pa.string()),
-        *((name, pa.int64()) for name in ("epoch", "next_seq", "messages", "duplicates", "gaps", "late")),
+        *(
+            (name, pa.int64())
+            for name in ("epoch", "next_seq", "messages", "duplicates", "gaps", "late", "checks", "checks_failed")
+        ),
         *((name, pa.int64()) for name in ("first_ts", "last_ts", "first_offset", "last_offset")),
         ("partition", pa.int32()),
         ("ended_at", TIMESTAMP_TYPE),

@@ -35,6 +35,7 @@ from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.emit import JudgedBatch
 from sessionlake.silver.fold.process import ShardProcessor, SilverTableProcessor, join_state_parts, split_state_parts
+from sessionlake.silver.fold.rows import RowsOfBatch, replace_seqs
 
 
 @dataclass
@@ -69,7 +70,7 @@ class SilverFold:
         # Every shard gets every silence, even of topic-partitions without a session. Only shard 0 reports them.
         silences = [] if shard else [silence for part in segments for silence in part.silences]
         first_timed = after.set_first_times()
-        judge = ShardJudge(after, self._rules, self.decisions, stretch_times, silences, first_timed)
+        judge = ShardJudge(after, self._rules, self.decisions, stretch_times, silences, first_timed, self.columns)
         processor = self.processor or SilverTableProcessor(self.columns, self._rules)
         payloads: Payloads = []
         is_due = judge.has_due_sessions or _is_any_time_due(processor.list_due_times(memory), after.clock)
@@ -105,6 +106,7 @@ class ShardJudge:
         stretch_times: StretchTimes,
         silences: list[PartitionTime],
         newly_timed_sessions: Int64s,
+        columns: tuple[Column, ...],
     ) -> None:
         self._state = state
         self._newly_timed_sessions = newly_timed_sessions
@@ -112,6 +114,7 @@ class ShardJudge:
         self._decisions = decisions
         self._stretch_times = stretch_times
         self._silences = silences
+        self._columns = columns
 
     @property
     def has_due_sessions(self) -> bool:
@@ -135,6 +138,8 @@ class ShardJudge:
         keys = pa.concat_arrays([keys, self._state.keys.take(pa.array(silent))])
         places, names = np.append(places, silent), split_session_keys(keys)
         held, held_bounds = self._remove_held_messages(keys, messages.schema)
+        combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
+        rows = RowsOfBatch(combined, names[0].to_pylist(), self._rules, self._columns)
         batch = ShardBatch(
             new_messages=_build_message_arrays(
                 messages, owner, self._find_clock_indices(messages), self._stretch_times, self._state.clock
@@ -148,14 +153,15 @@ class ShardJudge:
             ),
             held_bounds=held_bounds,
             decisions=self._index_decisions(names),
+            open_rows=rows.open_rows,
         )
         self._load_sessions(batch, places)
         out = judge_batch(batch, is_vectorized=is_vectorized)
         if self._state.clock.may_have_untimed_messages:
             _clear_unknown_times(batch, self._state.clock.first_timed_offsets, out)
         seen = self._store_sessions(batch, keys, places)
-        combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         self._store_held_messages(combined, out)
+        combined = replace_seqs(rows.add_removed_rows(), out.unwrapped_seqs)
         judged = self._build_judged_batch(combined, held.num_rows, batch.new_messages, out, names, places, seen)
         self._remove_finished_sessions()
         return judged

@@ -1,0 +1,230 @@
+"""Rows of a session that silver keeps in memory, for feeds whose `keep`, `check`, `expect` or `scope` need them.
+
+`feeds.table` defines the same in plain form; tests compare both.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from functools import lru_cache
+from types import GenericAlias
+from typing import Any, NamedTuple, Optional
+
+import msgspec
+
+from sessionlake.feeds.events import Delete, Put
+from sessionlake.feeds.feed import Feed, Presence
+from sessionlake.protocol.columns import INTEGER_BITS
+
+MAX_ROWS = 100_000
+"""Most rows of a session that are kept in memory, unless `keep` sets a limit."""
+Row = dict[str, Any]
+CheckFunction = Callable[[Mapping[tuple[Any, ...], Sequence[Row]], Any], bool]
+
+
+class AppliedChanges(NamedTuple):
+    """What the changes of one message did beyond themselves.
+
+    Attributes:
+        removed_before: Ids of the rows that a snapshot with a scope removes before its own rows are set.
+        removed_after: Ids of the rows that exceed the limit of `keep`, and are removed after the changes.
+        checks: Number of checksums and expectations that were compared.
+        checksum_failed: True if the checksum does not fit the rows.
+        presence_failed: Number of changes whose row was present although the feed expects it absent, or the reverse.
+        is_too_large: True if there are now too many rows to keep in memory.
+        is_scoped: True if the message is a snapshot with a scope.
+    """
+
+    removed_before: tuple[str, ...] = ()
+    removed_after: tuple[str, ...] = ()
+    checks: int = 0
+    checksum_failed: bool = False
+    presence_failed: int = 0
+    is_too_large: bool = False
+    is_scoped: bool = False
+
+
+@dataclass
+class FeedRows:
+    """The rows of one session.
+
+    Attributes:
+        feed: The feed that reads the session's messages.
+        check: Compares a checksum with the rows; None if the feed has no checksum.
+        rows: Rows by row id.
+        is_known: False if the rows are not in memory because there were too many. The next snapshot sets them again.
+    """
+
+    feed: Feed
+    check: CheckFunction | None = None
+    rows: dict[str, Row] = field(default_factory=dict)
+    is_known: bool = True
+    _groups: dict[tuple[Any, ...], list[tuple[Any, str]]] = field(default_factory=dict, repr=False)
+    """With `keep`: for each group, value of the column `best` and id of its rows, ascending."""
+
+    def __post_init__(self) -> None:
+        if self.feed.keep is not None:
+            for row_id, row in self.rows.items():
+                self._add_to_group(row_id, row)
+
+    def apply_changes(
+        self, changes: Iterable[Put | Delete], *, clears: bool = False, scope: Row | None = None, sent: Any = None
+    ) -> AppliedChanges:
+        """Applies the changes of one message.
+
+        Args:
+            changes: The changes, in order.
+            clears: True if the message is a snapshot, which removes all rows first, or those in its scope.
+            scope: Values by column of a snapshot's scope; None if it replaces all rows.
+            sent: The checksum in the message; None if there is none.
+        """
+        if clears and not scope:
+            self.rows, self._groups, self.is_known = {}, {}, True
+        if not self.is_known:
+            return AppliedChanges(is_too_large=bool(scope), is_scoped=bool(scope))
+        changes = list(changes)
+        removed_before = self._remove_scope(changes, scope) if scope else ()
+        expected = [change.expect for change in changes if change.expect is not None]
+        presence_failed = sum(map(self._apply_change, changes))
+        removed_after = tuple(self._remove_worst())
+        if self.feed.keep is None and len(self.rows) > MAX_ROWS:
+            self.rows, self._groups, self.is_known = {}, {}, False
+            return AppliedChanges(
+                removed_before, removed_after, len(expected), presence_failed=presence_failed, is_too_large=True,
+                is_scoped=bool(scope),
+            )  # fmt: skip
+        checks = len(expected) + (sent is not None)
+        failed = sent is not None and not self._fits(sent)
+        return AppliedChanges(removed_before, removed_after, checks, failed, presence_failed, is_scoped=bool(scope))
+
+    def _remove_scope(self, changes: Sequence[Put | Delete], scope: Row) -> tuple[str, ...]:
+        """Removes the rows in the scope that the message does not set itself; resets those that it sets."""
+        set_ids = {change.row_id for change in changes if isinstance(change, Put)}
+        inside = [row_id for row_id, row in self.rows.items() if all(row[name] == scope[name] for name in scope)]
+        for row_id in inside:
+            self._pop_row(row_id)
+        return tuple(row_id for row_id in inside if row_id not in set_ids)
+
+    def _apply_change(self, change: Put | Delete) -> bool:
+        """Applies one change. Returns True if the row's presence was not as expected."""
+        known = self._pop_row(change.row_id)
+        if isinstance(change, Put):
+            row = {**(dict.fromkeys(self.feed.columns) if known is None else known), **change.values}
+            self.rows[change.row_id] = row
+            if self.feed.keep is not None:
+                self._add_to_group(change.row_id, row)
+        return change.expect is not None and (known is not None) != (change.expect is Presence.PRESENT)
+
+    def _pop_row(self, row_id: str) -> Row | None:
+        row = self.rows.pop(row_id, None)
+        if row is not None and self.feed.keep is not None:
+            members, entry = self._find_group(row), (_sort_key(row[self.feed.keep.best]), row_id)
+            del members[bisect_left(members, entry)]
+        return row
+
+    def _add_to_group(self, row_id: str, row: Row) -> None:
+        if self.feed.keep is not None:
+            insort(self._find_group(row), (_sort_key(row[self.feed.keep.best]), row_id))
+
+    def _find_group(self, row: Row) -> list[tuple[Any, str]]:
+        keep = self.feed.keep
+        return self._groups.setdefault(tuple(row[name] for name in keep.per) if keep else (), [])
+
+    def _remove_worst(self) -> Iterable[str]:
+        """Removes the rows that exceed the limit of their group, and yields their ids."""
+        keep = self.feed.keep
+        if keep is None:
+            return
+        for group, members in self._groups.items():
+            for row_id in self._list_ids(group, members)[keep.rows :] if len(members) > keep.rows else ():
+                self._pop_row(row_id)
+                yield row_id
+
+    def _list_ids(self, group: tuple[Any, ...], members: list[tuple[Any, str]], most: int | None = None) -> list[str]:
+        """Returns the row ids of a group, best first. Rows with null in the column `best` come last."""
+        keep = self.feed.keep
+        nulls = bisect_left(members, (_NULL_KEY,))
+        valued = members[:nulls]
+        if keep is not None and {*keep.descending} & {*group}:
+            valued = valued[::-1]
+        return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
+
+    def _fits(self, sent: Any) -> bool:
+        """Compares a checksum with the rows. A function that raises counts as a checksum that does not fit."""
+        check = self.feed.check
+        if self.check is None or check is None:
+            return True
+        if self.feed.keep is None:
+            groups = {(): [dict(self.rows[row_id]) for row_id in sorted(self.rows)[: check.rows]]}
+        else:
+            groups = {
+                group: [dict(self.rows[row_id]) for row_id in self._list_ids(group, members, check.rows)]
+                for group, members in self._groups.items()
+                if members
+            }
+        try:
+            return bool(self.check(groups, sent))
+        except Exception:  # noqa: BLE001 - the function is the user's
+            return False
+
+    # -- stored form
+
+    def encode(self) -> bytes:
+        """Encodes the rows as bytes that `decode_rows` reads."""
+        names = list(self.feed.columns)
+        rows = [(row_id, [row[name] for name in names]) for row_id, row in self.rows.items()]
+        return msgspec.msgpack.encode(_StoredRows(names, self.is_known, rows))
+
+
+_NULL_KEY = (1,)
+"""Sorts behind every value."""
+
+
+def _sort_key(value: Any) -> tuple[Any, ...]:
+    return _NULL_KEY if value is None else (0, value)
+
+
+class _StoredRows(msgspec.Struct, array_like=True):
+    columns: list[str]
+    is_known: bool
+    rows: Any
+
+
+def decode_rows(stored: bytes | None, feed: Feed, check: CheckFunction | None) -> FeedRows:
+    """Returns the rows that `FeedRows.encode` stored. A column that was declared later is null.
+
+    Args:
+        stored: The stored bytes; None for a session without rows.
+        feed: The feed that reads the session's messages.
+        check: Compares a checksum with the rows; None if the feed has no checksum.
+    """
+    if stored is None:
+        return FeedRows(feed, check)
+    found = msgspec.msgpack.decode(stored, type=_StoredRows)
+    types = tuple(_python_type(feed.columns[name].sql) for name in found.columns)
+    values: list[tuple[str, tuple[Any, ...]]] = msgspec.convert(found.rows, _rows_type(types))
+    rows = {row_id: dict.fromkeys(feed.columns) | dict(zip(found.columns, row, strict=True)) for row_id, row in values}
+    return FeedRows(feed, check, rows, found.is_known)
+
+
+@lru_cache(maxsize=64)
+def _rows_type(types: tuple[Any, ...]) -> Any:
+    """Returns the type of stored rows: a list of pairs of row id and values, each of which can be null."""
+    row = GenericAlias(tuple, tuple(Optional[one] for one in types))  # noqa: UP045 - the type is built at run time
+    return GenericAlias(list, (GenericAlias(tuple, (str, row)),))
+
+
+def _python_type(sql: str) -> Any:
+    """Returns the Python type in which values of a column's type are kept."""
+    if sql.startswith("array<"):
+        return GenericAlias(list, (_python_type(sql.removeprefix("array<").removesuffix(">")) | None,))
+    if sql.startswith("decimal"):
+        return Decimal
+    if sql in INTEGER_BITS:
+        return int
+    known = {"boolean": bool, "float": float, "double": float, "date": date, "binary": bytes}
+    return datetime if sql.startswith("timestamp") else known.get(sql, str)

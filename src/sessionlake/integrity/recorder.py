@@ -1,0 +1,79 @@
+"""Records the integrity events of a session, and chooses what to do about its violations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sessionlake.integrity.cursor import Cursor, OpenGap
+from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, MessageHeader
+from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link
+from sessionlake.settings.section import OnViolation
+
+Seqs = tuple[int | None, int | None]
+"""The expected seq (None: any, or unknown) and the actual seq (None: the message has none) of an event."""
+
+
+class ViolationError(Exception):
+    """Raised when a session violates its class under `fail`. The violation is already recorded; judging stops here."""
+
+
+class EventRecorder:
+    """Records the events of one session in the outcome of its batch.
+
+    Args:
+        cursor: The session's cursor.
+        rules: The rules of the session's topic.
+        outcome: Where events and followed decisions are recorded.
+        decisions: Operators' decisions, by the offset of the message.
+    """
+
+    def __init__(
+        self, cursor: Cursor, rules: Rules, outcome: JudgingOutcome, decisions: Mapping[int, Decision]
+    ) -> None:
+        self._cursor, self._rules, self._outcome, self._decisions = cursor, rules, outcome, decisions
+
+    def record_event(self, message: MessageHeader, kind: EventKind, action: Action) -> None:
+        """Records an event about a message."""
+        self._append_event(kind, action, message, self.list_seqs(message))
+
+    def record_violation(self, cause: MessageHeader | OpenGap, kind: EventKind, seqs: Seqs) -> OnViolation:
+        """Records a violation and returns the policy to follow.
+
+        Args:
+            cause: The message that violates the class, or the gap that was not filled in time.
+            kind: What happened.
+            seqs: The expected and the actual seq.
+
+        Raises:
+            ViolationError: The policy is `fail`.
+        """
+        policy = self.choose_policy(cause.offset)
+        self._append_event(kind, self._choose_action(cause.offset, policy), cause, seqs)
+        if policy is OnViolation.FAIL:
+            raise ViolationError
+        return policy
+
+    def list_seqs(self, message: MessageHeader) -> Seqs:
+        """Returns the seq that is expected before a message, and the message's own."""
+        last = self._cursor.last_seq
+        # The highest possible seq is its own successor: tables cannot hold a higher one.
+        expected = None if last == NO_SEQ or message.link == Link.LINK else min(last + 1, INT64_MAX)
+        return expected, None if message.seq == NO_SEQ else message.seq
+
+    def choose_policy(self, offset: int) -> OnViolation:
+        """Returns the policy for a violation at an offset: an operator's decision, or the rule of the topic."""
+        decision = self._decisions.get(offset)
+        if decision is None or decision.policy is None:
+            return self._rules.on_violation
+        self._outcome.followed_decisions.add((self._outcome.session_number, offset))
+        return decision.policy
+
+    def _choose_action(self, offset: int, policy: OnViolation) -> Action:
+        if policy is OnViolation.RECORD:
+            return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
+        return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
+
+    def _append_event(self, kind: EventKind, action: Action, cause: MessageHeader | OpenGap, seqs: Seqs) -> None:
+        what, place = (self._outcome.session_number, kind, action), (cause.partition, cause.offset)
+        self._outcome.events.append(IntegrityEvent(*what, *place, *seqs, cause.kafka_ts))

@@ -1,0 +1,180 @@
+"""Keeps the rows of sessions in memory while their messages are judged, for feeds that need them.
+
+A feed needs rows for `keep`, `check`, `expect` and `scope`. The rows are in the session's part of the shard's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.feeds.events import Delete, Put
+from sessionlake.feeds.feed import Feed, Presence
+from sessionlake.feeds.reader import load_json
+from sessionlake.feeds.rows import AppliedChanges, FeedRows, decode_rows
+from sessionlake.integrity.outcome import EventKind
+from sessionlake.integrity.rules import RuleLookup
+from sessionlake.integrity.shard_batch import RowsOutcome
+from sessionlake.protocol.arrow import concatenate_ranges, to_contiguous
+from sessionlake.protocol.chunk import (
+    ChangeKind,
+    Expectation,
+    build_change_fields,
+    name_set_flag,
+    name_value_field,
+)
+from sessionlake.protocol.columns import Column
+from sessionlake.protocol.message import NO_SEQ, MessageType
+from sessionlake.protocol.types import Int64s
+
+_PRESENCE = {None: None, Expectation.PRESENT: Presence.PRESENT, Expectation.ABSENT: Presence.ABSENT}
+
+
+@dataclass
+class RowsOfBatch:
+    """The rows of the sessions in one shard's batch.
+
+    Attributes:
+        messages: The messages, in the order of the outcome.
+        topics: Topic of each session.
+        rules: Looks up the feed of a topic.
+        columns: The declared columns.
+        removed: By index of the message: ids of the rows that it removes before and after its own changes.
+    """
+
+    messages: pa.Table
+    topics: Sequence[str]
+    rules: RuleLookup
+    columns: tuple[Column, ...]
+    removed: dict[int, AppliedChanges] = field(default_factory=dict)
+
+    def open_rows(self, session: int, stored: bytes | None) -> OpenedRows:
+        """Opens the rows of a session; an `integrity.shard_batch.OpenRows`."""
+        feed = self.rules.find_feed(self.topics[session])
+        check = None if feed.check is None or feed.check.load is None else feed.check.load()
+        return OpenedRows(self, decode_rows(stored, feed, check))
+
+    def read_changes(self, index: int, feed: Feed) -> tuple[list[Put | Delete], dict[str, Any] | None]:
+        """Returns the changes of a message as its feed gave them, and the scope of a snapshot, or None."""
+        start, end = int(self._bounds[index]), int(self._bounds[index + 1])
+        part = self._changes.slice(start, end - start)
+        kinds, ids = part.field("change").to_pylist(), part.field("row_id").to_pylist()
+        expected = part.field("expect").to_pylist()
+        places = [place for place, column in enumerate(self.columns) if column.name in feed.columns]
+        cells = {
+            self.columns[place].name: (
+                part.field(name_value_field(place)).to_pylist(),
+                part.field(name_set_flag(place)).to_pylist(),
+            )
+            for place in places
+        }
+        changes: list[Put | Delete] = []
+        scope = None
+        for number, kind in enumerate(kinds):
+            values = {name: value[number] for name, (value, is_set) in cells.items() if is_set[number]}
+            if kind == ChangeKind.CLEAR:
+                scope = values or None
+            elif kind == ChangeKind.DELETE:
+                changes.append(Delete((), ids[number], _PRESENCE[expected[number]]))
+            else:
+                changes.append(Put((), ids[number], values, None, _PRESENCE[expected[number]]))
+        return changes, scope
+
+    def add_removed_rows(self) -> pa.Table:
+        """Returns the messages with the rows that they remove as further changes, in place of a scope's clear."""
+        if not self.removed:
+            return self.messages
+        changes, bounds = self._changes, self._bounds
+        sizes = np.diff(bounds)
+        ids: list[str] = []
+        places: list[int] = []
+        dropped: list[int] = []
+        for index in sorted(self.removed):
+            found, start, end = self.removed[index], int(bounds[index]), int(bounds[index + 1])
+            if found.is_scoped:
+                dropped.append(start)
+            ids += [*found.removed_before, *found.removed_after]
+            places += [start] * len(found.removed_before) + [end] * len(found.removed_after)
+            sizes[index] += len(found.removed_before) + len(found.removed_after) - found.is_scoped
+        order = np.insert(np.arange(len(changes)), places, len(changes) + np.arange(len(ids)))
+        order = order[~np.isin(order, dropped)]
+        fields = list(build_change_fields(self.columns))
+        both = pa.concat_arrays([changes, _build_deletes(ids, fields, len(self.columns))]).take(pa.array(order))
+        arrays = {one.name: both.field(one.name) for one in fields}
+        arrays["ordinal"] = pa.array(concatenate_ranges(np.zeros(len(sizes), np.int64), sizes).astype(np.int32))
+        struct = pa.StructArray.from_arrays([arrays[one.name] for one in fields], fields=fields)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+        place = self.messages.schema.get_field_index("changes")
+        nested = pa.ListArray.from_arrays(offsets, struct)
+        return self.messages.set_column(place, self.messages.schema.field(place), nested)
+
+    @cached_property
+    def _lists(self) -> pa.ListArray:
+        return to_contiguous(self.messages["changes"])
+
+    @cached_property
+    def _bounds(self) -> Int64s:
+        """Index of the first change of each message; the next value is the index after its last one."""
+        offsets = self._lists.offsets.to_numpy().astype(np.int64)
+        return offsets - offsets[0]
+
+    @cached_property
+    def _changes(self) -> pa.StructArray:
+        return self._lists.flatten()
+
+
+@dataclass
+class OpenedRows:
+    """The rows of one session; an `integrity.shard_batch.SessionRows`."""
+
+    batch: RowsOfBatch
+    rows: FeedRows
+
+    def apply_message(self, index: int) -> RowsOutcome:
+        """Applies the changes of a message to the rows."""
+        messages, feed = self.batch.messages, self.rows.feed
+        changes, scope = self.batch.read_changes(index, feed)
+        sent = messages["sent"][index].as_py()
+        clears = messages["type"][index].as_py() == MessageType.SNAPSHOT or scope is not None
+        found = self.rows.apply_changes(
+            changes,
+            clears=clears,
+            scope=scope,
+            sent=None if sent is None else load_json(sent.encode(), digits=feed.needs_digits),
+        )
+        if found.removed_before or found.removed_after or found.is_scoped:
+            self.batch.removed[index] = found
+        added = len(found.removed_before) + len(found.removed_after) - found.is_scoped
+        failed = [EventKind.ROW_LIMIT] * found.is_too_large + [EventKind.PRESENCE] * found.presence_failed
+        return RowsOutcome(added, found.checks, failed + [EventKind.CHECKSUM] * found.checksum_failed)
+
+    def encode(self) -> bytes:
+        """Encodes the rows for the stored state."""
+        return self.rows.encode()
+
+
+def replace_seqs(messages: pa.Table, seqs: Mapping[int, int]) -> pa.Table:
+    """Returns the messages with other seqs at some indices."""
+    if not seqs:
+        return messages
+    place, found = messages.schema.get_field_index("seq"), messages["seq"].to_pylist()
+    for index, seq in seqs.items():
+        found[index] = None if seq == NO_SEQ else seq
+    return messages.set_column(place, messages.schema.field(place), pa.array(found, pa.int64()))
+
+
+def _build_deletes(ids: Sequence[str], fields: Sequence[pa.Field], columns: int) -> pa.StructArray:
+    """Returns changes that delete the rows with these ids; `columns` is the number of declared columns."""
+    arrays = {
+        "change": pa.array(np.full(len(ids), ChangeKind.DELETE, np.int8)),
+        "row_id": pa.array(ids, pa.string()),
+        **{name_set_flag(place): pa.array(np.zeros(len(ids), np.bool_)) for place in range(columns)},
+    }
+    return pa.StructArray.from_arrays(
+        [arrays.get(one.name, pa.nulls(len(ids), one.type)) for one in fields], fields=list(fields)
+    )
