@@ -159,7 +159,7 @@ def test_a_check_that_cannot_be_imported_is_named(call):
     configure(KRAKEN.replace("sessionlake.feeds.kraken:checksum", "nowhere:check"))
     result = call("try", "messages.jsonl", content="{}")
     assert result.exit_code == 2
-    assert "feed kraken: check.with 'nowhere:check' cannot be imported" in result.stderr
+    assert "capture.feeds.kraken.check.with: module nowhere cannot be imported" in result.stderr
 
 
 def test_the_last_messages_of_a_topic_are_read_from_kafka(call, monkeypatch):

@@ -35,7 +35,7 @@ _LITERAL = re.compile(r"(?:[\w/-]|\\[^\w])+")
 
 
 Form = Annotated[FeedFormat, typer.Option("--format", help="The format of the output.")]
-File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="A file of messages; `-` reads standard input.")]
+File = Annotated[str | None, typer.Argument(metavar="FILE", help="A file of messages; `-` reads standard input.")]
 OfTopic = Annotated[
     str | None, typer.Option("--topic", help="The topic of the file's messages; without FILE, the topic to read.")
 ]
