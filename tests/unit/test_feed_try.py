@@ -145,7 +145,7 @@ def test_without_a_feed_the_way_to_one_is_named(call):
     result = call("try", "messages.jsonl", content="{}")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no feed is configured" in result.stderr
-    assert "sessionlake feed infer FILE > sessionlake.yml" in result.stderr
+    assert "sessionlake feed infer FILE > feed.yml" in result.stderr
 
 
 def test_a_topic_that_no_feed_matches_is_counted_and_fails(call):

@@ -159,7 +159,8 @@ def configured_feeds(settings: Settings) -> list[Feed]:
         raise ConfigError(
             "no feed is configured: capture.feeds is empty",
             why="Without a feed, messages must have the form that sessionlake itself defines",
-            fix="Propose a feed from your messages with `sessionlake feed infer FILE > sessionlake.yml`",
+            fix="Propose a feed from your messages with `sessionlake feed infer FILE > feed.yml`, and copy it into the "
+            "configuration, or name it with --config",
         )
     return feeds
 
