@@ -183,6 +183,52 @@ def test_rows_beyond_the_limit_of_memory_are_a_violation_and_the_next_snapshot_h
     assert {*rows.rows} == {"a"}
 
 
+COUNTED = """
+name: counted
+topics: levels
+session: s
+key: [id]
+columns: {id: string, v: bigint}
+order: {seq: n, modulo: 8}
+messages:
+  - {when: {type: birth}, is: snapshot, restart: true, rows: [{each: "rows[*]", row: all}]}
+  - {when: {type: data}, is: update, rows: [{each: "rows[*]", row: all}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "seqs", "gaps", "duplicates"),
+    [
+        ([6, 7, 0, 1], [6, 7, 8, 9], 0, 0),
+        ([6, 0], [6, 8], 1, 0),
+        ([6, 7, 7, 6, 0], [6, 7, 8], 0, 2),
+        ([6, 2], [6, 10], 1, 0),
+        ([6, 3], [6], 0, 1),
+    ],
+)
+@pytest.mark.parametrize("batches", [1, 9])
+def test_a_counter_that_starts_again_at_0_is_unwrapped(
+    numbers: list[int], seqs: list[int], gaps: int, duplicates: int, batches: int
+) -> None:
+    folder = Folder(settings(COUNTED), 1, random.Random(1))
+    messages = [
+        message(at, type="data" if at else "birth", n=number, rows=[{"id": "a", "v": at}])
+        for at, number in enumerate(numbers)
+    ]
+    for batch in cut(random.Random(1), messages, batches):
+        folder.batch(batch)
+    session = folder.silver.sessions["levels", 0, "a"]
+    assert (session["gaps"], session["duplicates"]) == (gaps, duplicates)
+    assert [row["_seq"] for row in folder.silver.changes if row["change"] == "upsert"] == seqs
+    folder.batch([message(99, type="birth", n=3, rows=[])])
+    assert folder.silver.sessions["levels", 0, "a"]["next_seq"] == 4
+
+
+def test_chains_are_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"order\.chain is not supported yet"):
+        settings(COUNTED, order={"seq": "n", "chain": "c"})
+
+
 def played(text: str, name: str, **changed: Any) -> tuple[Silver, Feed]:
     """Silver's tables of a recording in random batches. The class is strict, and violations are recorded."""
     rules = settings(text, topics=".*", **changed)

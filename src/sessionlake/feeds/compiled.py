@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
+from sessionlake.feeds.decode_many import ManyReader
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
@@ -20,7 +21,7 @@ from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
 from sessionlake.feeds.parsers import create_parsers
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, read
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, make_message, read
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.times import milliseconds_of
 from sessionlake.feeds.values import FeedColumn, typed_constant
@@ -55,6 +56,9 @@ class Compiled:
             feed: The feed.
             payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
         """
+        if feed.decoder is not None:
+            many = ManyReader(feed, feed.decoder, lambda record: make_message(feed, record, payload))
+            return cls(feed, None, many, payload)
         try:
             writer = _Writer(feed, payload)
             source = writer.function()
@@ -107,7 +111,7 @@ class _Writer(CodeWriter):
     """
 
     def __init__(self, feed: Feed, payload: PayloadReader | None) -> None:
-        if feed.needs_digits or feed.decoder is not None:
+        if feed.needs_digits:
             raise NoCodeError
         self._feed = feed
         super().__init__(feed)

@@ -126,7 +126,7 @@ def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]
     )
-    simple &= ~_list_rule_values(batch, lambda r: r.holds_rows).astype(np.bool_)
+    simple &= ~_list_rule_values(batch, lambda r: r.holds_rows or r.modulo is not None).astype(np.bool_)
     simple[[number for number in batch.decisions if number < busy]] = False
     one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
     is_fast: Bools = simple & one_run & in_time & (goes_on | begins)

@@ -93,6 +93,9 @@ class SessionJudge:
             self._release_held_messages()
             self._judge_due_gaps(NEVER)  # messages missing from the life that has ended can no longer arrive
             self._cursor.start_new_life()
+        if self.rules.modulo is not None:
+            message = message.unwrap_seq(self._cursor.last_seq, self.rules.modulo)
+            self.outcome.unwrapped_seqs[message.index] = message.seq
         self._note_last_message(message)
         self.outcome.life[message.index] = self._cursor.first_offset
         if self._is_duplicate(message):
@@ -171,6 +174,8 @@ class SessionJudge:
     def _is_duplicate(self, message: MessageHeader) -> bool:
         integrity, last = self.rules.integrity, self._cursor.last_seq
         if integrity is Integrity.NONE:
+            return False
+        if message.seq == NO_SEQ:
             return False
         if integrity in SEQ_REMEMBERING_CLASSES:
             return message.seq in self._cursor.taken

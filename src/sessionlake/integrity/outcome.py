@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, Cuts
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_message_time
+from sessionlake.protocol.message import NO_SEQ, Link
 from sessionlake.protocol.types import Int8s, Int64s
 
 
@@ -91,6 +92,17 @@ class MessageHeader:
         """The time of the message in ms: its Kafka timestamp, or stream time if it has none."""
         return choose_message_time(self.kafka_ts, self.now)
 
+    def unwrap_seq(self, last_seq: int, modulo: int) -> MessageHeader:
+        """Returns the message with a seq that rises for ever instead of starting again at 0 after `modulo - 1`.
+
+        A seq up to half of the circle ahead of the session's last one is new, the others are duplicates.
+        """
+        if NO_SEQ in {self.seq, last_seq} or self.link == Link.RESTART:
+            return self
+        steps = (self.seq - last_seq) % modulo
+        seq = last_seq + (steps if steps <= modulo // 2 else steps - modulo)
+        return replace(self, seq=seq, after=seq - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class IntegrityEvent:
@@ -134,6 +146,7 @@ class JudgingOutcome:
         late_fills: Numbers of the sessions in which a message was applied after messages with higher seqs (class
             `once`).
         followed_decisions: Session number and message offset of each operator's decision that was followed.
+        unwrapped_seqs: By index of the message, the seq that rises for ever, for a counter that starts again at 0.
         session_number: Number of the session that is being judged.
     """
 
@@ -147,6 +160,7 @@ class JudgingOutcome:
         self.applied_by: Int64s = np.full(message_count, NO_OFFSET, np.int64)
         self.events: list[IntegrityEvent] = []
         self._cuts: list[Cuts] = []
+        self.unwrapped_seqs: dict[int, int] = {}
         self.late_fills: set[int] = set()
         self.followed_decisions: set[tuple[int, int]] = set()
         self.session_number = 0

@@ -46,6 +46,10 @@ class Rules:
     """True if a session may begin with any message, not only with a snapshot."""
     holds_rows: bool = False
     """True if the session's rows are kept in memory while its messages are judged, because its feed needs them."""
+    modulo: int | None = None
+    """The number at which the producer's counter starts again at 0; None if it rises for ever."""
+    has_links: bool = False
+    """True if each message names the seq of the message before it, so that the next seq is not known."""
 
 
 NEVER_EXPIRES = 1 << 60
@@ -91,6 +95,8 @@ class RuleLookup:
             gap_timeout=milliseconds((feed and feed.gap_timeout) or capture.gap_timeout),
             starts_with_anything=feed is not None and feed.starts_with == "anything",
             holds_rows=feed is not None and feed.holds_rows,
+            modulo=None if feed is None else feed.modulo,
+            has_links=feed is not None and feed.has_links,
             max_held_messages=capture.max_held_messages,
             max_held_bytes=capture.max_held_bytes,
             max_gaps=capture.max_gaps,

@@ -106,6 +106,25 @@ class FeedSettings(Section):
         needs |= decoder is not None and bool(getattr(decoder.load(), "needs_rows", False))
         return needs or self.keep is not None or self.check is not None
 
+    @property
+    def modulo(self) -> int | None:
+        """The number at which the producer's counter starts again at 0; None if it rises for ever."""
+        return None if isinstance(self.order, str) else self.order.modulo
+
+    @property
+    def has_links(self) -> bool:
+        """True if each message names the seq of the message before it."""
+        return not isinstance(self.order, str) and self.order.after is not None
+
+    def refuse_chain(self) -> None:
+        """Raises ValueError if an order has a chain, which silver cannot judge yet."""
+        orders = [self.order, *(rule.order for rule in self.messages)]
+        if any(not isinstance(order, str) and order is not None and order.chain for order in orders):
+            raise ValueError(
+                f"feed {self.name!r}: order.chain is not supported yet; leave out chain and set `rising: true`, which "
+                "accepts seqs that skip numbers, or `order: arrival`"
+            )
+
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
         orders = {rule.order or self.order for rule in self.messages if rule.is_ is not Kind.IGNORE} or {self.order}

@@ -48,7 +48,9 @@ _SESSION = (
     Column("status", "string", "open, ended (by an end message), expired (by its timeout) or broken (isolated)"),
     Column("epoch", "bigint", "Kafka offset of the snapshot that began the present epoch; -1 before the first"),
     Column(
-        "next_seq", "bigint", "seq that is expected next: one past the highest applied; null if none was applied yet"
+        "next_seq",
+        "bigint",
+        "seq that is expected next: one past the highest applied; null if none was applied yet, or under links",
     ),
     Column("messages", "bigint", "Number of messages applied in the session's present life"),
     Column("duplicates", "bigint", "Number of duplicates in the present life"),

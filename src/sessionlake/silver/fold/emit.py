@@ -14,7 +14,7 @@ from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursors, Status
 from sessionlake.integrity.cuts import NO_OFFSET, CutReason, Cuts
 from sessionlake.integrity.outcome import Action, IntegrityEvent, JudgingOutcome, Verdict
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.protocol.arrow import split_session_keys, to_contiguous
+from sessionlake.protocol.arrow import encode_as_codes, split_session_keys, to_contiguous
 from sessionlake.protocol.chunk import IGNORED, encode_compressed_ipc
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.erased import ERASED_CODE as ERASED
@@ -97,10 +97,10 @@ def build_silver_payloads(
         SilverOutput.CHANGES: build_change_rows(
             judged.messages, np.flatnonzero(out.verdict == Verdict.APPLIED), out, columns
         ),
-        SilverOutput.PROGRESS: _build_progress_rows(judged),
+        SilverOutput.PROGRESS: _build_progress_rows(judged, rules),
         SilverOutput.QUARANTINE: quarantine,
         SilverOutput.EVENTS: _build_event_rows(judged, rules),
-        SilverOutput.CUTS: _build_cut_rows(judged),
+        SilverOutput.CUTS: _build_cut_rows(judged, rules),
     }
     report = ShardReport(
         partitions=count_by_partition(judged, malformed),
@@ -114,7 +114,7 @@ def build_silver_payloads(
     return [*rows, (str(SilverOutput.REPORT), encode_report(report))]
 
 
-def _build_progress_rows(judged: JudgedBatch) -> pa.Table:
+def _build_progress_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
     cursors = judged.cursors
     known = cursors["messages"] > 0
     expired = cursors["marked"] == 1
@@ -128,7 +128,7 @@ def _build_progress_rows(judged: JudgedBatch) -> pa.Table:
         sessions,
         _STATUS_NAMES.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
         pa.array(field("epoch")),
-        _compute_next_seqs(field("last_seq")),
+        _compute_next_seqs(field("last_seq"), topics, rules),
         *(pa.array(field(name)) for name in ("messages", "duplicates", "gaps", "late", "checks", "checks_failed")),
         *(pa.array(field(name), mask=~known) for name in ("first_ts", "last_ts")),
         *(pa.array(field(name)) for name in ("first_offset", "last_offset")),
@@ -140,7 +140,7 @@ def _build_progress_rows(judged: JudgedBatch) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
 
 
-def _build_cut_rows(judged: JudgedBatch) -> pa.Table:
+def _build_cut_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
     def field(name: str) -> Int64s:
         return np.ascontiguousarray(judged.cuts[name])
 
@@ -154,16 +154,22 @@ def _build_cut_rows(judged: JudgedBatch) -> pa.Table:
         to_timestamps(np.where(field("changed_at") == NEVER, NO_TIME, field("changed_at"))),
         pa.array(field("position")),
         pa.array(field("life")),
-        _compute_next_seqs(field("last_seq")),
+        _compute_next_seqs(field("last_seq"), topics, rules),
         pa.array(field("offset"), mask=field("offset") == NO_OFFSET),
         pa.array(field("changes")),
     ]
     return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
 
 
-def _compute_next_seqs(last_seqs: Int64s) -> pa.Array:
-    """Returns the seq after each highest applied one, but not above the highest int64; null if none was applied."""
-    return pa.array(np.where(last_seqs == np.iinfo(np.int64).max, last_seqs, last_seqs + 1), mask=last_seqs < 0)
+def _compute_next_seqs(last_seqs: Int64s, topics: pa.Array, rules: RuleLookup) -> pa.Array:
+    """Returns the seq after each highest applied one, but not above the highest int64.
+
+    It is null if none was applied, and for feeds with links, in which the next seq is not known.
+    """
+    code, names = encode_as_codes(topics)
+    linked = np.array([rules.find_rules(name).has_links for name in names.to_pylist()], np.bool_)
+    unknown = (last_seqs < 0) | (linked[code] if len(linked) else False)
+    return pa.array(np.where(last_seqs == np.iinfo(np.int64).max, last_seqs, last_seqs + 1), mask=unknown)
 
 
 def _build_quarantine_rows(judged: JudgedBatch, malformed: pa.Table) -> pa.Table:

@@ -5,7 +5,7 @@ A feed needs rows for `keep`, `check`, `expect` and `scope`. The rows are in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,7 @@ from sessionlake.protocol.chunk import (
     name_value_field,
 )
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.message import NO_SEQ, MessageType
 from sessionlake.protocol.types import Int64s
 
 _PRESENCE = {None: None, Expectation.PRESENT: Presence.PRESENT, Expectation.ABSENT: Presence.ABSENT}
@@ -156,6 +156,16 @@ class OpenedRows:
     def encode(self) -> bytes:
         """Encodes the rows for the stored state."""
         return self.rows.encode()
+
+
+def replace_seqs(messages: pa.Table, seqs: Mapping[int, int]) -> pa.Table:
+    """Returns the messages with other seqs at some indices."""
+    if not seqs:
+        return messages
+    place, found = messages.schema.get_field_index("seq"), messages["seq"].to_pylist()
+    for index, seq in seqs.items():
+        found[index] = None if seq == NO_SEQ else seq
+    return messages.set_column(place, messages.schema.field(place), pa.array(found, pa.int64()))
 
 
 def _build_deletes(ids: Sequence[str], fields: Sequence[pa.Field], columns: int) -> pa.StructArray:

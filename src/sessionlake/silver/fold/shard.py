@@ -35,7 +35,7 @@ from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.emit import JudgedBatch
 from sessionlake.silver.fold.process import ShardProcessor, SilverTableProcessor, join_state_parts, split_state_parts
-from sessionlake.silver.fold.rows import RowsOfBatch
+from sessionlake.silver.fold.rows import RowsOfBatch, replace_seqs
 
 
 @dataclass
@@ -161,7 +161,7 @@ class ShardJudge:
             _clear_unknown_times(batch, self._state.clock.first_timed_offsets, out)
         seen = self._store_sessions(batch, keys, places)
         self._store_held_messages(combined, out)
-        combined = rows.add_removed_rows()
+        combined = replace_seqs(rows.add_removed_rows(), out.unwrapped_seqs)
         judged = self._build_judged_batch(combined, held.num_rows, batch.new_messages, out, names, places, seen)
         self._remove_finished_sessions()
         return judged
