@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError
+from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError, is_decimal_text
 from sessionlake.feeds.decode_many import ManyReader
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.interpret import session_of
-from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
+from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.parsers import create_parsers
 from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, make_message, read
 from sessionlake.feeds.row_ids import row_id_of
-from sessionlake.feeds.times import milliseconds_of
+from sessionlake.feeds.times import iso_milliseconds, milliseconds_of
 from sessionlake.feeds.values import FeedColumn, typed_constant
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
@@ -73,7 +73,9 @@ class Compiled:
         out = EventLists.of(self.feed)
         unusual = [*range(len(records))] if self._function is None else []
         if self._function is not None:
-            self._function(records, max_bytes, out, unusual)
+            rules: list[Rule] = []
+            self._function(records, max_bytes, out, unusual, rules)
+            _fill_constants(out, rules)
         self.slow += len(unusual)
         for number in unusual:
             out.add(self.feed, number, self._read_slowly(records[number], max_bytes))
@@ -83,6 +85,20 @@ class Compiled:
         return read(self.feed, record, max_bytes=max_bytes, payload=self._payload)
 
 
+def _fill_constants(out: EventLists, rules: list[Rule]) -> None:
+    """Adds the fields that depend only on the rule of an event, or are the same for all events and rows."""
+    out.kind += [rule.kind.value for rule in rules]
+    out.restart += [rule.restart for rule in rules]
+    out.chain += [None] * len(rules)
+    out.scope += [_NO_SCOPE] * len(rules)
+    out.rescued += [None] * len(out.row_id)
+    for constant, values, count in ((None, out.sent, len(rules)), (None, out.after, len(rules)),
+                                    (False, out.deletes, len(out.row_id)), (None, out.expect, len(out.row_id))):  # fmt: skip
+        if not values:
+            values += [constant] * count
+
+
+_NO_SCOPE: dict[str, Any] = {}
 _MOST_COMPILED = 64
 _compiled: dict[tuple[str, Payload | None], Compiled] = {}
 
@@ -117,22 +133,34 @@ class _Writer(CodeWriter):
         super().__init__(feed)
         loads, load_key = create_parsers(feed, payload)
         self.names |= {
-            "is_too_deep": is_too_deep, "loads": loads, "load_key": load_key, "milliseconds_of": milliseconds_of,
+            "is_too_deep": is_too_deep, "iso_milliseconds": iso_milliseconds, "loads": loads, "load_key": load_key, "milliseconds_of": milliseconds_of,
             "row_id_of": row_id_of, "session_of": session_of,
         }  # fmt: skip
 
     def function(self) -> str:
-        """Returns the code of `read_all(records, max_bytes, out, unusual)`; it adds indices of records to `unusual`."""
+        """Returns the code of `read_all(records, max_bytes, out, unusual, rules)`.
+
+        It adds the rule of each event to `rules`, and the indices of messages for the interpreter to `unusual`. Lists
+        with the same value for all events or rows stay empty.
+        """
         feed = self._feed
-        self._line("def read_all(records, max_bytes, out, unusual):")
+        parts = [part for rule in feed.rules for part in rule.rows]
+        of_event = ["message", "session", "ts", "seq", "is_link", "rows"]
+        of_event += ["after"] * any(order.other or order.kind is Ordering.STEP for order in self._orders())
+        of_event += ["sent"] * (feed.check is not None)
+        of_row = ["row_id", *["deletes"] * any(part.delete for part in parts)]
+        of_row += ["expect"] * any(part.expect for part in parts)
+        self._added = {*of_event, *of_row}
+        self._line("def read_all(records, max_bytes, out, unusual, rules):")
         self._depth += 1
-        for name in (*FIELDS_OF_EVENT, *FIELDS_OF_ROW):
+        for name in (*of_event, *of_row):
             self._line(f"add_{name} = out.{name}.append")
         for number in range(len(feed.columns)):
             self._line(f"add_c{number} = out.values[{number}].append")
+        self._line("add_rule, n_events, n_rows = rules.append, 0, 0")
         self._line("sessions, row_ids, row_id_list = {}, {}, out.row_id")
-        self._line(f"events = [{', '.join(f'out.{name}' for name in FIELDS_OF_EVENT)}]")
-        self._line(f"per_row = [{', '.join(f'out.{name}' for name in FIELDS_OF_ROW)}, *out.values]")
+        self._line(f"events = [{', '.join(f'out.{name}' for name in of_event)}, rules]")
+        self._line(f"per_row = [{', '.join(f'out.{name}' for name in of_row)}, *out.values]")
         self._line("for number, record in enumerate(records):")
         self._depth += 1
         self._line("raw = record.value")
@@ -200,11 +228,9 @@ class _Writer(CodeWriter):
 
     def _event(self, rule: Rule, order: Order) -> None:
         feed = self._feed
-        sent = "None"
         if feed.check is not None and feed.check.sent is not None:
             found = self._find(feed.check.sent, element=None)
-            sent = f"None if {found} is M else {found}"
-        self._line(f"sent = {sent}")
+            self._line(f"sent = None if {found} is M else {found}")
         self._session(rule.session or feed.session)
         self._time(rule.time or feed.time)
         self._interval(order)
@@ -213,9 +239,12 @@ class _Writer(CodeWriter):
         if feed.refuse_repeats:
             self._line("if len(set(row_id_list[n_rows:])) != len(row_id_list) - n_rows: raise Unusual")
         is_link = order.kind is Ordering.LINK and not rule.restart
-        self._line("add_message(number); add_session(session); add_ts(ts); add_seq(seq); add_sent(sent)")
-        self._line(f"add_kind({rule.kind.value!r}); add_after({'None' if rule.restart else 'after'})")
-        self._line(f"add_is_link({is_link}); add_restart({rule.restart}); add_chain(None); add_scope({{}})")
+        self._line("add_message(number); add_session(session); add_ts(ts); add_seq(seq)")
+        self._line(f"add_is_link({is_link}); add_rule({self._constant(rule)})")
+        if "after" in self._added:
+            self._line(f"add_after({'None' if rule.restart else 'after'})")
+        if "sent" in self._added:
+            self._line("add_sent(sent)")
         self._line("add_rows(len(row_id_list) - n_rows)")
 
     def _session(self, paths: tuple[Path, ...]) -> None:
@@ -246,6 +275,8 @@ class _Writer(CodeWriter):
         if time.how in {"epoch_ms", "epoch_us"} and not time.from_text:
             self._line(f"if type({value}) is not int: raise Unusual")
             self._line(f"ts = {value}{'' if time.how == 'epoch_ms' else ' // 1000'}")
+        elif time.how == "iso":
+            self._line(f"ts = iso_milliseconds({value}, {self._constant({})})")
         else:
             self._line(f"ts = milliseconds_of({value}, {time.how!r}, from_text={time.from_text})")
         self._line(f"if not {-_SAFE_MS} < ts < {_SAFE_MS}: raise Unusual")
@@ -335,9 +366,11 @@ class _Writer(CodeWriter):
             if deleted != "False" and feed.columns[name] not in feed.key and number in added:
                 value = f"M if deleted else ({value})" if deleted != "True" else "M"
             self._line(f"add_c{number}({value})")
-        self._line(f"add_deletes({'deleted' if deleted not in {'True', 'False'} else deleted})")
-        self._line("add_row_id(row_id); add_rescued(None)")
-        self._line(f"add_expect({None if part.expect is None else part.expect.value!r})")
+        self._line("add_row_id(row_id)")
+        if "deletes" in self._added:
+            self._line(f"add_deletes({deleted})")
+        if "expect" in self._added:
+            self._line(f"add_expect({None if part.expect is None else part.expect.value!r})")
 
     def _refuse_undeclared(self, element: str) -> None:
         """Adds a check that leaves rows with undeclared fields to the interpreter, which stores these fields."""
@@ -354,9 +387,22 @@ class _Writer(CodeWriter):
             if wanted is None:
                 tests.append(f"({value} is None or {value} is M)" if part.absent_is_null else f"{value} is None")
             else:
-                tests.append(f"{value} == {self._constant(wanted)}")
+                tests.append(self._equals(column, value, wanted))
         self._line(f"deleted = {' and '.join(tests)}")
         return "deleted"
+
+    def _orders(self) -> list[Order]:
+        return [rule.order or self._feed.order for rule in self._feed.rules]
+
+    def _equals(self, column: FeedColumn, value: str, wanted: Any) -> str:
+        """Returns code for "the variable `value` equals `wanted`"."""
+        test = f"{value} == {self._constant(wanted)}"
+        if not is_decimal_text(column):
+            return test
+        # A text that is kept has only digits, a point and a sign.
+        as_text = f"{self._constant(column.convert)}({value}) == {self._constant(wanted)}"
+        as_text = f"not {value}.strip('-0.')" if wanted == 0 else as_text
+        return f"(({as_text}) if type({value}) is str else {test})"
 
     def _row_id(self, key: tuple[FeedColumn, ...], values: list[str]) -> None:
         if len(key) == 1 and key[0].sql == "string":
@@ -367,7 +413,13 @@ class _Writer(CodeWriter):
         self._line("row_id = row_ids.get(key)")
         self._line("if row_id is None:")
         self._line(f"    if len(row_ids) > {CACHED}: row_ids.clear()")
-        self._line("    row_id = row_ids[key] = row_id_of(key)")
+        typed = [
+            f"{self._constant(column.convert)}({value}) if type({value}) is str else {value}"
+            if is_decimal_text(column)
+            else value
+            for column, value in zip(key, values, strict=True)
+        ]
+        self._line(f"    row_id = row_ids[key] = row_id_of(({''.join(f'{one}, ' for one in typed)}))")
         self._line(f"    if len(row_id) > {MAX_ID_BYTES // 4}: raise Unusual")
 
     def _value(self, column: FeedColumn, path: Path, element: str) -> str:
