@@ -16,6 +16,8 @@ from collections.abc import Callable
 import msgspec
 import pyarrow as pa
 import yaml
+from rich.console import Console
+from rich.table import Table
 
 from sessionlake.feeds.compiled import compiled_reader
 from sessionlake.feeds.reader import KafkaRecord
@@ -56,7 +58,8 @@ SESSIONS, ROWS = 500, 200
 def coinbase(rnd: random.Random, number: int) -> bytes:
     """An update of one level, as W1 has one row in each message."""
     level = [rnd.choice(["buy", "sell"]), f"{rnd.randrange(ROWS) / 4 + 100:.2f}", f"{rnd.random():.8f}"]
-    at = f"2026-01-01T{number // 3_600_000 % 24:02}:{number // 60_000 % 60:02}:{number // 1000 % 60:02}.{number % 1000:03}000Z"
+    clock = f"{number // 3_600_000 % 24:02}:{number // 60_000 % 60:02}:{number // 1000 % 60:02}.{number % 1000:03}000"
+    at = f"2026-01-01T{clock}Z"
     body = {"type": "l2update", "product_id": f"P-{rnd.randrange(SESSIONS)}", "changes": [level], "time": at}
     return json.dumps(body, separators=(",", ":")).encode()
 
@@ -118,16 +121,16 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000)
     count = parser.parse_args().messages
     decode = msgspec.json.decode
+    table = Table("messages", "bytes", "msgspec", "compiled", "times", "chunk", title="microseconds of CPU a message")
     for name, make, text in (("coinbase", coinbase, COINBASE), ("debezium", debezium, DEBEZIUM), ("own", own_form, "")):
         rnd = random.Random(1)
         values = [make(rnd, number) for number in range(count)]
-        raw = raw_table(values)
-        print(f"{name}: {sum(map(len, values)) / count:.0f} bytes", end="")
+        raw, size = raw_table(values), f"{sum(map(len, values)) / count:.0f}"
         base = cpu(lambda values=values: [decode(value) for value in values], count)
-        print(f", msgspec {base:.2f}", end="")
         if not text:
             rules = build_decode_rules(CaptureSettings())
-            print(f", chunk {cpu(lambda raw=raw, rules=rules: decode_messages(raw, rules), count):.2f}")
+            chunk = cpu(lambda raw=raw, rules=rules: decode_messages(raw, rules), count)
+            table.add_row(name, size, f"{base:.2f}", "", "", f"{chunk:.2f}")
             continue
         settings = FeedSettings.model_validate(yaml.safe_load(text))
         reader = compiled_reader(settings.made())
@@ -135,7 +138,8 @@ def main() -> None:
         read = cpu(lambda reader=reader, records=records: reader.read(records), count)
         decoder = build_feed_decoder(CaptureSettings(feeds=(settings,)), 64)
         chunk = cpu(lambda decoder=decoder, raw=raw: decoder and decoder.decode(raw), count)
-        print(f", compiled {read:.2f} ({read / base:.2f} times), chunk {chunk:.2f}; read singly: {reader.slow}")
+        table.add_row(name, size, f"{base:.2f}", f"{read:.2f}", f"{read / base:.1f}", f"{chunk:.2f}")
+    Console(width=100).print(table)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.erased import is_erased
 from sessionlake.protocol.kafka_time import compute_latest_event_times, is_in_future
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
+from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 from sessionlake.protocol.xxhash64 import spark_xxhash64
@@ -67,6 +68,7 @@ class FeedDecoder:
         max_future_skew: In ms: how far an event time may be ahead of the message's Kafka timestamp, and a Kafka
             timestamp ahead of the time at which bronze read the message.
         shards: Number of shards.
+        payload: The schemas of Avro and Protobuf; None if all feeds read JSON.
     """
 
     feeds: tuple[Feed, ...]
@@ -74,6 +76,7 @@ class FeedDecoder:
     max_message_bytes: int
     max_future_skew: int
     shards: int
+    payload: Payload | None = None
 
     @property
     def reads_headers(self) -> bool:
@@ -94,7 +97,9 @@ class FeedDecoder:
             mine = np.flatnonzero((of_feed == number) & (reasons == 0))
             if not len(mine):
                 continue
-            lists = compiled_reader(feed).read(_records(raw, mine), max_bytes=self.max_message_bytes)
+            lists = compiled_reader(feed, self.payload if feed.needs_payload else None).read(
+                _records(raw, mine), max_bytes=self.max_message_bytes
+            )
             for index, refusal in lists.refused.items():
                 reasons[mine[index]] = CODE_OF[refusal.reason]
             self._drop_future_events(lists, raw, mine, reasons)
