@@ -10,9 +10,12 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.ledger.retained import read_partition_starts, read_removed_rows_without_limits
 from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, SessionSelection
+from sessionlake.settings.model import Settings
+from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.states import read_last_batches
 from sessionlake.silver.unread import read_unread_silences
 from sessionlake.streaming import handover
@@ -34,11 +37,13 @@ def require_kept_sessions(
 
     Raises:
         UsageError: Bronze has no message of a session that is named.
-        LakeError: Columns differ, rows were removed, a batch is half committed, or silver has not read all of bronze.
+        LakeError: Columns differ, a feed has changed, rows were removed, a batch is half committed, or silver has not
+            read all of bronze.
     """
     _require_columns(columns)
     _require_complete_ledger(lake.reader(spark))
     require_finished_batch(lake.settings, SILVER)
+    _require_unchanged_feeds(lake.reader(spark), lake.settings)
     _require_known_sessions(spark, lake, version, selection)
     handover.refuse_changed_shards(lake.settings)
     require_silver_current(spark, lake, version)
@@ -114,6 +119,16 @@ def _require_complete_ledger(reader: TableReader) -> None:
             why="Rebuilt sessions would be complete, although the table is recorded as shortened",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions",
         )
+
+
+def _require_unchanged_feeds(reader: TableReader, settings: Settings) -> None:
+    """Checks that feeds read messages as before, because the kept sessions were read as before.
+
+    Raises:
+        LakeError: The mapping of a feed has changed.
+    """
+    topics = {topic for topic, _ in read_last_offsets(reader, SILVER)}
+    refuse_changed_feeds(reader, settings, handover.read_next_batch(settings) - 1, topics, "rebuild silver")
 
 
 def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:
