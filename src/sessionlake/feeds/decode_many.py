@@ -12,7 +12,7 @@ from typing import Any
 from sessionlake.feeds.code import CACHED, UnusualError
 from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, read_event_session, row_id_within_limit
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
+from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence, Rule
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
 from sessionlake.feeds.paths import MISSING
@@ -40,12 +40,17 @@ class ManyReader:
         self._sessions: dict[Any, str] = {}
         self._keys: dict[tuple[str, ...], tuple[tuple[Any, ...], str]] = {}
 
-    def __call__(self, records: Sequence[KafkaRecord], max_bytes: int, out: EventLists, unusual: list[int]) -> None:
+    def __call__(
+        self, records: Sequence[KafkaRecord], max_bytes: int, out: EventLists, unusual: list[int], rules: list[Rule]
+    ) -> None:
         """Adds the events of messages to `out`, and the indices of unusual messages to `unusual`.
+
+        A decoder has no rules, so nothing is added to `rules`.
 
         Raises:
             ConfigError: The decoder cannot be loaded.
         """
+        del rules
         decode = self._use.load().decode
         events = [getattr(out, name) for name in FIELDS_OF_EVENT]
         per_row = [*(getattr(out, name) for name in FIELDS_OF_ROW), *out.values]
