@@ -17,9 +17,9 @@ ID = "id"
 BUILT_IN_COLUMNS = frozenset(
     {"topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"}
     | {"_set", "_epoch", "_seq", "_ts", "_offset", "_position", "_life", "_applied_at", "_applied_by", "_batch"}
-    | {"snapshot_at", "reason", "position", RESCUED}
+    | {"snapshot_at", "reason", "position", "_time", RESCUED}
 )
-"""Columns that silver's tables have in addition to the declared ones."""
+"""Columns that silver's tables and views have in addition to the declared ones."""
 _OMIT_HINT = ", or leave it out: fields that are not declared are kept in _rescued"
 
 
