@@ -86,8 +86,8 @@ def find_changed_feed(
 ) -> ChangedFeed | None:
     """Returns the first topic that was read, and is now read in another way; None if there is none.
 
-    A topic that no feed read before may get a feed at any time, and a feed may be removed: its messages then go to
-    quarantine.
+    A topic that no feed read before may get a feed at any time. A feed may be removed, or all of them: messages that
+    nothing can read go to quarantine.
 
     Args:
         former: The feeds as the ledger has them; empty if all messages had the form of sessionlake.
@@ -97,19 +97,15 @@ def find_changed_feed(
     for topic in sorted(topics):
         before = next((feed for feed in former if re.fullmatch(feed.topics, topic)), None)
         now = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)
-        if (text := _describe_change(before, now, was_own=not former, is_own=not capture.feeds)) is not None:
+        if (text := _describe_change(before, now, was_own=not former)) is not None:
             return ChangedFeed(topic, text)
     return None
 
 
-def _describe_change(
-    before: FeedMapping | None, now: FeedSettings | None, *, was_own: bool, is_own: bool
-) -> str | None:
+def _describe_change(before: FeedMapping | None, now: FeedSettings | None, *, was_own: bool) -> str | None:
     """Returns a text that says how the reading of a topic has changed; None if it has not."""
     if was_own and now is not None:
         return f"its messages had the form of sessionlake before, and feed {now.name!r} reads them now"
-    if is_own and before is not None:
-        return f"feed {before.name!r} read its messages before, and no feed is configured now"
     if before is None or now is None:
         return None
     hashes = hash_mapping(now, before.columns)
