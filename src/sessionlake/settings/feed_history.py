@@ -24,13 +24,13 @@ class FeedMapping(NamedTuple):
     Attributes:
         name: The feed's name.
         topics: The pattern of its topics.
-        columns: The names of its columns.
+        columns: The names of its columns, separated by spaces, which no name has.
         hashes: For each key of the feed that decides how messages are read: `key=hash`, separated by spaces.
     """
 
     name: str
     topics: str
-    columns: list[str]
+    columns: str
     hashes: str
 
 
@@ -49,7 +49,7 @@ class ChangedFeed(NamedTuple):
 def list_mappings(capture: CaptureSettings) -> list[FeedMapping]:
     """Returns how each feed reads messages; an empty list if all messages have the form of sessionlake."""
     return [
-        FeedMapping(feed.name, feed.topics, sorted(feed.columns), hash_mapping(feed, feed.columns))
+        FeedMapping(feed.name, feed.topics, " ".join(sorted(feed.columns)), hash_mapping(feed, feed.columns))
         for feed in capture.feeds
     ]
 
@@ -108,7 +108,7 @@ def _describe_change(before: FeedMapping | None, now: FeedSettings | None, *, wa
         return f"its messages had the form of sessionlake before, and feed {now.name!r} reads them now"
     if before is None or now is None:
         return None
-    hashes = hash_mapping(now, before.columns)
+    hashes = hash_mapping(now, before.columns.split())
     if hashes == before.hashes:
         return None
     keys = ", ".join(sorted({pair.partition("=")[0] for pair in {*hashes.split()} ^ {*before.hashes.split()}}))

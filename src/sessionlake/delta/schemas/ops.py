@@ -11,7 +11,7 @@ _OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
 _TAKEN = "array<struct<topic:string,partition:int,session_id:string,offset:bigint,decision:string>>"
 _PARTITIONS = "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>"
 _VERSIONS = "array<struct<table:string,version:bigint,committed_at:timestamp>>"
-_FEEDS = "array<struct<name:string,topics:string,columns:array<string>,hashes:string>>"
+_FEEDS = "array<struct<name:string,topics:string,columns:string,hashes:string>>"
 _LAYER = Column(
     "layer",
     "string",
