@@ -12,7 +12,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sessionlake.delta.catalog import leases
-from sessionlake.delta.catalog.leases import LENGTH, Claim, Lease, Moment, hold_lease, read_token, require_leases
+from sessionlake.delta.catalog.leases import (
+    LENGTH,
+    ClockReading,
+    HeldLease,
+    LeaseRow,
+    hold_lease,
+    read_token,
+    require_leases,
+)
 from sessionlake.errors import ClaimedError
 from sessionlake.settings.model import Settings
 
@@ -23,14 +31,14 @@ class Clock:
     """Two clocks of one machine, moved by hand."""
 
     def __init__(self) -> None:
-        self.moment = Moment(datetime(2026, 1, 1, 12, tzinfo=UTC), 1000.0)
+        self.moment = ClockReading(datetime(2026, 1, 1, 12, tzinfo=UTC), 1000.0)
 
-    def __call__(self) -> Moment:
+    def __call__(self) -> ClockReading:
         return self.moment
 
     def go_on(self, by: timedelta, *, wall: timedelta | None = None) -> None:
         moved = by if wall is None else wall
-        self.moment = Moment(self.moment.wall_time + moved, self.moment.monotonic_seconds + by.total_seconds())
+        self.moment = ClockReading(self.moment.wall_time + moved, self.moment.monotonic_seconds + by.total_seconds())
 
 
 class Table:
@@ -43,17 +51,17 @@ class Table:
     identifier = "a.test"
 
     def __init__(self) -> None:
-        self.rows: dict[str, Lease] = {}
+        self.rows: dict[str, LeaseRow] = {}
         self.reads = self.writes = 0
         self.before_write: Callable[[], None] = lambda: None
         self.after_write: Callable[[], None] = lambda: None
         self.in_the_way = False
 
-    def read(self, name: str) -> Lease | None:
+    def read_lease(self, name: str) -> LeaseRow | None:
         self.reads += 1
         return self.rows.get(name)
 
-    def write(self, lease: Lease) -> bool:
+    def write_lease(self, lease: LeaseRow) -> bool:
         self.writes += 1
         interposed, self.before_write = self.before_write, lambda: None
         interposed()
@@ -72,8 +80,8 @@ class Place:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.table, self.clock = settings, Table(), Clock()
 
-    def claim(self, doing: str = "runs silver") -> Claim:
-        return Claim(self.settings, self.table, "silver", doing, self.clock)
+    def claim(self, doing: str = "runs silver") -> HeldLease:
+        return HeldLease(self.settings, self.table, "silver", doing, self.clock)
 
 
 @pytest.fixture
@@ -149,7 +157,7 @@ def test_a_renewed_lease_lasts_from_its_renewal(place):
 
 
 def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_told_who(place):
-    won: list[Claim] = []
+    won: list[HeldLease] = []
     place.table.before_write = lambda: won.append(place.claim("rebuilds silver"))
     with pytest.raises(ClaimedError, match="another process rebuilds silver"):
         place.claim()

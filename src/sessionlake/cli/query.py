@@ -110,7 +110,7 @@ def _run_statement(spark: SparkSession, settings: Settings, sql: str) -> tuple[l
 def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Registers tables, views and functions with Spark under their names."""
     known = list_table_names(lake.settings)
-    lake.register(spark, [name for name in names if name in known and name not in DEFINITIONS])
+    lake.register_tables(spark, [name for name in names if name in known and name not in DEFINITIONS])
     if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
         create_views(spark, lake, [name for name in names if name in DEFINITIONS])
         for name in names:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.far_times import time_to_micros
 from sessionlake.delta.storage.upsert import Upsert
@@ -59,7 +59,7 @@ def write_reference(
         LakeError: the table is missing, has other columns or types, or is too large.
         UsageError: the rows of a key cannot be written; nothing is written then.
     """
-    with lake.storage.claim(spark, f"reference-{reference.name}", f"writes {reference.table}"):
+    with lake.storage.hold_claim(spark, f"reference-{reference.name}", f"writes {reference.table}"):
         current = read_reference(lake, lake.reader(spark), reference)
         plan = plan_upsert(reference, current, rows, time_to_micros(now))
         if plan.refused and not skip_refused:
@@ -76,7 +76,9 @@ def write_reference(
             keys = (*reference.key_names, FROM)
             others = (TO, *(name for name, _ in reference.columns))
             upsert = Upsert(keys, others, pruned_by=reference.key_names[:1], deletes=True)
-            merge(spark, lake, reference.table, pa.concat_tables(parts), upsert, next_txn(spark, lake, reference.table))
+            merge_rows(
+                spark, lake, reference.table, pa.concat_tables(parts), upsert, next_txn(spark, lake, reference.table)
+            )
         return WriteResult(*counts, plan.refused)
 
 

@@ -134,7 +134,7 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
     """
     known = read_removed_rows(lake.reader(spark), tables)
     if any((_read_limits(known[table]) if table in known else {}) != dict(expiry_times) for table in tables):
-        with lake.storage.claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
+        with lake.storage.hold_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
                 record_removed_rows(spark, lake, _create_retained_entry(table, expiry_times))
             others = {topic for one in known.values() for topic in _read_limits(one)} - expiry_times.keys()
@@ -195,7 +195,7 @@ class Expiry:
             if not floors and product.table not in self._pending:
                 continue
             try:
-                with self._lake.storage.claim(spark, CLAIM, "removes old rows"):
+                with self._lake.storage.hold_claim(spark, CLAIM, "removes old rows"):
                     if product.table in self._pending:
                         self._remove_expired(spark, product.table, {})
                         self._pending.remove(product.table)
