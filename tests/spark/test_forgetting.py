@@ -43,7 +43,7 @@ from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
 from sessionlake.gold.declared.tables import declared_gold_schemas
-from sessionlake.history.trace import decode_row
+from sessionlake.history.content import decode_row
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, store_receipt
 from sessionlake.operations.forgetting import rows

@@ -26,7 +26,8 @@ from sessionlake.delta.storage.spark_reader import SparkReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, NotFoundError
 from sessionlake.history.status import layer_statuses
-from sessionlake.history.trace import Trace, trace
+from sessionlake.history.trace import trace
+from sessionlake.history.traced import Trace
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.ledger.progress import read_layer_offsets
 from sessionlake.settings.model import CaptureSettings, Settings, SilverSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -30,6 +30,15 @@ class Given:
     def decode(self, message: Message) -> Any:
         del message
         return self.result() if callable(self.result) else self.result
+
+
+class ByOffset:
+    """Returns an entry of the class attribute, by the offset of the message."""
+
+    results: Sequence[Any] = ()
+
+    def decode(self, message: Message) -> Any:
+        return self.results[message.offset]
 
 
 class NeedsArguments:

@@ -231,7 +231,7 @@ def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
     read: list[int] = []
     rows = tables.read_rows
     monkeypatch.setattr(
-        tables, "rows", lambda *given, **named: (read.append(1) or row for row in rows(*given, **named))
+        tables, "read_rows", lambda *given, **named: (read.append(1) or row for row in rows(*given, **named))
     )
     monkeypatch.setattr("sessionlake.history.asof._MAX_SEARCHED", 3)
     with pytest.raises(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from datetime import date, datetime
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from pydantic import ValidationError
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
+from sessionlake.gold.declared.references import declared_references
 from sessionlake.gold.enrich.asof import OPEN_END
 from sessionlake.gold.enrich.reference import (
     FROM,
@@ -34,6 +37,7 @@ from sessionlake.gold.references.applied import read_reference
 from sessionlake.gold.references.step import _join_ranges, _subtract
 from sessionlake.gold.references.writing import read_rows_file
 from sessionlake.protocol.types import Row
+from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import JoinSettings, ReferenceSettings
 from support.lakes import folder_of
@@ -339,6 +343,34 @@ def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whol
 def test_names_that_a_reference_table_cannot_have_for_a_column_are_refused(name: str):
     with pytest.raises(ValidationError, match=f"column.* '{name}'"):
         ReferenceSettings.model_validate({"name": "sites", "keys": {"site": "string"}, "columns": {name: "string"}})
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"keys": {"at": "timestamp"}}, r"at: the type of a key must be one of .*bigint, date, decimal\(p,s\)"),
+        ({"keys": {"raw": "binary"}}, "raw: type 'binary' is not one of"),
+        ({"keys": {"paid": "decimal(39,1)"}}, r"paid: type 'decimal\(39,1\)' is not one of"),
+        ({"keys": {"paid": "decimal(2,3)"}}, r"paid: type 'decimal\(2,3\)' is not one of"),
+        ({"keys": {"day": "date"}, "lookup": {"url": "http://x"}}, "keys as JSON, which has no date; the type of day"),
+    ],
+)
+def test_types_that_identify_no_row_of_a_reference_table_are_refused(changed: dict[str, Any], why: str):
+    with pytest.raises(ValidationError, match=why):
+        ReferenceSettings.model_validate({"name": "sites", "keys": {}, "columns": {"place": "string"}} | changed)
+
+
+def test_a_reference_table_joins_on_decimals_and_dates_and_has_times_without_zone():
+    types = {"day": "date", "paid": "decimal(20,4)"}
+    own = {"name": "rates", "keys": types, "columns": {"rate": "decimal(38,10)", "since": "timestamp_ntz"}}
+    (one,) = declared_references(Settings(gold=GoldSettings.model_validate({"references": [own]})))
+    day, since = date(1, 1, 1), datetime.fromisoformat("2026-01-02T03:04:05.000006")
+    rows = [{"day": day, "paid": Decimal(n), "rate": Decimal("1e-10"), "since": since} for n in (1, 2)]
+    made = plan_upsert(one, one.arrow_schema().empty_table(), pa.Table.from_pylist(rows, one.arrow_schema()), 0)
+    assert made.refused == {}
+    assert [{name: row[name] for name in rows[0]} for row in made.written.to_pylist()] == rows
+    first, second = one.number_keys(made.written, made.written.slice(1))
+    assert second.tolist() == first[1:].tolist()
 
 
 def test_a_name_that_an_enriched_table_cannot_have_for_a_column_is_refused():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from sessionlake.feeds.compiled import Compiled
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.reader import KafkaRecord, read
+from support.event_lists import in_order
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN, feed
 from support.preset_cases import CUSTOMERS, DEBEZIUM, MAXWELL, ORDERS, SETTINGS, UPSERT
 from support.seeds import seeds
@@ -136,22 +136,7 @@ def by_interpreter(given: Feed, records: list[KafkaRecord]) -> EventLists:
     return out
 
 
-def in_order(found: EventLists) -> dict[str, Any]:
-    """Lists with the events in the order of their messages."""
-    parts = asdict(found)
-    order = sorted(range(len(found.message)), key=found.message.__getitem__)
-    ends = [sum(found.rows[: number + 1]) for number in range(len(found.rows))]
-    rows = [row for number in order for row in range(ends[number] - found.rows[number], ends[number])]
-    of_rows = {name: [parts[name][row] for row in rows] for name in ("deletes", "row_id", "rescued", "expect")}
-    values = [[column[row] for row in rows] for column in found.values]
-    events = {name: [parts[name][number] for number in order] for name in parts if name in EVENT}
-    return (
-        events | of_rows | {"values": values, "refused": {number: one.reason for number, one in found.refused.items()}}
-    )
-
-
 KEY = b'"k/1"'
-EVENT = ("message", "session", "kind", "ts", "seq", "after", "is_link", "restart", "chain", "scope", "sent", "rows")
 
 
 def messages(rnd: random.Random, frames: list[Any], count: int, bend: float) -> list[KafkaRecord]:
@@ -173,7 +158,7 @@ def test_the_made_code_gives_what_the_interpreter_gives(name, seed):
     text, frames = FRAMES[name]
     given, rnd = feed(text), random.Random(seed)
     records = messages(rnd, frames, 60, 0.5)
-    assert in_order(Compiled.of(given).read(records)) == in_order(by_interpreter(given, records))
+    assert in_order(Compiled.of(given).read(records), given) == in_order(by_interpreter(given, records), given)
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -182,7 +167,9 @@ def test_frames_as_they_are_need_no_interpreter(name):
     compiled = Compiled.of(feed(text))
     assert compiled.source is not None
     records = messages(random.Random(1), frames, 100, 0)
-    assert in_order(compiled.read(records)) == in_order(by_interpreter(feed(text), records))
+    assert in_order(compiled.read(records), compiled.feed) == in_order(
+        by_interpreter(feed(text), records), compiled.feed
+    )
     assert compiled.slow == 0
 
 

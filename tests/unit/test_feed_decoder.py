@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from sessionlake.errors import ConfigError
-from sessionlake.feeds import decode as decoding
+from sessionlake.feeds import decode, decode_many
 from sessionlake.feeds.compiled import Compiled
 from sessionlake.feeds.decoder import Delete, Event, Put
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.events import Delete as DeleteRow
 from sessionlake.feeds.events import Put as PutRow
 from sessionlake.feeds.feed import Kind, Presence
+from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.reader import load_json, load_json_fast, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
 from support import feed_decoders
+from support.event_lists import in_order
 from support.feed_cases import feed, record
+from support.seeds import seeds
 
 METERS = """
 name: meters
@@ -47,7 +52,11 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -> Decoded | Refusal:
     monkeypatch.setattr(feed_decoders.Given, "result", staticmethod(result) if callable(result) else result)
-    return read(feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"}))
+    given, one = feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"})
+    found, lists = read(given, one), EventLists.of(given)
+    lists.add(given, 0, found)
+    assert Compiled.of(given).read([one]) == lists  # the fast reader gives the same
+    return found
 
 
 def row_of(monkeypatch: pytest.MonkeyPatch, row: Any, **changed: Any) -> Any:
@@ -140,6 +149,11 @@ def rows(*given: Any) -> list[Event]:
         (feed_decoders.endless_rows, "more than 200000 rows"),
         (feed_decoders.fails_at_last, "the decoder raised WithoutTextError: $"),
         (feed_decoders.endless_error, "the decoder raised KeyError: 'x{199}$"),
+        ([Event(session="s", scope=None)], "the scope null"),
+        ([Event(session="s", rows="")], "where rows are expected"),
+        (rows(Put(MappingProxyType({"name": "a"}), {})), "type mappingproxy, where a tuple"),
+        (rows(Put(("a",), MappingProxyType({}))), "type mappingproxy, where a dict"),
+        ([Event(session="s", kind=[])], "kind \\[\\]"),
         ([Event(session="s"), Event(session="s")], "two events of session 's'"),
         ([Event(session="s", kind="upsert")], 'kind "upsert", which is none of snapshot, update'),
         ([Event(session="s", kind=7)], "kind 7"),
@@ -209,9 +223,61 @@ def test_a_row_s_key_may_not_be_too_long_nor_come_twice_if_the_feed_refuses_it(m
     assert found.reason == "duplicate_row_id"
 
 
+PARTS: dict[str, list[Any]] = {
+    "session": ["s", ("s", "t"), ("s",), "t", None, 7, ("s", 7), "", [], True],
+    "kind": ["update", "snapshot", Kind.UPDATE, "end", "heartbeat", "ignore", "x", None, []],
+    "ts": [None, 5, -1, 2**63, "5", 1.0, True],
+    "seq": [None, 0, 5, -1, 2**63, True, 1.0],
+    "after": [None, None, -1, 4, 5, 6, "4", True, -(2**63)],
+    "is_link": [False, True, 1], "restart": [False, False, True, None], "scope": [{}, {}, {"name": "a"}, None, []],
+    "chain": [None, None, "c", 7], "sent": [None, "7"],
+}  # fmt: skip
+KEYS: list[Any] = [
+    ("a", 1), ("b", 1), {"name": "a", "n": 1, "z": 2}, ("a", True), ("a", 1.0), ("a",), (None, 1), "a", []
+]  # fmt: skip
+CELLS: list[Any] = [1, True, 1.0, "1", None, Decimal(1), NOON, b"", [], {}, float("nan"), "x" * 2_000, 2**63]
+PAIRS = GIVEN.replace("key: [name]", "key: [name, n]").replace("columns: {", "columns: {n: int, ")
+
+
+def random_row(rnd: random.Random, plain: float) -> Any:
+    def choose(values: list[Any]) -> Any:
+        return values[0] if rnd.random() < plain else rnd.choice(values)
+
+    names = ["value", "cost", "at", "raw", "tags", "extra", "digits", "name", "n", "z", 7]
+    values = {rnd.choice(names[: choose([7, 11])]): choose([1, *CELLS]) for _ in range(rnd.randrange(4))}
+    key = rnd.choice(KEYS[:3]) if rnd.random() < plain else rnd.choice(KEYS)
+    return choose([Put(key, values, choose([None, "absent", "x"])), Delete(key), None])
+
+
+def random_event(rnd: random.Random, plain: float) -> Any:
+    fields = {
+        name: values[rnd.randrange(2)] if rnd.random() < plain else rnd.choice(values) for name, values in PARTS.items()
+    }
+    rows = [random_row(rnd, plain) for _ in range(rnd.randrange(4))]
+    return Event(**fields, rows=rows if rnd.random() < plain else rnd.choice([tuple(rows), rows, None, "", {}]))
+
+
+@pytest.mark.parametrize("seed", seeds(150, 20_000))
+def test_the_fast_reader_gives_what_the_exact_one_gives(monkeypatch, seed):
+    rnd = random.Random(seed)
+    plain = rnd.choice([0.5, 0.9, 0.97, 1])
+    results = [[random_event(rnd, plain) for _ in range(rnd.choice([1, 1, 2]))] for _ in range(20)]
+    monkeypatch.setattr(feed_decoders.ByOffset, "results", results)
+    given = feed(PAIRS, session="kafka.topic", rescue=rnd.random() < 0.5, repeats=rnd.choice(["refuse", "in_order"]),
+                 order=rnd.choice(["arrival", "decoder"]), decoder="support.feed_decoders:ByOffset")  # fmt: skip
+    records = [record({}, topic="given", offset=offset) for offset in range(len(results))]
+    exact = EventLists.of(given)
+    for number, one in enumerate(records):
+        exact.add(given, number, read(given, one))
+    compiled = Compiled.of(given)
+    assert in_order(compiled.read(records), compiled.feed) == in_order(exact, compiled.feed)
+    assert plain < 1 or compiled.slow < len(records)
+
+
 def test_the_limits_are_what_a_decoder_may_yield(monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_ROWS", 2)
-    monkeypatch.setattr(decoding, "MAX_EVENTS", 2)
+    for module in (decode, decode_many):
+        monkeypatch.setattr(module, "MAX_ROWS", 2)
+        monkeypatch.setattr(module, "MAX_EVENTS", 2)
     assert isinstance(given_result(monkeypatch, rows(Delete(("a",)), Delete(("b",)))), Decoded)
     assert isinstance(given_result(monkeypatch, [Event(session="a"), Event(session="b")]), Decoded)
     split = [Event(session=name, rows=[Delete(("a",)), Delete(("b",))]) for name in "ab"]

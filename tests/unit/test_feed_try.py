@@ -145,7 +145,7 @@ def test_without_a_feed_the_way_to_one_is_named(call):
     result = call("try", "messages.jsonl", content="{}")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "no feed is configured" in result.stderr
-    assert "sessionlake feed infer FILE > sessionlake.yml" in result.stderr
+    assert "sessionlake feed infer FILE > feed.yml" in result.stderr
 
 
 def test_a_topic_that_no_feed_matches_is_counted_and_fails(call):
@@ -159,7 +159,7 @@ def test_a_check_that_cannot_be_imported_is_named(call):
     configure(KRAKEN.replace("sessionlake.feeds.kraken:checksum", "nowhere:check"))
     result = call("try", "messages.jsonl", content="{}")
     assert result.exit_code == 2
-    assert "feed kraken: check.with 'nowhere:check' cannot be imported" in result.stderr
+    assert "capture.feeds.kraken.check.with: module nowhere cannot be imported" in result.stderr
 
 
 def test_the_last_messages_of_a_topic_are_read_from_kafka(call, monkeypatch):

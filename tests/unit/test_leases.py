@@ -99,17 +99,17 @@ def test_the_second_is_told_who_has_it_what_it_does_since_when_and_until_when(pl
 
 def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_told_of_a_takeover(place, caplog):
     first = place.claim()
-    first.release()
+    first.release_lease()
     second = place.claim()
     second.require_held()
-    assert second.token == first.token + 1
+    assert second.fencing_token == first.fencing_token + 1
     assert caplog.text == ""
 
 
 def test_what_is_given_back_while_another_row_is_changed_is_given_back(place):
     holder = place.claim()
     place.table.in_the_way = True
-    holder.release()
+    holder.release_lease()
     place.claim()
 
 
@@ -121,15 +121,15 @@ def test_what_is_given_back_behind_a_renewal_whose_answer_was_lost_is_given_back
 
     place.table.after_write = lose
     with pytest.raises(OSError, match="does not answer"):
-        holder.renew()
-    holder.release()
+        holder.renew_lease()
+    holder.release_lease()
     place.claim()
 
 
 def test_giving_back_asks_nobody(place):
     holder = place.claim()
     asked = place.table.reads
-    holder.release()
+    holder.release_lease()
     assert place.table.reads == asked
 
 
@@ -143,14 +143,14 @@ def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_who
         holder = place.claim()
     assert "silver: taken over from a process that runs silver" in caplog.text
     assert (former.took_over, holder.took_over) == (False, True)
-    holder.release()
+    holder.release_lease()
     assert not place.claim().took_over
 
 
 def test_a_renewed_lease_lasts_from_its_renewal(place):
     holder = place.claim()
     place.clock.go_on(LENGTH - SECOND)
-    holder.renew()
+    holder.renew_lease()
     place.clock.go_on(LENGTH - SECOND)
     with pytest.raises(ClaimedError):
         place.claim()
@@ -206,7 +206,7 @@ def test_one_that_stood_still_is_told_who_has_it_and_never_writes_again_though_t
     for _ in range(2):
         with pytest.raises(ClaimedError, match=r"silver: .* before .* another process rebuilds silver now \(.*process"):
             stopped.require_held()
-    other.release()
+    other.release_lease()
     with pytest.raises(ClaimedError):
         stopped.require_held()
 
@@ -217,7 +217,7 @@ def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
     other = place.claim()
     with pytest.raises(ClaimedError):
         stopped.require_held()
-    stopped.release()
+    stopped.release_lease()
     with pytest.raises(ClaimedError):
         place.claim()
     other.require_held()
@@ -226,7 +226,7 @@ def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
 def test_one_whose_lease_was_had_and_given_back_meanwhile_is_told_so(place):
     stopped = place.claim()
     place.clock.go_on(LENGTH)
-    place.claim().release()
+    place.claim().release_lease()
     with pytest.raises(ClaimedError, match="another process has had it since"):
         stopped.require_held()
 

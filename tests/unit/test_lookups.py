@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.enrich.reference import Reference
 from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, Join
-from sessionlake.gold.references.lookups import LookupRunner
+from sessionlake.gold.references.lookups import LookupRunner, _convert_row
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import LookupSettings
@@ -187,6 +188,29 @@ def test_a_lookup_in_python_may_answer_with_datetimes(asking: Asking):
     asking.run()
     (row,) = asking.lake.reader().read_rows(OWNERS.table)
     assert (row["since"], row["valid_from"]) == (NOW, NOW)
+
+
+@pytest.mark.parametrize(
+    ("sql", "sent", "found"),
+    [
+        ("decimal(5,2)", 1.1, Decimal("1.10")),
+        ("decimal(5,2)", "-1.10", Decimal("-1.10")),
+        ("decimal(38,0)", 10**37, Decimal(10**37)),
+        ("decimal(5,2)", None, None),
+        ("decimal(5,2)", "0.001", "more than 2 decimals"),
+        ("decimal(5,2)", True, "no number"),
+        ("timestamp_ntz", "2026-01-02T03:04:05.000006", datetime.fromisoformat("2026-01-02T03:04:05.000006")),
+        ("timestamp_ntz", "2026-01-02T03:04:05Z", "zone"),
+    ],
+)
+def test_decimals_and_times_without_zone_of_an_answer_are_exact(sql: str, sent: Any, found: Any):
+    reference = Reference("owners", (("device", "string"),), (("value", sql),))
+    row = {"device": "a", "value": sent}
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            _convert_row(reference, row)
+    else:
+        assert _convert_row(reference, row)["value"] == found
 
 
 def test_of_a_key_that_rests_the_answer_is_refused_and_others_are_put_in(asking: Asking):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,6 +20,7 @@ from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import types_module
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
+from support import typed_feed
 
 LOGINS = "sessionlake.examples.logins:Logins"
 GOOD = """
@@ -188,6 +191,24 @@ def test_every_declared_type_has_a_column():
         output.check_record({"c1": -129})
 
 
+def test_records_have_exact_decimals_dates_and_bytes():
+    types = {"total": "decimal(5, 2)", "day": "date", "raw": "binary"}
+    output = OutputColumns(types)
+    record = {"total": Decimal("1.5"), "day": date(2026, 1, 2), "raw": b"\xff"}
+    columns = output.to_declared_arrays([output.check_record(one) for one in (record, {"total": -3}, {})])
+    assert {name: column.to_pylist() for name, column in columns.items()} == {
+        "total": [Decimal("1.50"), Decimal("-3.00"), None],
+        "day": [date(2026, 1, 2), None, None],
+        "raw": [b"\xff", None, None],
+    }
+    assert [str(column.type) for column in columns.values()] == ["decimal128(5, 2)", "date32[day]", "binary"]
+    for wrong, why in (({"total": Decimal("0.001")}, "more than 2 decimals"), ({"total": 1000}, "more than 5 digits")):
+        with pytest.raises(ValueError, match=why):
+            output.check_record(wrong)
+    with pytest.raises(ValueError, match=r"column 'many': type 'array<int>' is not one of .*date, binary, decimal"):
+        OutputColumns({"many": "array<int>"})
+
+
 def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tmp_path: Path):
     columns = {"price": "double", "qty": "bigint", "class": "string", "on": "boolean"}
     settings = Settings(home=tmp_path, capture=CaptureSettings(columns=columns))
@@ -199,3 +220,14 @@ def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tm
     assert (change["_ts"], change["row_id"], change["_set"]) == (int, str | None, list[str] | None)
     assert {*change} == {name for name, _ in TABLES["silver.session_changes"].columns_for(settings)}
     assert made["values_of"](Row("r", {"price": 1.5})) == {"price": 1.5}
+
+
+def test_types_of_rows_of_a_feed_are_those_of_python(tmp_path: Path):
+    made: dict[str, Any] = {}
+    exec(types_module(Settings(home=tmp_path, capture=typed_feed.capture())), made)  # noqa: S102 - the text is our own
+    hints = get_type_hints(made["Values"])
+    found = {name: hints[name] for name in ("total", "day", "local", "raw", "doc", "shares", "grid")}
+    assert found == {
+        "total": Decimal | None, "day": date | None, "local": datetime | None, "raw": bytes | None, "doc": str | None,
+        "shares": list[Decimal | None] | None, "grid": list[list[int | None] | None] | None,
+    }  # fmt: skip

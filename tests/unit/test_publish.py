@@ -7,6 +7,8 @@ import json
 import math
 import struct
 from base64 import b64decode
+from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -119,6 +121,26 @@ def test_what_json_has_no_number_for_is_spelled_out():
     ]
 
 
+def test_decimals_and_arrays_are_spelled_exactly_and_times_without_zone_as_in_utc():
+    types = {
+        "small": pa.decimal128(38, 10), "shares": pa.list_(pa.decimal128(10, 2)), "local": pa.timestamp("us"),
+        "blobs": pa.list_(pa.binary()), "grid": pa.list_(pa.list_(pa.int32())), "odd": pa.list_(pa.float64()),
+    }  # fmt: skip
+    values = {
+        "small": Decimal("0.0000000001"), "shares": [Decimal("-1.50"), None], "blobs": [b"\xff", None, b""],
+        "local": datetime.fromisoformat("1970-01-01T00:00:00.000001"), "grid": [[1, None], None, []], "odd": [math.nan],
+    }  # fmt: skip
+    names = [("k", pa.string()), *types.items(), (CHANGE, pa.string()), (VERSION, pa.int64())]
+    rows = [{"k": key, CHANGE: "insert", VERSION: 1} | own for key, own in (("a", values), ("b", {}))]
+    made = UpsertMessages(("k",), batch=7)([pa.RecordBatch.from_pylist(rows, schema=pa.schema(names))])
+    found, empty = (json.loads(message["value"]) for batch in made for message in batch.to_pylist())
+    assert found == {
+        "k": "a", "small": "0.0000000001", "shares": ["-1.50", None], "local": 1, "blobs": ["/w==", None, ""],
+        "grid": [[1, None], None, []], "odd": ["NaN"],
+    }  # fmt: skip
+    assert empty == {"k": "b"} | dict.fromkeys(types)
+
+
 def test_a_delete_is_a_tombstone_and_every_message_names_version_and_batch():
     upsert, tombstone = encoded([row("a", version=3), row("a", version=4, change="delete")])
     assert (upsert["key"], upsert["value"] is None) == (tombstone["key"], False)
@@ -158,8 +180,8 @@ def test_large_rows_leave_in_chunks():
 
 
 def test_a_type_without_a_spelling_is_refused_by_name():
-    batch = pa.RecordBatch.from_pydict({"k": ["a"], "many": [["x"]], CHANGE: ["insert"], VERSION: [1]})
-    with pytest.raises(LakeError, match="column many has type list<item: string>"):
+    batch = pa.RecordBatch.from_pydict({"k": ["a"], "many": [{"x": 1}], CHANGE: ["insert"], VERSION: [1]})
+    with pytest.raises(LakeError, match="column many has type struct<x: int64>"):
         list(UpsertMessages(("k",), 0)([batch]))
 
 

@@ -114,19 +114,19 @@ def require_exportable_table(settings: Settings, table: str, point: dict[str, An
         UsageError: The lake has no table of this name, or a past version of a view is requested.
         LakeError: The table, or the table that a view reads, has not been created yet.
     """
-    from sessionlake.cli.query import list_table_names
+    from sessionlake.cli.query import list_table_names, list_view_sources
     from sessionlake.delta.lake import Lake
-    from sessionlake.gold.sql.views import DEFINITIONS
 
+    views = list_view_sources(settings)
     if table not in list_table_names(settings):
         raise UsageError(
             f"export: {table} is not a table of the lake", fix=f"Name one of {', '.join(list_table_names(settings))}"
         )
-    if point and table in DEFINITIONS:
+    if point and table in views:
         raise UsageError(
             f"export: {table} is a view, and views have no versions", fix="Leave out --version and --as-of"
         )
-    needed = DEFINITIONS[table].main_source if table in DEFINITIONS else table
+    needed = views.get(table, table)
     if Lake(settings).is_known_missing(needed):
         raise LakeError(
             f"export: {needed} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run all --once`"
@@ -145,8 +145,8 @@ def select_rows(
     """
     from pyspark.errors import PySparkException
 
+    from sessionlake.cli.query import list_view_sources
     from sessionlake.delta.lake import Lake
-    from sessionlake.gold.sql.views import DEFINITIONS
     from sessionlake.spark.reading_plan import require_plain_condition
     from sessionlake.streaming.errors import explain_sql_error
 
@@ -154,7 +154,7 @@ def select_rows(
     if where is not None:
         require_plain_condition(spark, "export: --where", where)
     try:
-        if table in DEFINITIONS:
+        if table in list_view_sources(settings):
             rows = _read_view(spark, lake, table)
         else:
             rows = lake.storage.read(spark, table, point or {"versionAsOf": lake.latest_version(spark, table)})
@@ -167,8 +167,9 @@ def _read_view(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
     """Returns a view's rows, stored on disk when first computed. A view has no version that could be read again."""
     from pyspark import StorageLevel
 
-    from sessionlake.gold.sql.views import create_views
+    from sessionlake.cli.query import create_lake_views
+    from sessionlake.spark.frames import convert_variants_to_json
 
-    if not lake.storage.functions_persist:
-        create_views(spark, lake, [name])
-    return spark.table(lake.storage.prepare_view(spark, name)).persist(StorageLevel.DISK_ONLY)
+    create_lake_views(spark, lake, [name])
+    rows = spark.table(lake.storage.prepare_view(spark, name))
+    return convert_variants_to_json(rows).persist(StorageLevel.DISK_ONLY)

@@ -35,7 +35,7 @@ _LITERAL = re.compile(r"(?:[\w/-]|\\[^\w])+")
 
 
 Form = Annotated[FeedFormat, typer.Option("--format", help="The format of the output.")]
-File = Annotated[str | None, typer.Argument(metavar="[FILE]", help="A file of messages; `-` reads standard input.")]
+File = Annotated[str | None, typer.Argument(metavar="FILE", help="A file of messages; `-` reads standard input.")]
 OfTopic = Annotated[
     str | None, typer.Option("--topic", help="The topic of the file's messages; without FILE, the topic to read.")
 ]
@@ -159,7 +159,8 @@ def configured_feeds(settings: Settings) -> list[Feed]:
         raise ConfigError(
             "no feed is configured: capture.feeds is empty",
             why="Without a feed, messages must have the form that sessionlake itself defines",
-            fix="Propose a feed from your messages with `sessionlake feed infer FILE > sessionlake.yml`",
+            fix="Propose a feed from your messages with `sessionlake feed infer FILE > feed.yml`, and copy it into the "
+            "configuration, or name it with --config",
         )
     return feeds
 

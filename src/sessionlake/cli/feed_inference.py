@@ -72,4 +72,4 @@ def _comments(
     ]
     lines += [f"Refused as {reason}: {count:,}." for (_, reason), count in sorted(totals.refused.items())]
     lines += [f"{note[0].upper()}{note[1:]}." for note in proposal.notes]
-    return [*lines, f"Next: check each line, then run `{again}`."]
+    return [*lines, f"Next: check each line, copy it into the configuration, then run `{again}`."]

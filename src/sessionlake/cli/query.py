@@ -19,7 +19,9 @@ from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
+from sessionlake.silver.merge.feed_views import create_feed_views, source_tables
 from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
+from sessionlake.spark.frames import convert_variants_to_json
 from sessionlake.spark.reading_plan import Name, NamesRead, find_names_read
 from sessionlake.spark.session import separate_session
 from sessionlake.streaming.errors import explain_sql_error
@@ -49,7 +51,7 @@ def require_tables(settings: Settings, sql: str) -> None:
         )
     lake, known = Lake(settings), list_table_names(settings)
     named = [str(one) for one in find_names(replace_prefixed_names(sql)) if str(one) in known]
-    needed = dict.fromkeys(DEFINITIONS[name].main_source if name in DEFINITIONS else name for name in named)
+    needed = dict.fromkeys(list_view_sources(settings).get(name, name) for name in named)
     missing = [table for table in needed if lake.is_known_missing(table)]
     if missing:
         raise LakeError(
@@ -99,7 +101,7 @@ def _run_statement(spark: SparkSession, settings: Settings, sql: str) -> tuple[l
         raise UsageError(f"query: {error}") from None
     _register_names(spark, lake, list_table_names(settings) if reads.lists and not named else named)
     try:
-        return named, convert_to_cells(spark.sql(text).toArrow())
+        return named, convert_to_cells(convert_variants_to_json(spark.sql(text)).toArrow())
     except (PySparkException, Py4JError) as error:  # errors during the computation can be Py4J's
         refusal = explain_sql_error("query", error)
         if isinstance(refusal, UsageError) and not named:
@@ -109,13 +111,20 @@ def _run_statement(spark: SparkSession, settings: Settings, sql: str) -> tuple[l
 
 def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Registers tables, views and functions with Spark under their names."""
-    known = list_table_names(lake.settings)
-    lake.register_tables(spark, [name for name in names if name in known and name not in DEFINITIONS])
+    known, views = list_table_names(lake.settings), list_view_sources(lake.settings)
+    lake.register_tables(spark, [name for name in names if name in known and name not in views])
+    create_lake_views(spark, lake, names)
     if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
-        create_views(spark, lake, [name for name in names if name in DEFINITIONS])
         for name in names:
             if name in FUNCTIONS:
                 FUNCTIONS[name](spark, lake)
+
+
+def create_lake_views(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
+    """Creates those of these names that are views. In a catalog the layers have created them."""
+    if not lake.storage.functions_persist:
+        create_views(spark, lake, [name for name in names if name in DEFINITIONS])
+        create_feed_views(spark, lake, names)
 
 
 def _read_function_names(lake: Lake) -> dict[str, str]:
@@ -163,7 +172,12 @@ def insert_stored_names(lake: Lake, sql: str) -> str:
 
 def list_table_names(settings: Settings) -> list[str]:
     """Returns the names of all tables and views of the lake, with those that the configuration adds."""
-    return [*TABLES, *DEFINITIONS, *settings.added_tables]
+    return [*TABLES, *list_view_sources(settings), *settings.added_tables]
+
+
+def list_view_sources(settings: Settings) -> dict[str, str]:
+    """Returns for each view of the lake the table without which it makes no sense."""
+    return {name: view.main_source for name, view in DEFINITIONS.items()} | source_tables(settings.capture)
 
 
 def write_query_result_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:

@@ -34,7 +34,11 @@ def show_session(
     """
     session_key = find_session(reader, settings, session, topic, partition)
     conditions = [(name, operator.eq, getattr(session_key, name)) for name in SESSION]
-    show_table(reader.read_arrow_table(ROWS, *conditions).drop_columns(list(SESSION)).sort_by("row_id"), form)
+    show_table(
+        reader.read_arrow_table(ROWS, *conditions).drop_columns(list(SESSION)).sort_by("row_id"),
+        form,
+        bytes_as_base64=True,
+    )
 
 
 def show_session_as_of(
@@ -53,7 +57,7 @@ def show_session_as_of(
         UsageError: The session does not exist, or several topics or partitions have its id.
     """
     session_key = find_session(reader, settings, session, topic, partition)
-    show_table(table_as_of(reader, settings, session_key, moment), form)
+    show_table(table_as_of(reader, settings, session_key, moment), form, bytes_as_base64=True)
 
 
 def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> SessionMoment:

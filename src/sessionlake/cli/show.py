@@ -74,9 +74,23 @@ def _choose_escaping(out: TextIO) -> Callable[[str], str]:
     return escape_invisible if out.isatty() else escape_surrogates
 
 
-def show_table(table: pa.Table, form: OutputFormat) -> None:
-    """Writes the rows of an Arrow table in a format."""
-    show_rows(*convert_to_cells(table), form)
+def show_table(table: pa.Table, form: OutputFormat, *, bytes_as_base64: bool = False) -> None:
+    """Writes the rows of an Arrow table in a format.
+
+    Args:
+        table: The table.
+        form: The format.
+        bytes_as_base64: True to write all bytes as Base64. Otherwise bytes that are UTF-8 are written as text.
+    """
+    names, rows = convert_to_cells(table)
+    show_rows(names, [[_encode_bytes(value) for value in row] for row in rows] if bytes_as_base64 else rows, form)
+
+
+def _encode_bytes(value: Any) -> Any:
+    """Returns bytes as Base64, also those in lists. Other values stay as they are."""
+    if isinstance(value, list):
+        return [_encode_bytes(item) for item in value]
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def convert_to_cells(table: pa.Table) -> tuple[list[str], Rows]:
@@ -106,7 +120,7 @@ def json_value(value: Any) -> Any:
     if isinstance(value, OutOfRangeTime | bytes):
         return _format_value(value) if isinstance(value, bytes) else int(value)
     if isinstance(value, Decimal | timedelta) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
+        return f"{value:f}" if isinstance(value, Decimal) else str(value)
     return value
 
 

@@ -31,7 +31,11 @@ _SUCCESS = "_SUCCESS"
 # Marks a folder as an export of sessionlake.
 _MARKER = "_sessionlake_export"
 _ROWS = "part-"
-_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "timeZone": "UTC"}
+_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "timeZone": "UTC",
+}
 _UNTRIMMED = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
 _NESTED = {"array", "map", "struct"}
 

@@ -281,7 +281,8 @@ class Lake:
 
     def _declared_in(self, table: str) -> str:
         own = self._processor_of(table)
-        return "capture.columns" if own is None else f"the output of processor {own.name}"
+        declared = "capture.feeds" if self.settings.capture.feeds else "capture.columns"
+        return declared if own is None else f"the output of processor {own.name}"
 
     def _column_fix(self, table: str) -> str:
         """Returns the fix part of the error about a table whose columns differ from the configuration."""

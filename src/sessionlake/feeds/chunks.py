@@ -7,6 +7,7 @@ has one part without changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,15 +27,16 @@ from sessionlake.protocol.erased import ERASED_CODE as ERASED
 from sessionlake.protocol.erased import is_erased
 from sessionlake.protocol.kafka_time import compute_latest_event_times, is_in_future
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link, MessageType
+from sessionlake.protocol.payload import Payload
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 from sessionlake.protocol.xxhash64 import spark_xxhash64
 
 _TYPES = {
-    Kind.SNAPSHOT: MessageType.SNAPSHOT,
-    Kind.UPDATE: MessageType.UPDATE,
-    Kind.HEARTBEAT: MessageType.HEARTBEAT,
-    Kind.END: MessageType.END,
+    Kind.SNAPSHOT.value: MessageType.SNAPSHOT.value,
+    Kind.UPDATE.value: MessageType.UPDATE.value,
+    Kind.HEARTBEAT.value: MessageType.HEARTBEAT.value,
+    Kind.END.value: MessageType.END.value,
 }
 
 
@@ -66,6 +68,7 @@ class FeedDecoder:
         max_future_skew: In ms: how far an event time may be ahead of the message's Kafka timestamp, and a Kafka
             timestamp ahead of the time at which bronze read the message.
         shards: Number of shards.
+        payload: The schemas of Avro and Protobuf; None if all feeds read JSON.
     """
 
     feeds: tuple[Feed, ...]
@@ -73,6 +76,7 @@ class FeedDecoder:
     max_message_bytes: int
     max_future_skew: int
     shards: int
+    payload: Payload | None = None
 
     @property
     def reads_headers(self) -> bool:
@@ -93,7 +97,9 @@ class FeedDecoder:
             mine = np.flatnonzero((of_feed == number) & (reasons == 0))
             if not len(mine):
                 continue
-            lists = compiled_reader(feed).read(_records(raw, mine), max_bytes=self.max_message_bytes)
+            lists = compiled_reader(feed, self.payload if feed.needs_payload else None).read(
+                _records(raw, mine), max_bytes=self.max_message_bytes
+            )
             for index, refusal in lists.refused.items():
                 reasons[mine[index]] = CODE_OF[refusal.reason]
             self._drop_future_events(lists, raw, mine, reasons)
@@ -107,8 +113,11 @@ class FeedDecoder:
         chunks.append(_chunk_without_events(raw, without, reasons[without], self.columns))
         messages.append(without)
         message = np.concatenate(messages)
-        order = np.argsort(message, kind="stable")
-        chunk, message = pa.concat_tables(chunks).take(pa.array(order)).combine_chunks(), message[order]
+        chunk = pa.concat_tables(chunks)
+        if (np.diff(message) < 0).any():
+            order = np.argsort(message, kind="stable")
+            chunk, message = chunk.take(pa.array(order)), message[order]
+        chunk = chunk.combine_chunks()
         place = chunk.schema.get_field_index("part")
         part = np.arange(len(message)) - np.searchsorted(message, message)
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(part.astype(np.int32)))
@@ -199,7 +208,7 @@ def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, column
 def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns: tuple[Column, ...]) -> pa.Table:
     """Returns a row for each event. `message` has the index of its raw message."""
     count, heads = len(message), _heads(raw, message)
-    types = np.fromiter((_TYPES[Kind(kind)] for kind in lists.kind), np.int8, count)
+    types = np.fromiter(map(_TYPES.__getitem__, lists.kind), np.int8, count)
     types[[number for number, scope in enumerate(lists.scope) if scope]] = MessageType.UPDATE
     link = np.where(lists.restart, Link.RESTART, np.where(lists.is_link, Link.LINK, Link.INTERVAL)).astype(np.int8)
     seq = [NO_SEQ if one is None else one for one in lists.seq]
@@ -215,7 +224,9 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         pa.array(lists.after, pa.int64()),
         pa.array(link),
         pa.nulls(count, pa.int32()),
-        pa.array([None if sent is None else json_text(sent) for sent in lists.sent], pa.string()),
+        pa.nulls(count, pa.string())
+        if _is_all_null(lists.sent)
+        else pa.array([None if sent is None else json_text(sent) for sent in lists.sent], pa.string()),
         _changes(types, lists, columns),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
@@ -257,7 +268,9 @@ def _changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa
         pa.array((np.arange(total) - np.repeat(starts, sizes)).astype(np.int32)),
         pa.array([*lists.row_id, *none], pa.string()).take(place),
         pa.array([*lists.rescued, *none], pa.string()).take(place),
-        pa.array([*(_EXPECTED[one] for one in lists.expect), *none], pa.int8()).take(place),
+        pa.nulls(total, pa.int8())
+        if _is_all_null(lists.expect)
+        else pa.array([*(_EXPECTED[one] for one in lists.expect), *none], pa.int8()).take(place),
         *values,
         *flags,
     ]
@@ -292,6 +305,26 @@ def _column(cells: list[Any] | None, column: Column, deletes: Bools, sets_all: B
     if MISSING in cells or deletes.any():
         flag &= np.fromiter((cell is not MISSING for cell in cells), np.bool_, len(cells))
         cells = [None if gone or cell is MISSING else cell for cell, gone in zip(cells, deletes.tolist(), strict=True)]
+    if pa.types.is_decimal(column.arrow) and any(type(cell) is str for cell in cells):
+        texts = [cell if cell is None or type(cell) is str else str(cell) for cell in cells]
+        return pa.array(texts, pa.string()).cast(column.arrow), flag | sets_all
+    if pa.types.is_timestamp(column.arrow) and any(type(cell) is int for cell in cells):
+        micros = pa.array([_to_microseconds(cell) for cell in cells], pa.int64())
+        return micros.cast(column.arrow), flag | sets_all
     if column.sql == "float":
         return pa.array(cells, pa.float64()).cast(pa.float32(), safe=False), flag | sets_all
     return pa.array(cells, column.arrow), flag | sets_all
+
+
+def _is_all_null(values: list[Any]) -> bool:
+    return values.count(None) == len(values)
+
+
+def _to_microseconds(cell: Any) -> int | None:
+    """Returns a timestamp as microseconds since 1970; a number is that already."""
+    if cell is None or type(cell) is int:
+        return cell
+    return (cell.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

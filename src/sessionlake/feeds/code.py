@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -14,12 +15,29 @@ CACHED = 100_000
 """Most entries of each cache. The caches keep session ids, row ids and converted values, which recur often."""
 
 
+_MICROSECONDS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
+"""Microseconds in each unit of whole numbers that are kept as microseconds."""
+_YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
+
+
 class UnusualError(Exception):
     """Raised in the generated code for a message that the interpreter must read."""
 
 
 class NoCodeError(Exception):
     """No code can be generated for the feed, so the interpreter must read all its messages."""
+
+
+def is_decimal_text(column: FeedColumn) -> bool:
+    """Returns True if the column's values are decimals that messages have as texts, which are kept as they are."""
+    return column.sql.startswith("decimal") and column.how == "text"
+
+
+def _plain_decimal(sql: str) -> Any:
+    """Returns a function that is true for texts of digits, with an optional sign and point, that fit the type."""
+    precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
+    whole, fraction = precision - scale, rf"(?:\.[0-9]{{1,{scale}}})?" if scale else ""
+    return re.compile(rf"-?[0-9]{{1,{whole}}}{fraction}" if whole else rf"-?0{fraction}").fullmatch
 
 
 class CodeWriter:
@@ -34,6 +52,12 @@ class CodeWriter:
 
     def __init__(self, feed: Feed) -> None:
         self._unavailable, self._key_format = feed.unavailable, feed.key_format
+        compared = {column.name for rule in feed.rules for part in rule.rows if not isinstance(part.delete, bool)
+                    for column, _ in part.delete} | {column.name for column in feed.key}  # fmt: skip
+        self._in_microseconds = {
+            column.name for column in feed.columns.values()
+            if column.sql.startswith("timestamp") and column.how in _MICROSECONDS and column.name not in compared
+        }  # fmt: skip
         self.names: dict[str, Any] = {"Decimal": Decimal, "M": MISSING, "Unusual": UnusualError}
         self._lines: list[str] = []
         self._depth = 0
@@ -81,9 +105,16 @@ class CodeWriter:
             self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
             return name
         self._line(f"if {raw} is M or {raw} is None: {name} = {raw}")
+        if column.name in self._in_microseconds:
+            factor = _MICROSECONDS[column.how or ""]
+            self._line(f"elif type({raw}) is int and {_YEAR_1 // factor} <= {raw} < {_YEAR_10000 // factor}:")
+            self._line(f"    {name} = {raw} * {factor}")
+            self._line(f"elif type({raw}) is float: raise Unusual")
         if column.how == "text":
             memory = self._constant({})
             self._line(f"elif type({raw}) is not str: raise Unusual")
+            if is_decimal_text(column):
+                self._line(f"elif {self._constant(_plain_decimal(column.sql))}({raw}): {name} = {raw}")
             self._line("else:")
             self._line(f"    {name} = {memory}.get({raw})")
             self._line(f"    if {name} is None:")

@@ -97,7 +97,7 @@ def _event(feed: Feed, message: Message, event: Event, rows: _RowReader) -> Feed
     if kind is not Kind.SNAPSHOT and (restart or event.scope):
         raise _refuse(f"restart or scope with a message that is {kind.value}")
     found = FeedEvent(
-        session=_session(feed, message, event.session),
+        session=read_event_session(feed, message, event.session),
         kind=kind,
         ts=message.timestamp if event.ts is None else _integer(event.ts, "ts", INT64_MIN),
         seq=seq,
@@ -128,7 +128,12 @@ def _integer(value: Any, name: str, least: int) -> int:
     return value
 
 
-def _session(feed: Feed, message: Message, given: Any) -> str:
+def read_event_session(feed: Feed, message: Message, given: Any) -> str:
+    """Returns the session id of a decoder's event: what the decoder gives, or if that is None the feed's `session`.
+
+    Raises:
+        RefusedError: There is no session, or it cannot be used.
+    """
     if given is None:
         if not feed.session:
             raise _refuse("an event without a session, and the feed has no `session`")
@@ -170,7 +175,7 @@ class _RowReader:
                 yield self._put(row)
             elif isinstance(row, Delete):
                 key = self._key_of(row.key)
-                yield DeleteRow(key, _row_id(key), _expected(row.expect))
+                yield DeleteRow(key, row_id_within_limit(key), _expected(row.expect))
             else:
                 raise _refuse(f"{_shown(row)}, where Put or Delete is expected")
 
@@ -201,7 +206,7 @@ class _RowReader:
         rescued = None
         if undeclared and self._rescue:
             rescued = json_text({name: undeclared[name] for name in sorted(undeclared)})
-        return PutRow(key, _row_id(key), values, rescued, _expected(row.expect))
+        return PutRow(key, row_id_within_limit(key), values, rescued, _expected(row.expect))
 
     def _key_of(self, given: Any) -> tuple[Any, ...]:
         names = [column.name for column in self._key]
@@ -229,7 +234,8 @@ class _RowReader:
             raise _refuse(why) from None
 
 
-def _row_id(key: tuple[Any, ...]) -> str:
+def row_id_within_limit(key: tuple[Any, ...]) -> str:
+    """Returns the row id of a key. Raises RefusedError if it is too long."""
     row_id = row_id_of(key)
     if not 1 <= len(row_id.encode()) <= MAX_ID_BYTES:
         why = f"the key has {len(row_id.encode())} bytes, 1 to {MAX_ID_BYTES} may be"

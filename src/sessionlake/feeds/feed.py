@@ -286,6 +286,16 @@ class Feed:
         """True if values or keys are Avro or Protobuf, so that a `PayloadReader` must read them."""
         return self.format is not PayloadFormat.JSON or self.key_format is KeyFormat.AVRO
 
+    def load_code(self) -> None:
+        """Loads the decoder class and the check function, so that a missing one is found before a message is read.
+
+        Raises:
+            ConfigError: One of them cannot be loaded.
+        """
+        for named in (self.decoder, self.check):
+            if named is not None and named.load is not None:
+                named.load()
+
     def table_columns(self) -> tuple[Column, ...]:
         """Returns the declared columns as silver's tables store them."""
         return tuple(column_of_feed(column.name, column.sql) for column in self.columns.values())

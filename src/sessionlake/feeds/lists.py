@@ -32,7 +32,8 @@ class EventLists:
             one event after the other.
         row_id, rescued, expect: Fields of each changed row, as in `Put` and `Delete`.
         values: A list per column, with the value of each changed row. `MISSING` if the message does not set it. A
-            deleted row has only values of key columns.
+            deleted row has only values of key columns. A decimal may be its text as sent, and a timestamp its
+            microseconds since 1970, because Arrow converts these faster.
         refused: Faults of messages that go to quarantine, by the index of the message.
     """
 

@@ -41,9 +41,7 @@ def create_parsers(feed: Feed, payload: PayloadReader | None) -> tuple[Parse, Pa
 
 def _json_parser(feed: Feed) -> Parse:
     """Returns the parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
-    exact = any(_is_exact(column) for column in feed.columns.values()) or any(
-        part.rescue for rule in feed.rules for part in rule.rows
-    )
+    exact = any(_is_exact(column) for column in feed.columns.values())
     exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
     return msgspec.json.Decoder(float_hook=Decimal).decode if exact else msgspec.json.Decoder().decode
 
@@ -56,6 +54,4 @@ def _wanted(feed: Feed) -> list[Any]:
 
 def _is_exact(column: FeedColumn) -> bool:
     """Returns True if the column needs exact decimal numbers, because a double would lose digits."""
-    return (column.sql.startswith(("decimal", "variant", "array", "timestamp")) and column.how is None) or (
-        column.how or ""
-    ).startswith("epoch")
+    return column.sql.startswith(("decimal", "variant", "array", "timestamp")) and column.how is None

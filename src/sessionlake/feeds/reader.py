@@ -71,7 +71,7 @@ def read(
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode(feed, feed.decoder, _message(feed, record, payload))
+        return decode(feed, feed.decoder, make_message(feed, record, payload))
     try:
         value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
@@ -115,7 +115,8 @@ def _required(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
     return payload
 
 
-def _message(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> Message:
+def make_message(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> Message:
+    """Returns a message as the feed's decoder class receives it."""
     parse_json = load_digits if feed.needs_digits else load_json_fast
     parse = parse_json if feed.format is PayloadFormat.JSON else _required(feed, payload).read
     return Message(

@@ -20,6 +20,7 @@ _MICROSECONDS = {
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - used for `timestamp_ntz`, which has no zone, and `timestamp` in UTC
 
 
+_MOST_MINUTES = 100_000
 _LONGEST_TIME = 64
 """Most characters of a text that is parsed as a time."""
 
@@ -111,6 +112,27 @@ def milliseconds_of(value: Any, how: str, *, from_text: bool = False) -> int:
         return (_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
     number = number_from_text(value, NUMBER, Decimal) if from_text else value
     return microseconds(number, how) // 1000
+
+
+def iso_milliseconds(value: Any, minutes: dict[str, int]) -> int:
+    """Converts an ISO 8601 text with a time zone to milliseconds since 1970, as `milliseconds_of`, but faster.
+
+    Args:
+        value: The time in the message.
+        minutes: A cache of the milliseconds of each minute, by its text up to the seconds.
+
+    Raises:
+        ValueError: The value is not such a time.
+    """
+    if type(value) is str and len(value) in (24, 27) and value[19] == "." and value[-1] == "Z":
+        digits = value[17:19] + value[20:-1]
+        minute = minutes.get(value[:17])
+        if minute is not None and digits < "60" and digits.isdigit() and digits.isascii():
+            return minute + int(digits[:5])
+    found = milliseconds_of(value, "iso")
+    if value[-1] == "Z" and value[16:17] == ":" and len(minutes) < _MOST_MINUTES:
+        minutes[value[:17]] = milliseconds_of(value[:17] + "00Z", "iso")
+    return found
 
 
 def _since_epoch(value: Any, how: str) -> datetime:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from sessionlake.errors import ConfigError
 from sessionlake.feeds.events import Decoded, Event, Refusal
 from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.payload import PayloadReader
@@ -117,7 +114,10 @@ class Trial:
         self._feeds, self._only, self._bare, self._max_bytes = feeds, only, bare, max_bytes
         self._payload = payload
         self._bound = {feed.name for feed in feeds if _has_snapshots(feed)} - {*unbound}
-        self._checks = {feed.name: _check_function(feed) for feed in feeds}
+        self._checks: dict[str, CheckFunction | None] = {
+            feed.name: feed.check.load() if feed.check is not None and feed.check.load is not None else None
+            for feed in feeds
+        }
         self._chains: dict[str, int] = {}
         self._complete: set[Session] = set()
         self._rows = 0
@@ -206,18 +206,3 @@ def _counts(table: SessionTable) -> tuple[int, int, int, int, int]:
 
 def _has_snapshots(feed: Feed) -> bool:
     return any(rule.kind is Kind.SNAPSHOT for rule in feed.rules)
-
-
-def _check_function(feed: Feed) -> CheckFunction | None:
-    """Imports the function that checks a feed's checksums."""
-    if feed.check is None:
-        return None
-    try:
-        function: Any = pkgutil.resolve_name(feed.check.function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"feed {feed.name}: check.with {feed.check.function!r} cannot be imported ({error})",
-            fix="Name an installed function as module:function",
-        ) from None
-    found: CheckFunction = function
-    return found

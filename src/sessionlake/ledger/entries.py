@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -22,6 +22,7 @@ from sessionlake.delta.storage.reading import Condition, TableReader, starts_wit
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.ledger.books import LedgerReader
 from sessionlake.protocol.types import Row
+from sessionlake.settings.feed_history import FeedMapping
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -88,11 +89,12 @@ class LedgerEntry:
         duplicates: number of duplicates dropped.
         quarantined: number of parts quarantined.
         held: number of messages held back.
-            ignored: number of messages that their feed ignores.
+        ignored: number of messages that their feed ignores.
         parts: number of parts of the messages, to which the five counts before it add up in silver; None if every
             message has one part.
         config_hash: from `hash_settings_of_layers`.
-            decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
+        decisions: operators' decisions that the batch followed (`topic, partition, session_id, offset, decision`).
+        feeds: how silver read messages, from `settings.feed_history.list_mappings`; None for other layers.
     """
 
     layer: str
@@ -112,6 +114,7 @@ class LedgerEntry:
     parts: int | None = None
     config_hash: str = field(default="")
     decisions: tuple[Mapping[str, object], ...] = ()
+    feeds: Sequence[FeedMapping] | None = None
 
 
 class Ledger:
@@ -182,6 +185,7 @@ def _convert_to_row(entry: LedgerEntry, committed_at: datetime) -> Row:
         "code_version": code_version(),
         "config_hash": entry.config_hash,
         "decisions": list(entry.decisions),
+        "feeds": None if entry.feeds is None else [feed._asdict() for feed in entry.feeds],
     }
 
 

@@ -132,7 +132,10 @@ def fetch_jar_set(jars: JarSet) -> list[Path]:
             _download_jars(jars, folder)
             cached = _read_cached_jars(folder)
     if cached is None:
-        raise MachineError(f"{folder} changed while it was filled", fix="Remove it and run again")
+        raise MachineError(
+            f"another process changed the folder {folder} while jars were downloaded into it",
+            fix="Delete the folder and run the command again",
+        )
     _require_pinned_hashes(jars, cached, folder)
     return cached
 

@@ -13,6 +13,7 @@ from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ConfigError, NotFoundError
 from sessionlake.settings.file import TARGET_VARIABLE, TARGETS, read_document, read_settings
 from sessionlake.settings.model import CONFIG_VARIABLE, SchemaSettings, Settings, load_settings, settings_of
+from sessionlake.silver.merge.feed_views import create_feed_views, source_tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +72,8 @@ class Book:
         Raises:
             NotFoundError: A table is missing. The text says how to create it.
         """
-        if missing := [table for table in tables if not self._lake.exists(self.spark, table)]:
+        sources = source_tables(self.settings.capture)
+        if missing := [table for table in tables if not self._lake.exists(self.spark, sources.get(table, table))]:
             raise NotFoundError(
                 f"{self.settings.place} has no {', '.join(missing)}",
                 fix="Run `make demo`, or name another home with SESSIONLAKE_HOME. On Databricks, set the widgets "
@@ -79,8 +81,12 @@ class Book:
             )
 
     def table(self, name: str) -> DataFrame:
-        """Returns a table as a Spark frame, by its two-level name such as `silver.session_rows`."""
-        return self._lake.read(self.spark, name)
+        """Returns a table or a feed's view as a Spark frame, by its two-level name such as `silver.session_rows`."""
+        if name not in self.settings.capture.feed_views:
+            return self._lake.read(self.spark, name)
+        if not self._lake.storage.functions_persist:
+            create_feed_views(self.spark, self._lake, [name])
+        return self.spark.table(self._lake.storage.prepare_view(self.spark, name))
 
     def show(self, rows: Any, most: int = 50) -> None:
         """Shows up to `most` rows of a Spark or pandas frame, as a table in the notebook or as printed text."""

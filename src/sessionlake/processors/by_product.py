@@ -85,6 +85,11 @@ class ProductComputation(Computation):
                 f"{config.config_key}.value: {rows.value} is of type {kind}, not a number",
                 fix="Name a column of numbers, or set `of: texts`",
             )
+        if not rows.numbers and kind == "binary":
+            raise ConfigError(
+                f"{config.config_key}.value: {rows.value} is of type binary, and bytes are not always a text",
+                fix="Name a column of another type, or use the column as a key",
+            )
         if not rows.numbers:
             require_exact_types(config, "value", [rows.value], present)
 

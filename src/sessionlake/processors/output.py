@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from typing import Annotated, Any, Union
 
 import msgspec
@@ -11,7 +13,8 @@ import pyarrow as pa
 from msgspec import Meta
 
 from sessionlake.delta.schemas.columns import PARTITION, SESSION_ID, TOPIC
-from sessionlake.protocol.columns import JsonType, parse_columns
+from sessionlake.feeds.numbers import exact_decimal
+from sessionlake.protocol.columns import JsonType, arrow_type, is_decimal, parse_columns
 from sessionlake.protocol.message import is_plain_name
 from sessionlake.protocol.names import check_columns, internal
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -40,6 +43,8 @@ HEAD_COMMENTS = {
     "ordinal": "Number of the record among those that followed that message, from 0",
     "_time": "Stream time at which the record was made",
 }
+_OUTPUT_TYPES: dict[str, type] = {"date": date, "binary": bytes}
+"""Types of Python's values, by Spark SQL type, for types that messages in sessionlake's own form do not have."""
 _HEAD_ARROW = (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), TIMESTAMP_TYPE)
 
 
@@ -73,6 +78,8 @@ class OutputColumns:
         self._head = tuple(leading_columns)
         check_columns(declared, {BATCH, *(name for name, _ in leading_columns)}, "the processor's table")
         self._types = {name: _parse_column(name, sql) for name, sql in declared.items()}
+        decimals = {f"c{i}": kind for i, (_, _, kind) in enumerate(self._types.values()) if pa.types.is_decimal(kind)}
+        self._digits = {field: (kind.precision, kind.scale) for field, kind in decimals.items()}
         fields = [(f"c{i}", Union[value, None], None) for i, (_, value, _) in enumerate(self._types.values())]  # noqa: UP007 - built at run time
         names = {f"c{i}": name if is_plain_name(name) else internal(f"c{i}") for i, name in enumerate(self._types)}
         self._renamed = {name: internal(f"c{i}") for i, name in enumerate(self._types) if not is_plain_name(name)}
@@ -103,6 +110,9 @@ class OutputColumns:
             raise TypeError(f"a processor yields mappings of column to value, or timers; found {record!r:.100}")
         values = {self._renamed.get(name, name): value for name, value in record.items()}
         row = msgspec.convert(values, self._row)
+        for field, (precision, scale) in self._digits.items():
+            if (value := getattr(row, field)) is not None:
+                setattr(row, field, exact_decimal(value, precision, scale))
         msgspec.msgpack.encode(row)  # finds text that is not Unicode
         return row
 
@@ -137,13 +147,16 @@ def _parse_column(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
         name: Name of the column.
         sql: The declared type.
     """
-    if str(sql).strip().lower() == "timestamp":
+    normal = "".join(str(sql).lower().split())
+    if normal in _OUTPUT_TYPES or is_decimal(normal):
+        return normal, _OUTPUT_TYPES.get(normal, Decimal), arrow_type(normal)
+    if normal == "timestamp":
         return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP_TYPE
     try:
         column = parse_columns({"value": str(sql)})[0]
     except ValueError as error:
         text = str(error).replace("column 'value'", f"column {name!r}")
-        raise ValueError(f"{text}, timestamp") from None
+        raise ValueError(f"{text}, {', '.join(_OUTPUT_TYPES)}, decimal(p,s), timestamp") from None
     if column.json_type is JsonType.INTEGER:
         top = 2 ** (column.bits - 1)
         return column.sql, Annotated[int, Meta(ge=-top, le=top - 1)], column.arrow

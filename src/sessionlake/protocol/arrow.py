@@ -27,6 +27,16 @@ def to_contiguous(column: pa.ChunkedArray) -> pa.Array:
     return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
 
 
+def to_doubles(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Returns a column of numbers as doubles. A decimal becomes the nearest double, as with Spark.
+
+    Arrow's own cast multiplies by a power of ten, so that 834.56 becomes 834.5600000000001.
+    """
+    if pa.types.is_decimal(column.type):
+        return column.cast(pa.string()).cast(pa.float64())
+    return column.cast(pa.float64(), safe=False)
+
+
 def encode_as_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Int64s, pa.Array]:
     """Returns a code per row (-1 for null) and the array of distinct values, in which a code is an index."""
     encoded = (to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -16,9 +17,9 @@ ID = "id"
 BUILT_IN_COLUMNS = frozenset(
     {"topic", "session_id", "row_id", "change", "partition", "ordinal", "kafka_timestamp"}
     | {"_set", "_epoch", "_seq", "_ts", "_offset", "_position", "_life", "_applied_at", "_applied_by", "_batch"}
-    | {"snapshot_at", "reason", "position", RESCUED}
+    | {"snapshot_at", "reason", "position", "_time", RESCUED}
 )
-"""Columns that silver's tables have in addition to the declared ones."""
+"""Columns that silver's tables and views have in addition to the declared ones."""
 _OMIT_HINT = ", or leave it out: fields that are not declared are kept in _rescued"
 
 
@@ -53,8 +54,8 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
-        """True if the column has numbers, so that averages make sense."""
-        return self.json_type in (JsonType.INTEGER, JsonType.NUMBER)
+        """True if the column has numbers, so that averages make sense. Gold reads a decimal as the nearest double."""
+        return self.json_type in (JsonType.INTEGER, JsonType.NUMBER) or pa.types.is_decimal(self.arrow)
 
 
 _TYPES: dict[str, tuple[JsonType, pa.DataType, int]] = {
@@ -99,12 +100,19 @@ def _parse_column(name: str, sql_type: str, *, is_of_feed: bool = False) -> Colu
     return Column(name, normal, kind, arrow, bits)
 
 
+_DECIMAL = re.compile(r"decimal\(([1-9]\d?),(\d\d?)\)")
+_MOST_DIGITS = 38
 _FEED_TYPES: dict[str, pa.DataType] = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
     "binary": pa.binary(),
 }
+_PYTHON = {
+    **dict.fromkeys(INTEGER_BITS, "int"),
+    "boolean": "bool", "float": "float", "double": "float", "string": "str", "date": "date", "timestamp": "datetime",
+    "timestamp_ntz": "datetime", "binary": "bytes",
+}  # fmt: skip
 
 
 def column_of_feed(name: str, sql: str) -> Column:
@@ -118,18 +126,37 @@ def column_of_feed(name: str, sql: str) -> Column:
     sql = "string" if sql == "variant" else sql.replace("array<variant>", "array<string>")
     if sql in _TYPES:
         return _parse_column(name, sql, is_of_feed=True)
-    return Column(name, sql, JsonType.FEED, _arrow_type(sql))
+    return Column(name, sql, JsonType.FEED, arrow_type(sql))
 
 
-def _arrow_type(sql: str) -> pa.DataType:
+def arrow_type(sql: str) -> pa.DataType:
+    """Returns the Arrow type of a Spark SQL type, which is given in its normal form: `decimal(10,2)`, `array<date>`."""
     if sql in _TYPES:
         return _TYPES[sql][1]
     if sql.startswith("array<"):
-        return pa.list_(_arrow_type(sql.removeprefix("array<").removesuffix(">")))
-    if sql.startswith("decimal("):
+        return pa.list_(arrow_type(_element(sql)))
+    if is_decimal(sql):
         precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
         return pa.decimal128(precision, scale)
     return _FEED_TYPES[sql]
+
+
+def python_type(sql: str) -> str:
+    """Returns the type of a column's values in Python, as source text: `Decimal`, `list[str | None]`."""
+    if sql.startswith("array<"):
+        return f"list[{python_type(_element(sql))} | None]"
+    return "Decimal" if is_decimal(sql) else _PYTHON[sql]
+
+
+def is_decimal(sql: str) -> bool:
+    """True if the Spark SQL type is `decimal(p,s)` in its normal form, with at most 38 digits."""
+    found = _DECIMAL.fullmatch(sql)
+    return found is not None and int(found[2]) <= int(found[1]) <= _MOST_DIGITS
+
+
+def _element(sql: str) -> str:
+    """Returns the type of an array's elements."""
+    return sql.removeprefix("array<").removesuffix(">")
 
 
 def find_repeated_names(names: Iterable[str]) -> list[str]:

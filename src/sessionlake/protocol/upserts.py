@@ -4,8 +4,11 @@ The key is a JSON object of the key columns, always in the same order and spelli
 value is a JSON object of all columns; nulls are `null`. JSON has no type for some values:
 
 - `NaN`, `Infinity` and `-Infinity` are strings;
-- a timestamp is an integer, microseconds since the Unix epoch; a date is an integer, days since then;
+- a timestamp is an integer, microseconds since the Unix epoch, a timestamp without zone as if it were in UTC; a date is
+  an integer, days since then;
+- a decimal is a string with all its decimals, because many readers parse numbers as doubles;
 - bytes are a base64 string;
+- an array is an array, its elements as above;
 - integers have up to 64 bits, so a reader must not parse them as doubles.
 """
 
@@ -13,9 +16,10 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -23,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
+from sessionlake.protocol.arrow import to_contiguous
 
 CHANGE = "_change_type"
 VERSION = "_commit_version"
@@ -70,7 +75,7 @@ class UpsertMessages:
 
     def _encode_rows(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
         names = [name for name in rows.column_names if name not in FEED]
-        columns = {name: _encode_json_values(name, rows[name]) for name in names}
+        columns = {name: _encode_json_values(name, to_contiguous(rows[name])) for name in names}
         keys = [_json.encode(dict(zip(self.key, row, strict=True))) for row in _transpose_columns(columns, self.key)]
         changes, versions = rows[CHANGE].to_pylist(), rows[VERSION].to_pylist()
         batch, chunk, size = str(self.batch).encode(), [], 0
@@ -111,26 +116,41 @@ def _transpose_columns(columns: dict[str, list[Any]], names: Iterable[str]) -> I
     return zip(*(columns[name] for name in names), strict=True)
 
 
-def _encode_json_values(name: str, column: pa.ChunkedArray) -> list[Any]:
+def _encode_json_values(name: str, column: pa.Array) -> list[Any]:
     """Returns a column's values in types that JSON has."""
     kind = column.type
-    if pa.types.is_floating(kind):
-        return [
-            value if value is None or math.isfinite(value) else _spell_number(value) for value in column.to_pylist()
-        ]
+    if pa.types.is_list(kind):
+        items = iter(_encode_json_values(name, column.flatten()))
+        sizes = pc.list_value_length(column).to_pylist()
+        return [size if size is None else list(islice(items, size)) for size in sizes]
     if pa.types.is_timestamp(kind):
         return column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
     if pa.types.is_date32(kind):
         return column.cast(pa.int32()).to_pylist()
-    if pa.types.is_binary(kind):
-        return [value if value is None else b64encode(value).decode() for value in column.to_pylist()]
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind):
+    if any(has_kind(kind) for has_kind in _UNCHANGED):
         return column.to_pylist()
-    raise LakeError(
-        f"publish: column {name} has type {kind}, which has no defined form in JSON",
-        fix="Leave the column out of what is published",
-    )
+    spell = next((spell for has_kind, spell in _SPELLINGS if has_kind(kind)), None)
+    if spell is None:
+        raise LakeError(
+            f"publish: column {name} has type {kind}, which has no defined form in JSON",
+            fix="Leave the column out of what is published",
+        )
+    return [value if value is None else spell(value) for value in column.to_pylist()]
 
 
-def _spell_number(value: float) -> str:
+def _spell_number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _spell_bytes(value: bytes) -> str:
+    return b64encode(value).decode()
+
+
+_UNCHANGED = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_string)
+_SPELLINGS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...] = (
+    (pa.types.is_floating, _spell_number),
+    (pa.types.is_decimal, "{:f}".format),
+    (pa.types.is_binary, _spell_bytes),
+)

@@ -141,6 +141,11 @@ class CaptureSettings(Section):
         return self
 
     @property
+    def feed_views(self) -> tuple[str, ...]:
+        """Names of the views of feeds: `silver.<name>` and `silver.<name>_changes` of each."""
+        return tuple(view for feed in self.feeds for view in feed.views)
+
+    @property
     def payload_format(self) -> PayloadFormat:
         """The format that `payload` is for: the one of messages or feeds that is not JSON; JSON if there is none."""
         kinds = {self.format, *_formats_of(self.feeds)} - {PayloadFormat.JSON}
@@ -171,7 +176,7 @@ def _refuse_names(feeds: Sequence[FeedSettings]) -> None:
     """Refuses feeds whose views would have the name of another view or of a table of silver."""
     views: dict[str, str] = {}
     for feed in feeds:
-        for view in (feed.name, f"{feed.name}_changes"):
+        for view in (name.removeprefix("silver.") for name in feed.views):
             if view in views:
                 raise ValueError(f"feeds: {views[view]!r} and {feed.name!r} would both have a view {view}; rename one")
             if view in SILVER_NAMES:

@@ -31,6 +31,8 @@ from sessionlake.settings.feed_presets import apply_preset
 from sessionlake.settings.feed_rules import FeedDefaults, convert_order, convert_rule, exact_value, known_column
 from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, Section
 
+CHANGES_SUFFIX = "_changes"
+"""The end of the name of a feed's view of changes."""
 _INSTEAD = ", or take it under another name, as in row: {order_topic: .topic}"
 
 
@@ -140,6 +142,11 @@ class FeedSettings(Section):
                     f"feed {self.name!r}: class {found} remembers every seq, so it needs an order whose seq rises by "
                     f"one (order: {{seq: PATH}}); set integrity of this feed to none, order or strict"
                 )
+
+    @property
+    def views(self) -> tuple[str, str]:
+        """Names of the feed's view of present rows, and of its view of changes."""
+        return f"silver.{self.name}", f"silver.{self.name}{CHANGES_SUFFIX}"
 
     def made(self) -> Feed:
         """Returns the settings in the form that the package `feeds` uses."""

@@ -246,8 +246,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _require_distinct_tables(self) -> Self:
-        if repeated := find_repeated_names(self.added_tables):
-            raise ValueError(f"a processor and a product of gold have the table {', '.join(repeated)}")
+        if repeated := find_repeated_names((*self.added_tables, *self.capture.feed_views)):
+            raise ValueError(f"two of processors, gold's products and feeds have the name {', '.join(repeated)}")
         return self
 
     @model_validator(mode="after")

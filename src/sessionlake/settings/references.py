@@ -7,13 +7,15 @@ from typing import Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from sessionlake.protocol.columns import is_decimal
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.section import Duration, Section
 
 _RESERVED_COLUMNS = ("valid_from", "valid_to", "_taken_by", "_gone_by")
 _NAME = r"^[a-z][a-z0-9_]{0,62}$"
-_KEY_TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint")
-_TYPES = (*_KEY_TYPES, "float", "double", "date", "timestamp")
+_LOOKUP_KEY_TYPES = ("string", "boolean", "tinyint", "smallint", "int", "bigint")
+_KEY_TYPES = (*_LOOKUP_KEY_TYPES, "date", "decimal(p,s)")
+_TYPES = (*_KEY_TYPES, "float", "double", "timestamp", "timestamp_ntz")
 
 
 class LookupSettings(Section):
@@ -64,15 +66,20 @@ class ReferenceSettings(Section):
         if not value:
             raise ValueError("name at least one column, as in {site: string}")
         for name, sql in value.items():
-            if sql not in _TYPES:
+            if not _is_of(sql, _TYPES):
                 raise ValueError(f"{name}: type {sql!r} is not one of {', '.join(_TYPES)}")
         return value
 
     @model_validator(mode="after")
     def _require_consistent_settings(self) -> Self:
         check_columns((*self.keys, *self.columns), _RESERVED_COLUMNS, f"a reference table, as {self.table},")
-        if wrong := [name for name, sql in self.keys.items() if sql not in _KEY_TYPES]:
+        if wrong := [name for name, sql in self.keys.items() if not _is_of(sql, _KEY_TYPES)]:
             raise ValueError(f"{', '.join(wrong)}: the type of a key must be one of {', '.join(_KEY_TYPES)}")
+        if self.lookup and (wrong := [name for name, sql in self.keys.items() if sql not in _LOOKUP_KEY_TYPES]):
+            raise ValueError(
+                f"lookup: a lookup receives keys as JSON, which has no {self.keys[wrong[0]]}; the type of {wrong[0]} "
+                f"must be one of {', '.join(_LOOKUP_KEY_TYPES)}"
+            )
         return self
 
     @property
@@ -84,6 +91,10 @@ class ReferenceSettings(Section):
     def applied_table(self) -> str:
         """Name of gold's copy of the table, `gold.reference_<name>`, which has the rows that gold has applied."""
         return f"gold.reference_{self.name}"
+
+
+def _is_of(sql: str, types: tuple[str, ...]) -> bool:
+    return ("decimal(p,s)" if is_decimal(sql) else sql) in types
 
 
 class JoinSettings(Section):

@@ -10,6 +10,7 @@ The parts of this package, from the bottom up. Each imports only those listed be
 - `stream_times`: stores the stream time of each topic-partition between batches
 - `decisions`: operators' decisions about messages that stopped silver
 - `quarantine`: adds the raw bytes to quarantined messages
+- `mappings`: refuses feeds that read messages in another way than before
 - `packing`: packs the messages in bronze by shard
 - `job`: runs the stream
 """

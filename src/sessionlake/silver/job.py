@@ -29,12 +29,14 @@ from sessionlake.integrity.rules import Decision, DecisionKey
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.offset_log import OffsetLog
 from sessionlake.protocol.names import quote
+from sessionlake.settings.feed_history import list_mappings
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.decisions import list_ledger_decisions, read_binding_decisions
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport, SilverOutput, Violation, decode_report
 from sessionlake.silver.fold.shard import SilverFold
 from sessionlake.silver.fold.unpack import PayloadUnpacker, unpack_rows
+from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.packing import build_packed_stream
 from sessionlake.silver.quarantine import add_raw_messages
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
@@ -83,7 +85,8 @@ def start(
 
     Raises:
         LakeError: The checkpoint is new although the tables have rows. Or the declared columns do not fit the tables.
-            Or a topic now has class `once` although some of its changes were removed.
+            Or a topic now has class `once` although some of its changes were removed. Or the mapping of a feed has
+            changed.
     """
     lake = Lake(settings)
     _prepare_tables(spark, lake)
@@ -91,6 +94,8 @@ def start(
     decided = read_binding_decisions(lake.reader(spark))
     first_batch = resume_from.first_batch if resume_from else 0
     log = load_offset_log(spark, lake, settings, LAYER, first_batch)
+    last_batch = handover.read_next_batch(settings, LAYER) - 1
+    refuse_changed_feeds(lake.reader(spark), settings, last_batch, {topic for topic, _ in log.last_offsets})
     times = StreamTimesLog.start_log(spark, settings, LAYER, log.last_offsets)
     job = _SilverBatchWriter(lake, settings, decided, first_batch, log, times, on_batch)
     frame = build_folded_stream(spark, lake, settings, decided, resume_from)
@@ -189,6 +194,7 @@ class _SilverBatchWriter:
                     **sum_ledger_counts(partitions),
                     config_hash=hash_settings_of_layers(self._settings),
                     decisions=list_ledger_decisions(followed_keys, self._decided),
+                    feeds=list_mappings(self._settings.capture),
                 )
                 self._lake.storage.require_claims()  # otherwise the notes could already belong to another process
                 self._times.add_batch_notes(partitions, reports)

@@ -201,3 +201,16 @@ def read_all_columns(frame: DataFrame) -> int:
     A write to the `noop` sink cannot be used: for it, Delta does not plan the removal of rows in deletion vectors.
     """
     return int(frame._jdf.queryExecution().toRdd().count())  # noqa: SLF001  (a count would read no column)
+
+
+def convert_variants_to_json(frame: DataFrame) -> DataFrame:
+    """Returns the frame with columns that are or contain VARIANT as JSON text, because Arrow has no such type."""
+    from pyspark.sql import functions as F
+
+    kinds = [field.dataType.simpleString() for field in frame.schema.fields]
+    if not any("variant" in kind for kind in kinds):
+        return frame
+    names = [internal(str(number)) for number in range(len(kinds))]  # the frame's names may repeat
+    renamed = frame.toDF(*names)
+    columns = [F.to_json(name) if "variant" in kind else F.col(name) for name, kind in zip(names, kinds, strict=True)]
+    return renamed.select(*columns).toDF(*frame.columns)

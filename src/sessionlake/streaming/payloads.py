@@ -38,12 +38,18 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
     Args:
         capture: The capture settings.
         shards: Number of shards.
+
+    Raises:
+        ConfigError: A schema file cannot be used, or a class or function that a feed names cannot be loaded.
     """
     if not capture.feeds:
         return None
     feeds = tuple(feed.made() for feed in capture.feeds)
+    for feed in feeds:
+        feed.load_code()
     skew = milliseconds(capture.max_future_skew)
-    return FeedDecoder(feeds, capture.declared, capture.max_message_bytes, skew, shards)
+    payload = read_payload_of_feeds(capture)
+    return FeedDecoder(feeds, capture.declared, capture.max_message_bytes, skew, shards, payload)
 
 
 def read_payload_settings(capture: CaptureSettings) -> Payload | None:

@@ -11,6 +11,7 @@ _OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
 _TAKEN = "array<struct<topic:string,partition:int,session_id:string,offset:bigint,decision:string>>"
 _PARTITIONS = "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>"
 _VERSIONS = "array<struct<table:string,version:bigint,committed_at:timestamp>>"
+_FEEDS = "array<struct<name:string,topics:string,columns:array<string>,hashes:string>>"
 _LAYER = Column(
     "layer",
     "string",
@@ -139,6 +140,11 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
                 "decisions",
                 _TAKEN,
                 "Decisions of operators that the batch followed, by place: topic, partition, session, offset",
+            ),
+            Column(
+                "feeds",
+                _FEEDS,
+                "How silver read messages: hashes of each feed's mapping; empty without feeds, null if not of silver",
             ),
         ),
         "One row per micro-batch of each layer: what it read and what it wrote",

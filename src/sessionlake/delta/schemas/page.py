@@ -17,6 +17,12 @@ Every table that each lake has, schema by schema. Storage has the same texts as 
 `DESCRIBE` shows. Tables that a configuration declares (processors' tables, gold's products, enriched and reference
 tables) have such comments, too. Gold's two views are described in [gold](gold.md).
 
+**Views of feeds.** Each feed of `capture.feeds` has two views, in `sessionlake query`, in notebooks and in a catalog:
+`silver.<feed>` has the rows of its sessions now, and `silver.<feed>_changes` all changes. They have only rows of topics
+that the feed reads: `topic`, `session_id`, the feed's columns with its key first, `_time` (the event time as a
+timestamp; `_ts` in the tables is a number), and `_rescued`, `_seq`, `_offset` and `partition` as in the tables. A
+column declared as `variant` is a VARIANT there, and JSON text in the tables.
+
 *Written by* names the module that usually commits the table's rows. Rebuilds, recovery, forgetting and retention also
 replace or remove rows. Timestamps are instants, in UTC. Stream time, session, life, epoch and the project's other words
 are in the [glossary](glossary.md). Only tables in a catalog are clustered.
@@ -66,5 +72,5 @@ def _write_table(name: str, schema: TableSchema) -> Iterator[str]:
 def _write_row(column: Column) -> str:
     name, kind = (f"`{column.name}`", f"`{column.sql}`")
     if column.name == DECLARED:
-        name, kind = "each of `capture.columns`", "as declared"
+        name, kind = "each of `capture.columns`, or of all feeds", "as declared"
     return f"| {name} | {kind} | {column.comment} |"

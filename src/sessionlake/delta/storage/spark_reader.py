@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Bytes that a value in an Arrow table needs at least, as assumed when the number of rows is limited.
 _CELL_BYTES = 8
+
+_FIRST_DAY = date(1970, 1, 1)
 
 
 class SparkReader(TableReader):
@@ -199,10 +201,15 @@ class SparkReader(TableReader):
 def to_spark_literal(value: Any) -> Any:
     """Converts a condition's value, or each value in a list, to a form that Spark can compare with a column.
 
-    A time is passed as microseconds, so that neither time zone nor calendar can change it.
+    A time is passed as microseconds and a date as days, so that neither time zone nor calendar can change it. A time
+    without zone is passed as text.
     """
     from pyspark.sql import functions as F
 
-    if isinstance(value, OutOfRangeTime) or (isinstance(value, datetime) and value.tzinfo is not None):
+    if isinstance(value, datetime) and value.tzinfo is None:
+        return F.lit(value.isoformat()).cast("timestamp_ntz")
+    if isinstance(value, OutOfRangeTime | datetime):
         return F.timestamp_micros(F.lit(time_to_micros(value)))
+    if isinstance(value, date):
+        return F.date_from_unix_date(F.lit((value - _FIRST_DAY).days))
     return [to_spark_literal(one) for one in value] if isinstance(value, list | tuple) else value

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # A condition lists up to this many values. For more values it has only a lower and an upper bound, since each value
 # costs the driver about 0.1 ms.
 _NAMED = 1_000
-_MICROS = pa.timestamp("us", "UTC")
+_LOCAL_TIME = pa.timestamp("us")
 
 
 class StagedFrame:
@@ -191,24 +191,42 @@ def _add_merge_clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMerge
 def _pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """Returns a condition that limits a column of the table to the values in the source, so that MERGE skips files.
 
-    Without such a condition, MERGE would read the keys in all files of the table.
+    Without such a condition, MERGE would read the keys in all files of the table. It still does for bytes and for times
+    without zone: files have no bounds for bytes, and a time's literal would depend on the session's time zone.
     """
     from pyspark.sql import functions as F
 
-    column = F.col(f"t.{quote(name)}")
+    column, distinct = F.col(f"t.{quote(name)}"), _distinct_values(source, name)
+    if pa.types.is_binary(distinct.type) or distinct.type == _LOCAL_TIME:
+        return F.lit(col=True)
+    if len(distinct) <= _NAMED:
+        return column.isin(*_create_literals(distinct))
     if isinstance(source, pa.Table):
-        timed = pa.types.is_timestamp(source.schema.field(name).type)
-        values = source[name].cast(_MICROS).cast(pa.int64()) if timed else source[name]
-        found = pc.unique(values).to_pylist()
-    else:
-        timed = dict(source.dtypes)[name] == "timestamp"
-        value = F.unix_micros(quote(name)) if timed else F.col(quote(name))
-        found = [row[0] for row in source.select(value).distinct().limit(_NAMED + 1).collect()]
-        if len(found) > _NAMED:
-            found = [*found, *source.agg(F.min(value), F.max(value)).collect()[0]]
-    # Spark converts a Python time by the process's time zone and, before 1582, by the Julian calendar.
-    literals = [F.timestamp_micros(F.lit(value)) if timed else F.lit(value) for value in found]
-    if len(found) <= _NAMED:
-        return column.isin(*literals)
-    ends = [F.timestamp_micros(F.lit(end)) if timed else F.lit(end) for end in (min(found), max(found))]
-    return column.between(*ends)
+        ends = pc.min_max(distinct)
+        return column.between(*_create_literals(pa.array([ends["min"], ends["max"]], distinct.type)))
+    found = source.agg(F.min(quote(name)), F.max(quote(name))).toArrow()
+    return column.between(*_create_literals(pa.chunked_array([*found[0].chunks, *found[1].chunks])))
+
+
+def _create_literals(values: pa.Array | pa.ChunkedArray) -> list[Column]:
+    """Returns Spark literals with exactly these values.
+
+    Spark converts a Python time by the process's time zone and, before 1582, by the Julian calendar. So times are
+    passed as microseconds, and dates as days.
+    """
+    from pyspark.sql import functions as F
+
+    if pa.types.is_timestamp(values.type):
+        micros = values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64())
+        return [F.timestamp_micros(F.lit(value)) for value in micros.to_pylist()]
+    if pa.types.is_date32(values.type):
+        return [F.date_from_unix_date(F.lit(value)) for value in values.cast(pa.int32()).to_pylist()]
+    return [F.lit(value) for value in values.to_pylist()]
+
+
+def _distinct_values(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+    """Returns the distinct values of a column; of a Spark frame at most `_NAMED` + 1 of them."""
+    if isinstance(source, pa.Table):
+        found = pc.unique(source[name])
+        return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
+    return source.select(quote(name)).distinct().limit(_NAMED + 1).toArrow()[0]

@@ -22,6 +22,7 @@ from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, buc
 from sessionlake.gold.rules.patterns import MATCH, Event, filter_by_keys
 from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
+from sessionlake.protocol.arrow import to_doubles
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
 # Up to this many values are pushed down as a filter on files.
@@ -194,7 +195,7 @@ def _as_event_columns(
         if name in declared.texts:
             made[text_field(declared.texts.index(name))] = value
         else:
-            made[value_field(declared.numbers.index(name))] = value.cast(pa.float64(), safe=False)
+            made[value_field(declared.numbers.index(name))] = to_doubles(value)
     return add_order_columns(pa.table(made), once)
 
 

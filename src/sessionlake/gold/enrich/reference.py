@@ -16,6 +16,7 @@ from sessionlake.gold.enrich.asof import (
     start_times_ms,
     to_micros,
 )
+from sessionlake.protocol.columns import arrow_type
 from sessionlake.protocol.names import internal
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -26,13 +27,8 @@ TAKEN_BY, GONE_BY = "_taken_by", "_gone_by"
 A correction is a set of changes of the reference table that gold applies together.
 """
 BEGIN, END = internal("begin"), internal("end")
-MOMENT = pa.timestamp("us", "UTC")
+MOMENT = arrow_type("timestamp")
 """The Arrow type for the Spark SQL type `timestamp`."""
-ARROW = {
-    "string": pa.string(), "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(),
-    "bigint": pa.int64(), "float": pa.float32(), "double": pa.float64(), "date": pa.date32(), "timestamp": MOMENT,
-}  # fmt: skip
-"""The Spark SQL types that columns may have, and their Arrow types."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Reference:
 
     def arrow_schema(self) -> pa.Schema:
         """Returns the columns as an Arrow schema."""
-        return pa.schema([(name, ARROW[sql]) for name, sql in self.all_columns])
+        return pa.schema([(name, arrow_type(sql)) for name, sql in self.all_columns])
 
     def number_keys(self, *tables: pa.Table) -> list[Int64s]:
         """Returns a number for the key of each row of each table; -1 where a key column is null.

@@ -23,12 +23,14 @@ from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.storage.reading import Condition, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError, LakeError
+from sessionlake.feeds.values import feed_column
 from sessionlake.gold.enrich.reference import Reference
 from sessionlake.gold.enrich.table import BATCH, EnrichedTable, Join, find_joins
 from sessionlake.gold.enrich.upsert import Key
 from sessionlake.gold.references.applied import next_txn
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
 from sessionlake.gold.references.writing import write_reference
+from sessionlake.protocol.columns import is_decimal
 from sessionlake.protocol.names import DELETE
 from sessionlake.protocol.types import Row
 from sessionlake.settings.references import LookupSettings
@@ -274,11 +276,16 @@ def _convert_row(reference: Reference, row: Row) -> Row:
 
 
 def _parse_value(sql_type: str, value: Any) -> Any:
-    """Returns a value of a fetched row; ISO 8601 texts for dates and timestamps are converted.
+    """Returns a value of a fetched row in the column's type.
+
+    Dates and times are ISO 8601 texts, decimals are numbers or texts.
 
     Args:
         sql_type: the column's Spark SQL type.
     """
+    if value is not None and (is_decimal(sql_type) or sql_type == "timestamp_ntz"):
+        how = "text" if is_decimal(sql_type) and isinstance(value, str) else None
+        return feed_column(sql_type, sql_type, how).convert_python(value)
     if sql_type == "date" and isinstance(value, str):
         return date.fromisoformat(value)
     if sql_type != "timestamp" or value is None:

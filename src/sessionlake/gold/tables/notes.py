@@ -152,8 +152,9 @@ def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldT
         raise LakeError(
             f"the configuration does not declare {', '.join(lacking)}, or not as it was when gold last ran",
             why="Gold still maintains the table, and its states cannot be moved without the same declaration",
-            fix="Restore the declaration. Or set gold.shards back, run `sessionlake run gold --once` without the "
-            "table, and reshard again",
+            fix="Restore the declaration of the table, and run the command again. If you do not want the table any "
+            f"more, first set gold.shards back to {read_stored_shards(spark, lake)} and run `sessionlake run gold "
+            "--once`. Then set the new number and run the command again",
         )
 
 

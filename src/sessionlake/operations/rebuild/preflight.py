@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from operator import eq
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import MESSAGES, SILVER
-from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.schemas.names import MESSAGES, SESSIONS, SILVER
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
+from sessionlake.ledger.progress import read_last_offsets
 from sessionlake.ledger.retained import read_partition_starts, read_removed_rows_without_limits
 from sessionlake.ledger.silences import drop_silences, select_silences
 from sessionlake.operations.rebuild.replay import REPLAYED, SessionSelection
+from sessionlake.settings.model import Settings
+from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.states import read_last_batches
 from sessionlake.silver.unread import read_unread_silences
 from sessionlake.streaming import handover
@@ -34,11 +38,13 @@ def require_kept_sessions(
 
     Raises:
         UsageError: Bronze has no message of a session that is named.
-        LakeError: Columns differ, rows were removed, a batch is half committed, or silver has not read all of bronze.
+        LakeError: Columns differ, a feed has changed, rows were removed, a batch is half committed, or silver has not
+            read all of bronze.
     """
     _require_columns(columns)
     _require_complete_ledger(lake.reader(spark))
     require_finished_batch(lake.settings, SILVER)
+    _require_unchanged_feeds(lake.reader(spark), lake.settings)
     _require_known_sessions(spark, lake, version, selection)
     handover.refuse_changed_shards(lake.settings)
     require_silver_current(spark, lake, version)
@@ -60,14 +66,24 @@ def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selec
             f"rebuild silver: {MESSAGES}@v{version} has no message{where}", fix="Check the topic's name in ops.topics"
         )
     keys = [session.encode() for session in selection.sessions]
-    rows = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
-    known = {bytes(row["key"]) for row in rows}
+    if lake.settings.capture.feeds:  # the Kafka key does not name the session
+        known = _read_session_ids(lake.reader(spark), selection)
+    else:
+        rows = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
+        known = {bytes(row["key"]) for row in rows}
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
             raise UsageError(
                 f"rebuild silver: {MESSAGES}@v{version} has no message of session {session!r}{where}",
                 fix="Check its id: silver.sessions lists all sessions",
             )
+
+
+def _read_session_ids(reader: TableReader, selection: SessionSelection) -> set[bytes]:
+    """Returns the ids of the chosen sessions that silver knows, in UTF-8."""
+    topic: list[Condition] = [] if selection.topic is None else [("topic", eq, selection.topic)]
+    named: Condition = ("session_id", is_in, list(selection.sessions))
+    return {row["session_id"].encode() for row in reader.read_rows(SESSIONS, *topic, named, columns=["session_id"])}
 
 
 def find_bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:
@@ -114,6 +130,16 @@ def _require_complete_ledger(reader: TableReader) -> None:
             why="Rebuilt sessions would be complete, although the table is recorded as shortened",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions",
         )
+
+
+def _require_unchanged_feeds(reader: TableReader, settings: Settings) -> None:
+    """Checks that feeds read messages as before, because the kept sessions were read as before.
+
+    Raises:
+        LakeError: The mapping of a feed has changed.
+    """
+    topics = {topic for topic, _ in read_last_offsets(reader, SILVER)}
+    refuse_changed_feeds(reader, settings, handover.read_next_batch(settings) - 1, topics, "rebuild silver")
 
 
 def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:

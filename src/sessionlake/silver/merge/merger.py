@@ -40,6 +40,7 @@ from sessionlake.ledger.progress import read_entries_after, read_last_merged_bat
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
+from sessionlake.silver.merge.feed_views import create_feed_views
 from sessionlake.silver.merge.snapshot_source import SnapshotSource, find_lowest_value
 from sessionlake.silver.merge.sources import UPSERT_SESSIONS, describe_row_upsert, read_merge_sources
 from sessionlake.silver.merge.splits import record_splits
@@ -145,6 +146,7 @@ class TableMerger:
             if self._lake.storage.functions_persist:
                 self._lake.prepare_tables(self._spark, [RETAINED])
                 create_session_as_of(self._spark, self._lake)  # for SQL warehouses
+                create_feed_views(self._spark, self._lake)
         self._stop = threading.Event()
         self._wakeup = threading.Event()
         self._thread: threading.Thread | None = None

@@ -1,0 +1,50 @@
+"""Refuses to read messages by feeds that have changed since silver read earlier messages of the same topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import eq, ge, itemgetter
+
+from sessionlake.delta.schemas.names import LEDGER, SILVER
+from sessionlake.delta.storage.reading import TableReader
+from sessionlake.errors import LakeError
+from sessionlake.settings.feed_history import FeedMapping, find_changed_feed
+from sessionlake.settings.model import Settings
+
+
+def refuse_changed_feeds(
+    reader: TableReader, settings: Settings, batch: int, topics: Iterable[str], doing: str = SILVER
+) -> None:
+    """Checks that topics are read by the same mapping as before, so that silver's tables have one meaning.
+
+    Args:
+        reader: Reads the ledger.
+        settings: The settings of the lake.
+        batch: The number of silver's last batch; -1 before the first.
+        topics: The topics that silver has read.
+        doing: What wants to read messages, for the error.
+
+    Raises:
+        LakeError: A topic is read otherwise than before.
+    """
+    former = _read_mappings(reader, batch)
+    changed = None if former is None else find_changed_feed(former, settings.capture, topics)
+    if changed is not None:
+        raise LakeError(
+            f"{doing}: the messages of topic {changed.topic} would be read in another way than before: {changed.text}",
+            why="Silver's tables would have messages that were read in two ways",
+            fix="Run `sessionlake rebuild silver`, which reads all messages by the present capture.feeds, or set "
+            "capture.feeds as they were",
+        )
+
+
+def _read_mappings(reader: TableReader, batch: int) -> list[FeedMapping] | None:
+    """Returns how the feeds of a batch read messages; None if the ledger does not say it."""
+    if batch < 0:
+        return None
+    of_batch = ("layer", eq, SILVER), ("batch_id", ge, batch)
+    rows = list(reader.read_rows(LEDGER, *of_batch, columns=["batch_id", "committed_at", "feeds"]))
+    latest = max(rows, key=itemgetter("committed_at"), default=None)
+    if latest is None or latest["feeds"] is None:
+        return None
+    return [FeedMapping(**feed) for feed in latest["feeds"]]

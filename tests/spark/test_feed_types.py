@@ -1,0 +1,168 @@
+"""A feed whose columns have every type, through the whole lake: every table equals a plain fold of the messages."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from sessionlake.cli.export import select_rows
+from sessionlake.cli.gold import verify_gold_tables
+from sessionlake.cli.session import show_session
+from sessionlake.cli.show import OutputFormat
+from sessionlake.delta.export import FileFormat, export_frame
+from sessionlake.delta.schemas.names import ROWS, RULE_EVENTS
+from sessionlake.delta.storage.spark_reader import SparkReader
+from sessionlake.feeds.events import Decoded, Put
+from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.history.asof import session_as_of
+from sessionlake.operations.pipeline import Layer
+from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
+from sessionlake.operations.resharding.reshard import reshard_layers
+from sessionlake.protocol.upserts import CHANGE, VERSION, UpsertMessages
+from sessionlake.silver.tables.snapshots import ROW_KEY
+from support.lakes import limit
+from support.typed_feed import LATER, TOPIC, TYPES, capture
+from support.typed_lake import COUNT, EXECUTED, PART, TypedLake, in_order
+
+
+@pytest.fixture(scope="module")
+def typed(spark: Any, module_location: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TypedLake]:
+    folder = tmp_path_factory.mktemp("processors")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield TypedLake(spark, module_location, folder)
+
+
+def test_rows_and_past_tables_equal_a_plain_fold(typed: TypedLake) -> None:
+    assert typed.rows() == typed.expected()
+    assert in_order(SparkReader(typed.lake.storage, typed.spark).read_rows(ROWS)) == typed.expected()
+    for offset in (10, 33, COUNT - 1):
+        for session in ("s0", "s1", "s2"):
+            found = session_as_of(typed.settings, session, TOPIC, offset=offset, spark=typed.spark).to_pylist()
+            wanted = [row for row in typed.expected(offset + 1) if row["session_id"] == session]
+            assert in_order({"session_id": session, **row} for row in found) == wanted
+    assert verify_silver_tables(typed.spark, typed.settings).is_exact
+
+
+def test_exported_files_have_exact_values(typed: TypedLake, tmp_path: Any) -> None:
+    rows = select_rows(typed.spark, typed.settings, ROWS, None, {})
+    for form in FileFormat:
+        export_frame(rows, str(tmp_path / form), form, 1 << 40, overwrite=False)
+    files = {form: sorted((tmp_path / form).glob("part-*")) for form in FileFormat}
+    assert in_order(ds.dataset(files[FileFormat.PARQUET]).to_table().to_pylist()) == typed.expected()
+    lines = [
+        json.loads(line, parse_float=Decimal)
+        for file in files[FileFormat.JSONL]
+        for line in file.read_text().splitlines()
+    ]
+    cells = [cell for file in files[FileFormat.CSV] for cell in csv.DictReader(file.open(newline=""))]
+    assert len(lines) == len(cells) == len(typed.expected())
+    for row, line, cell in zip(typed.expected(), in_order(lines), in_order(cells), strict=True):
+        assert [line[name] for name in ("total", "cents", "wide")] == [row[n] for n in ("total", "cents", "wide")]
+        assert cell["wide"] == ("" if row["wide"] is None else f"{row['wide']:f}")
+        local = None if row["local"] is None else row["local"].isoformat(timespec="microseconds")
+        assert (line["local"], cell["local"]) == (local, local or "")
+        assert line["shares"] == row["shares"]
+        blobs = row["blobs"] and [one if one is None else base64.b64encode(one).decode() for one in row["blobs"]]
+        assert line["blobs"] == blobs
+        assert json.loads(cell["blobs"] or "null") == blobs
+
+
+def test_published_messages_have_exact_values(typed: TypedLake) -> None:
+    from pyspark.sql import functions as F
+
+    changes = typed.lake.read(typed.spark, ROWS).withColumns({CHANGE: F.lit("insert"), VERSION: F.lit(1).cast("long")})
+    made = UpsertMessages(ROW_KEY, batch=1)(changes.toArrow().to_batches())
+    sent = [json.loads(row["value"]) for batch in made for row in batch.to_pylist()]
+    for row, message in zip(typed.expected(), in_order(sent), strict=True):
+        for name in ("total", "cents", "wide"):
+            assert message[name] == (None if row[name] is None else f"{row[name]:f}")
+        assert message["shares"] == (row["shares"] and [one if one is None else f"{one:f}" for one in row["shares"]])
+        assert message["raw"] == (None if row["raw"] is None else base64.b64encode(row["raw"]).decode())
+        assert message["grid"] == row["grid"]
+
+
+def test_a_session_is_shown_with_exact_values(typed: TypedLake, capsys: pytest.CaptureFixture[str]) -> None:
+    show_session(typed.lake.reader(typed.spark), typed.settings, "s0", None, OutputFormat.JSON)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for row, line in zip((row for row in typed.expected() if row["session_id"] == "s0"), lines, strict=True):
+        assert line["wide"] == (None if row["wide"] is None else f"{row['wide']:f}")
+        assert line["raw"] == (None if row["raw"] is None else base64.b64encode(row["raw"]).decode())
+        assert line["local"] == (row["local"] and row["local"].isoformat())
+
+
+def test_gold_computes_with_decimals_and_joins_decimals_and_dates(typed: TypedLake) -> None:
+    typed.write_rules_and_references()
+    typed.run(Layer.GOLD)
+    typed.run(Layer.PROCESSOR)
+    said: list[str] = []
+    assert verify_gold_tables(typed.spark, typed.settings, said.append), said
+    assert {"cents", "total", "wide"} <= {row["metric"] for row in typed.read("gold.figures")}
+    assert {row["rule"] for row in typed.read(RULE_EVENTS)} == {"paid", "low"}
+    joined = typed.read("gold.joined")
+    assert all((row["label"] is None) == (row["cents"] is None) for row in joined if row["cents"] in _amounts(typed))
+    assert {row["label"] for row in joined} - {None} <= {str(amount) for amount in _amounts(typed)}
+    paid = defaultdict(Decimal)
+    for row in typed.expected():
+        if row["day"] is not None and row["total"] is not None:
+            paid[row["day"]] += row["total"]
+    assert {row["day"]: row["paid"] for row in typed.read("gold.by_day")} == pytest.approx(
+        {day: float(total) for day, total in paid.items()}
+    )
+
+
+def _amounts(typed: TypedLake) -> set[Decimal]:
+    return {row["cents"] for row in typed.expected()} - {None}
+
+
+def test_processors_get_python_values_of_each_type(typed: TypedLake) -> None:
+    typed.run(Layer.PROCESSOR)
+    feed, totals, wanted = typed.settings.capture.feeds[0].made(), defaultdict[str, Decimal](Decimal), []
+    for message in typed.messages[:COUNT]:
+        place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
+        decoded = read(feed, KafkaRecord(*place))
+        assert isinstance(decoded, Decoded)
+        (event,) = decoded.events
+        for row in (row for row in event.rows if isinstance(row, Put)):
+            values = dict.fromkeys(feed.columns) | row.values if event.kind == "snapshot" else row.values
+            totals[event.session] += values.get("total") or 0
+            content = EXECUTED["text"](values), totals[event.session]
+            wanted.append((event.session, message.offset, row.row_id, *content))
+    found = [
+        tuple(r[n] for n in ("session_id", "_offset", "row", "content", "amount")) for r in typed.read("silver.seen")
+    ]
+    assert sorted(found) == sorted(wanted)
+    kept = [(row["cents"], row["row"], row["day"], row["raw"]) for row in typed.read("silver.kept")]
+    rows = [row for row in typed.expected() if row["cents"] is not None]
+    assert sorted(kept, key=str) == sorted(
+        ((row["cents"], row["session_id"] + row["row_id"], row["day"], row["raw"]) for row in rows), key=str
+    )
+
+
+def test_lost_rows_are_rebuilt_states_resharded_and_a_later_column_added(
+    typed: TypedLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed.lake.open_delta_table(typed.spark, ROWS).delete("cents > 0")
+    assert typed.rows() != typed.expected()
+    rebuild_silver_tables(typed.spark, typed.settings)
+    assert typed.rows() == typed.expected()
+
+    silver = typed.settings.silver.model_copy(update={"shards": 3})
+    typed.settings = typed.settings.model_copy(update={"silver": silver})
+    reshard_layers(typed.spark, typed.settings, 3)
+    typed.settings = typed.settings.model_copy(update={"capture": capture(TYPES | LATER)})
+    limit(monkeypatch, driver_changes=-1)  # merged by Spark, as a large batch is
+    typed.arrive(COUNT, COUNT + PART)
+    expected = typed.expected(COUNT + PART)
+    assert typed.rows() == in_order(expected)
+    later = {(row["session_id"], row["row_id"]): (row["later"], row["times"]) for row in typed.read(ROWS)}
+    assert later == {(row["session_id"], row["row_id"]): (row["later"], row["times"]) for row in expected}
