@@ -89,7 +89,7 @@ def stream(rng: random.Random, begin: int, count: int) -> list[Change]:
 
 def require_exact(feed: Feed) -> int:
     found = verify_gold(
-        feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table == PLACED]
+        feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table_name == PLACED]
     )
     assert {one.table: one.first_difference for one in found} == dict.fromkeys([PLACED, TAKEN, "gold.reference_states"])
     return found[0].expected_rows
@@ -213,7 +213,7 @@ def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed,
         requests = len(asked.requests)
         require_exact(feed)
         job.rebuild_tables(
-            feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table == PLACED]
+            feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table_name == PLACED]
         )
         assert (len(asked.requests), placed(feed)[4]) == (requests, "here")
         recover.empty_gold(feed.spark, feed.settings)

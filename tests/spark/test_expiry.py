@@ -257,7 +257,7 @@ def test_rules_say_nothing_of_windows_that_are_gone_and_take_nothing_back(feed: 
 
 
 def test_both_ways_to_pass_over_what_is_gone_are_one(spark: Any, feed: Feed):
-    [product] = [one for one in declared_products(feed.settings) if one.table == "gold.own"]
+    [product] = [one for one in declared_products(feed.settings) if one.table_name == "gold.own"]
     rng = random.Random(1)
     moments = [datetime.fromtimestamp(rng.randrange(50) * 600, UTC) for _ in range(40)]
     rows = [{"topic": rng.choice("abc"), "metric": "m", "window_start": at, "n": 1, "total": 1.0} for at in moments]

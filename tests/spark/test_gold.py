@@ -103,11 +103,11 @@ class Feed:
         """Restatements; each row has as many as its revision says, and they lead to its figure."""
         found = sorted(rows_of(self.spark, self.lake, RESTATEMENTS), key=itemgetter("revision"))
         for series in declared_averages(self.settings):
-            for row in rows_of(self.spark, self.lake, series.table):
+            for row in rows_of(self.spark, self.lake, series.table_name):
                 own = [
                     one
                     for one in found
-                    if one["table"] == series.table and all(one[name] == row[name] for name in series.row_keys)
+                    if one["table"] == series.table_name and all(one[name] == row[name] for name in series.row_keys)
                 ]
                 assert [one["revision"] for one in own] == list(range(1, row["revision"] + 1))
                 chain = [one["average_before"] for one in own[1:]] + [row["average"]] * bool(own)
@@ -122,10 +122,10 @@ class Feed:
 
     def require_exact(self, *tables: str) -> None:
         """These tables, or all, equal a recomputation by SQL."""
-        wanted = [one for one in declared_gold_tables(self.settings) if not tables or one.table in tables]
+        wanted = [one for one in declared_gold_tables(self.settings) if not tables or one.table_name in tables]
         found = verify_gold(self.spark, self.settings, wanted)
         told = [RESTATEMENTS] * any(isinstance(one, RollingAverage) for one in wanted)
-        assert [one.table for one in found] == [one.table for one in wanted] + told
+        assert [one.table for one in found] == [one.table_name for one in wanted] + told
         assert [one.first_difference for one in found] == [None] * len(found)
 
     def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -406,7 +406,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         patch.setattr("sessionlake.gold.making.tables.recompute_rows", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job.rebuild_tables(feed.spark, feed.settings, STANDARD[1:2])
-    feed.write(changes[10:]).run().require_exact(STANDARD[1].table)  # what died while it was made is made again
+    feed.write(changes[10:]).run().require_exact(STANDARD[1].table_name)  # what died while it was made is made again
     monkeypatch.setattr(job, "declared_gold_tables", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
     with pytest.raises(
         LakeError, match=r"metrics_1m was computed by another declaration.*sessionlake rebuild gold.metrics_1m"
@@ -490,7 +490,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     assert (one.figures["points"], one.figures["sum"], one.events, one.holds) == (3, 3.0, 3, True)
     assert one.offsets == (Offsets("capture.a", 0, 0, 2, 3),)
     assert [(batch.batch, batch.silver_batches) for batch in one.batches] == [(0, (0, 0)), (1, (1, 1))]
-    assert one.logic == STANDARD[0].logic
+    assert one.logic == STANDARD[0].logic_hash
     sql = "SELECT session_id, window_start, events FROM figures_with('capture.a', 0, {}) WHERE table = '{}'"
     schema, _, _ = create_figures_with(feed.spark, feed.lake).rpartition(".")
     feed.spark.sql(f"USE {schema or 'default'}")  # Spark's own catalog finds table functions in no other

@@ -68,8 +68,8 @@ def write_query_result(spark: SparkSession, settings: Settings, sql: str, form: 
     """
     read, rows = _run_statement(spark, settings, sql)
     show_rows(*rows, form)
-    kept = [one.table for one in settings.gold.products] + [tier.table for tier in TIERS]
-    through = [tier.table for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
+    kept = [one.table for one in settings.gold.products] + [tier.table_name for tier in TIERS]
+    through = [tier.table_name for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
     named = [table for table in kept if table in {*read, *through}]
     for table, floors in read_expiry_times(Lake(settings).reader(spark), named).items():
         say(describe_expiry(table, floors))

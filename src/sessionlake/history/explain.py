@@ -153,7 +153,7 @@ def explain(
         LakeError: The table does not exist yet.
         NotFoundError: No row meets the condition.
     """
-    known = {one.table: one for one in declared_gold_tables(settings)}
+    known = {one.table_name: one for one in declared_gold_tables(settings)}
     for own in settings.gold.products:
         if own.table == table and own.source is not None:
             raise UsageError(
@@ -191,7 +191,7 @@ def _read_rows_where(spark: SparkSession, lake: Lake, table: GoldTable, where: s
 
     if where:
         require_plain_condition(spark, "explain: --where", where)
-    rows = lake.read(spark, table.table)
+    rows = lake.read(spark, table.table_name)
     try:
         rows = rows.where(where) if where else rows
         return _collect_rows(rows.orderBy(*map(quote, table.row_keys)).limit(at_most))
@@ -238,7 +238,7 @@ def _explain_row(
     keys = table.row_keys
 
     def is_shown(name: str) -> bool:
-        return name in table.results or not name.startswith("_")
+        return name in table.result_columns or not name.startswith("_")
 
     events = _select_events_of_row(changes, table, row)
     found = _collect_rows(events.groupBy("topic", "partition").agg(*_offset_range_columns()))
@@ -248,7 +248,7 @@ def _explain_row(
     gone = None if _is_complete(table, row, made_of) else _find_time_of_removal(reader, key)
     holds = None if message is None else _contains_message(events, message)
     return ExplainedRow(
-        table=table.table,
+        table=table.table_name,
         key=key,
         figures={name: value for name, value in row.items() if name not in keys and is_shown(name)},
         events=made_of,

@@ -154,7 +154,7 @@ def verify_copied_sums(reader: TableReader) -> bool:
     made = sum_entries(
         LedgerReader(reader, *_COLUMNS, every_entry=True, include_carried=False).read_entries, known["until"][0].as_py()
     )
-    if _convert_to_sorted_texts(known) != _convert_to_sorted_texts(made):
+    if _format_sorted_rows(known) != _format_sorted_rows(made):
         raise LakeError(
             f"{POSITIONS} does not hold the sums of {LEDGER}",
             why="This is a bug in sessionlake, or the table was changed by another program",
@@ -224,6 +224,6 @@ def _mask_earlier_times(times: pa.Array, until: datetime) -> pa.BooleanArray:
     return pc.less(times, pa.scalar(until, times.type))
 
 
-def _convert_to_sorted_texts(sums: pa.Table) -> list[str]:
+def _format_sorted_rows(sums: pa.Table) -> list[str]:
     names = [name for name in sums.schema.names if name not in {"until", "format"}]
     return sorted(str(row) for row in sums.select(names).to_pylist())

@@ -42,7 +42,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     return compare_rows(
         config.output_table,
         work.keys,
-        work.product.results,
+        work.product.result_columns,
         table.lake.read_small_in_memory(spark, config.output_table),
         truth,
     )

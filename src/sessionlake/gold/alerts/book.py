@@ -124,7 +124,7 @@ class RuleLoader:
         self._version: int | None = None
         self._loaded: list[LoadedRule] = []
 
-    def load(self, spark: SparkSession, txn: Txn) -> list[LoadedRule]:
+    def load_rules(self, spark: SparkSession, txn: Txn) -> list[LoadedRule]:
         """Returns the rules that the current batch evaluates.
 
         If `gold.rules` has not changed since the last batch, only its version number is read.
@@ -136,11 +136,11 @@ class RuleLoader:
         before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
         rules = load_enabled_rules(reader.read_rows(RULES), self._declared, txn.version, self._bucket_retention)
         now = _with_first_batches(before, rules)
-        self._loaded = before if _status_rows(now) == _status_rows(before) else self._record(spark, now, txn)
+        self._loaded = before if _status_rows(now) == _status_rows(before) else self._record_rules(spark, now, txn)
         self._version = version if _status_rows(now) == _status_rows(self._loaded) else None
         return self._loaded
 
-    def _record(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
+    def _record_rules(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
         """Records the rules, unless this batch already recorded rules before a replay. Returns the recorded rules."""
         self._lake.prepare_tables(spark, RULE_RESULTS)
         if not now:  # the next rule then starts from everything that was read by then

@@ -40,7 +40,7 @@ from sessionlake.gold.rules.batch import LogRow, RuleBatch, log_changes
 from sessionlake.gold.rules.patterns import MATCH, events_to_find
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import MINUTE_MS
-from sessionlake.gold.tables.expiry import Expiry
+from sessionlake.gold.tables.expiry import BucketExpiry
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import to_spark_frame
@@ -67,7 +67,7 @@ _LOG_SCHEMA = pa.schema(
 class RuleStep:
     """Evaluates rules for each gold batch."""
 
-    def __init__(self, lake: Lake, settings: Settings, expiry: Expiry) -> None:
+    def __init__(self, lake: Lake, settings: Settings, expiry: BucketExpiry) -> None:
         self._lake, self._declared, self._expiry = lake, declared_columns(settings), expiry
         self._once = OnceTopics(settings.capture)
         self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest_retention)
@@ -80,7 +80,7 @@ class RuleStep:
         Returns:
             Version and number of added rows of the log, for each commit to it.
         """
-        loaded = self._loader.load(spark, txn)
+        loaded = self._loader.load_rules(spark, txn)
         if not loaded:
             return []
         rules = [one.rule for one in loaded if one.rule is not None]

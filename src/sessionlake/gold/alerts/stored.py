@@ -40,7 +40,7 @@ class StoredInLake(StoredData):
     def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         found: dict[int, int] = {}
         conditions = _topic_and_key_conditions(topics, keys)
-        for (topic, start), count in self.reader.count_by(METRICS_1D.table, ["topic", START], *conditions).items():
+        for (topic, start), count in self.reader.count_by(METRICS_1D.table_name, ["topic", START], *conditions).items():
             if topics is None or topic in topics:
                 day = time_to_ms(start) // MINUTE_MS
                 found[day] = found.get(day, 0) + count
@@ -61,7 +61,7 @@ class StoredInLake(StoredData):
                 )
                 columns = [*POINT_KEY, PARTITION, START, *query.columns]
                 for batch in self.reader.read_batches(
-                    _TIER_TABLES[length].table, *within, *conditions, columns=columns
+                    _TIER_TABLES[length].table_name, *within, *conditions, columns=columns
                 ):
                     rows = pa.Table.from_batches([batch])
                     if query.topics is not None and len(query.topics) > _MAX_FILTER_VALUES:
@@ -100,7 +100,7 @@ class StoredInLake(StoredData):
 def read_stream_times(reader: TableReader, declared: DeclaredColumns) -> StreamTimes:
     """Returns the stream time of every topic, computed from the event times in gold's tables."""
     found: dict[str, int] = {}
-    for batch in reader.read_batches(METRICS_1D.table, columns=["topic", "_last_ts"]):
+    for batch in reader.read_batches(METRICS_1D.table_name, columns=["topic", "_last_ts"]):
         update_stream_times(found, pa.Table.from_batches([batch]), "_last_ts")
     texts = reader.read_batches(DISTINCT_VALUES, columns=["topic", "first_ts", "last_ts"])
     update_text_times(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
