@@ -57,7 +57,7 @@ def lake_with(folder: Any, *feeds: dict[str, Any]) -> Settings:
 def arrive(spark: Any, settings: Settings, *values: bytes, first: int = 0, topic: str = TOPIC) -> list[KafkaRecord]:
     """Writes messages of a topic into bronze, and returns them."""
     lake = Lake(settings)
-    lake.ensure(spark, ["bronze.messages", "ops.ledger"])
+    lake.prepare_tables(spark, ["bronze.messages", "ops.ledger"])
     at = [
         (topic, 0, first + number, START + 1000 * (first + number), b"k", value) for number, value in enumerate(values)
     ]

@@ -43,7 +43,7 @@ def refuse_changed_feeds(
 def _read_mappings(reader: TableReader, batch: int) -> list[FeedMapping] | None:
     """Returns how the feeds of a batch read messages; None if the ledger does not say it."""
     of_batch = ("layer", eq, SILVER), ("batch_id", ge, batch)
-    rows = list(reader.rows(LEDGER, *of_batch, columns=["batch_id", "committed_at", "feeds"]))
+    rows = list(reader.read_rows(LEDGER, *of_batch, columns=["batch_id", "committed_at", "feeds"]))
     latest = max(rows, key=itemgetter("committed_at"), default=None)
     if latest is None or latest["feeds"] is None:
         return None
