@@ -21,7 +21,7 @@ from sessionlake.cli.export import select_rows
 from sessionlake.cli.gold import verify_gold_tables
 from sessionlake.cli.session import show_session
 from sessionlake.cli.show import OutputFormat
-from sessionlake.delta.export import FileFormat, export
+from sessionlake.delta.export import FileFormat, export_frame
 from sessionlake.delta.schemas.names import ROWS, RULE_EVENTS
 from sessionlake.delta.storage import spark_writes
 from sessionlake.delta.storage.spark_reader import SparkReader, to_spark_literal
@@ -51,7 +51,7 @@ def typed(spark: Any, module_location: dict[str, Any], tmp_path_factory: pytest.
 
 def test_rows_and_past_tables_equal_a_plain_fold(typed: TypedLake) -> None:
     assert typed.rows() == typed.expected()
-    assert in_order(SparkReader(typed.lake.storage, typed.spark).rows(ROWS)) == typed.expected()
+    assert in_order(SparkReader(typed.lake.storage, typed.spark).read_rows(ROWS)) == typed.expected()
     for offset in (10, 33, COUNT - 1):
         for session in ("s0", "s1", "s2"):
             found = session_as_of(typed.settings, session, TOPIC, offset=offset, spark=typed.spark).to_pylist()
@@ -82,7 +82,7 @@ def test_conditions_of_merges_and_readers_keep_the_rows_with_these_values(
 def test_exported_files_have_exact_values(typed: TypedLake, tmp_path: Any) -> None:
     rows = select_rows(typed.spark, typed.settings, ROWS, None, {})
     for form in FileFormat:
-        export(rows, str(tmp_path / form), form, 1 << 40, overwrite=False)
+        export_frame(rows, str(tmp_path / form), form, 1 << 40, overwrite=False)
     files = {form: sorted((tmp_path / form).glob("part-*")) for form in FileFormat}
     assert in_order(ds.dataset(files[FileFormat.PARQUET]).to_table().to_pylist()) == typed.expected()
     lines = [
@@ -175,7 +175,7 @@ def test_processors_get_python_values_of_each_type(typed: TypedLake) -> None:
 def test_lost_rows_are_rebuilt_states_resharded_and_a_later_column_added(
     typed: TypedLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed.lake.delta(typed.spark, ROWS).delete("cents > 0")
+    typed.lake.open_delta_table(typed.spark, ROWS).delete("cents > 0")
     assert typed.rows() != typed.expected()
     rebuild_silver_tables(typed.spark, typed.settings)
     assert typed.rows() == typed.expected()

@@ -50,12 +50,12 @@ def test_values_of_every_type_are_merged_and_read_exactly(
     schema = pa.schema([("key", pa.string()), ("value", column_of_feed("value", sql).arrow)])
     storage, values = made(tmp_path, schema, "key"), [*VALUES[sql], None]
     before = [{"key": f"k{i}", "value": value} for i, value in enumerate(values)]
-    storage.append(None, TABLE, pa.Table.from_pylist(before, schema), Txn("app", 0))
+    storage.append_rows(None, TABLE, pa.Table.from_pylist(before, schema), Txn("app", 0))
     after = [{"key": f"k{i}", "value": value} for i, value in enumerate(reversed(values), 1)]
     source = pa.Table.from_pylist(after, schema)
-    storage.merge(NO_SPARK, TABLE, source, Upsert(("key",), ("value",)), Txn("merge", 0))
+    storage.merge_rows(NO_SPARK, TABLE, source, Upsert(("key",), ("value",)), Txn("merge", 0))
     wanted = [before[0], *after]
-    assert by_key(FolderReader(storage.path).rows(TABLE)) == wanted
+    assert by_key(FolderReader(storage.path).read_rows(TABLE)) == wanted
     if not marks:
         assert by_key(pa.table(DeltaTable(storage.path(TABLE)).scan()).cast(schema).to_pylist()) == wanted
 
@@ -66,8 +66,8 @@ def test_conditions_on_columns_of_every_type_skip_no_row(tmp_path: Path, sql: st
     storage, values = made(tmp_path, schema, "value"), VALUES[sql]
     for number, value in enumerate([*values, None]):  # a file for each
         rows = pa.Table.from_pylist([{"key": number, "value": value}], schema)
-        storage.append(None, TABLE, rows, Txn("app", number))
-    read = FolderReader(storage.path).rows
+        storage.append_rows(None, TABLE, rows, Txn("app", number))
+    read = FolderReader(storage.path).read_rows
     for number, value in enumerate(values):
         if sql != "binary":  # has no statistics, and conditions on it are not asked for
             assert [row["key"] for row in read(TABLE, ("value", eq, value))] == [number]

@@ -10,12 +10,12 @@ from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.settings.model import CaptureSettings, Settings
 
 WITH_DECLARED = {
-    name: table for name, table in TABLES.items() if any(column == DECLARED for column, _ in table.columns)
+    name: table for name, table in TABLES.items() if any(column == DECLARED for column, _ in table.column_types)
 }
 
 
 def test_a_declared_column_cannot_have_a_name_that_a_table_uses_itself():
-    own = {name for table in WITH_DECLARED.values() for name, _ in table.columns if name != DECLARED}
+    own = {name for table in WITH_DECLARED.values() for name, _ in table.column_types if name != DECLARED}
     assert own | {"_time"} == BUILT_IN_COLUMNS  # views of feeds have this one
 
 

@@ -56,7 +56,7 @@ def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column
     return tuple(Column(name, sql, comments[name]) for name, sql in columns)
 
 
-class Writes(StrEnum):
+class WriteMode(StrEnum):
     """How rows are written to a table: only appended, merged, both, or all replaced at once."""
 
     APPEND = "append"
@@ -91,7 +91,7 @@ class TableSchema:
     cluster_by: tuple[str, ...] = ()
     statistics_columns: tuple[str, ...] = ()
     change_feed: bool = False
-    writes: Writes = Writes.MERGE
+    writes: WriteMode = WriteMode.MERGE
 
     def __post_init__(self) -> None:
         """Leaves out clustering keys and statistics columns of types for which Delta stores no bounds."""
@@ -100,7 +100,7 @@ class TableSchema:
             object.__setattr__(self, name, tuple(one for one in getattr(self, name) if one not in without))
 
     @cached_property
-    def columns(self) -> Columns:
+    def column_types(self) -> Columns:
         """Name and Spark SQL type of each column, without replacing `DECLARED`."""
         return tuple((column.name, column.sql) for column in self.definitions)
 
@@ -121,21 +121,21 @@ class TableSchema:
     @property
     def append_only(self) -> bool:
         """True if rows are only appended, and never change."""
-        return self.writes is Writes.APPEND
+        return self.writes is WriteMode.APPEND
 
     @property
-    def merged(self) -> bool:
+    def is_merged(self) -> bool:
         """True if MERGE writes rows, alone or in addition to appends."""
-        return self.writes in (Writes.MERGE, Writes.BOTH)
+        return self.writes in (WriteMode.MERGE, WriteMode.BOTH)
 
-    def properties(self, keep: timedelta) -> dict[str, str]:
+    def build_properties(self, keep: timedelta) -> dict[str, str]:
         """Returns the Delta properties with which the table is created, by name.
 
         Args:
             keep: how long files of old versions stay readable.
         """
         found = _LOG | {RETENTION: interval_text(keep)}
-        found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}
+        found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.is_merged else {}
         if self.statistics_columns:
             found[STATISTICS_COLUMNS] = join_names(self.statistics_columns)
         if self.change_feed:
