@@ -89,8 +89,8 @@ def test_files_with_columns_of_every_type_are_put_together_exactly(
         for number in range(4)
     ]
     for row in rows:
-        storage.append(None, TABLE, pa.Table.from_pylist([row], schema), Txn("app", row["key"]))
-    assert storage.compact(NO_SPARK, TABLE) is not None
+        storage.append_rows(None, TABLE, pa.Table.from_pylist([row], schema), Txn("app", row["key"]))
+    assert storage.compact_table(NO_SPARK, TABLE) is not None
     assert len(list_live_files(DeltaTable(storage.path(TABLE)))) == 1
     assert by_key(FolderReader(storage.path).rows(TABLE)) == rows
     assert by_key(pa.table(DeltaTable(storage.path(TABLE)).scan()).cast(schema).to_pylist()) == rows
