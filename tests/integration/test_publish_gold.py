@@ -64,14 +64,14 @@ class GoldScene(Outgoing):
     def parse_failure(self, table: GoldTable | FinalTable) -> str:
         """Why the table could not be published; empty if it was."""
         try:
-            self.publish(table.table, self.topic(table.name))
+            self.publish(table.table_name, self.topic(table.name))
         except LakeError as error:
             return str(error)
         return ""
 
     def require_sent(self, table: GoldTable | FinalTable) -> None:
         """The topic comes to the table, its replays left out or not."""
-        rows = rows_of(self.spark, self.feed.lake, table.table)
+        rows = rows_of(self.spark, self.feed.lake, table.table_name)
         held = [{n: spelled(v) for n, v in row.items() if not n.startswith("_")} for row in rows]
         truth = {tuple(row[name] for name in table.row_keys): row for row in held}
         messages = self.sent(self.topic(table.name))
@@ -110,7 +110,7 @@ def test_a_product_of_a_tables_rows_is_published_without_being_named_and_rows_th
         scene.feed.write(part)
         run_once(scene.spark, scene.settings, Layer.PROCESSOR, threading.Event())
         for product in products:
-            scene.publish(product.table, scene.topic(product.name))
+            scene.publish(product.table_name, scene.topic(product.name))
             scene.require_sent(product)
     assert any(message.value is None for message in scene.sent(scene.topic("by_n"))), "no row has gone"
 
@@ -139,7 +139,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     texts = [change("s", "r", 10_000 + i, 0, 0, status=f"{i % 7}") for i in range(20)]
     feed.write([*changes[:40], *texts[:5]]).run()
     for table in scene.tables():
-        scene.publish(table.table, scene.topic(table.name))
+        scene.publish(table.table_name, scene.topic(table.name))
         scene.require_sent(table)
     limit(monkeypatch, rewritten_rows=0)  # from here on rows are marked
     feed.write([*changes[40:80], *texts[5:]]).run()
@@ -148,7 +148,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     feed.write(changes[110:]).run()
     for table in scene.tables():
-        scene.publish(table.table, scene.topic(table.name))
+        scene.publish(table.table_name, scene.topic(table.name))
         scene.require_sent(table)
     sent = scene.sent(scene.topic("metrics_1m"))
     assert len(sent) > len({*sent}), "nothing was replayed"
@@ -159,7 +159,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     anew = [table for table in declared_gold_tables(scene.settings) if table.name in {*fed, "closed"}]
     rebuild_tables(scene.spark, scene.settings, anew)
     for table in scene.tables():
-        scene.publish(table.table, scene.topic(table.name))
+        scene.publish(table.table_name, scene.topic(table.name))
         scene.require_sent(table)
     assert max(m.version for m in scene.sent(scene.topic("rolling_average"))) > max(versions)
 

@@ -95,12 +95,12 @@ def tier(product: Product, series: dict[str, pa.Array], minutes: np.ndarray, len
     value = rnd.normal(0, 1, len(each))
     first = np.repeat(minutes, count) * 60_000
     columns: dict[str, pa.Array] = {name: values.take(pa.array(each)) for name, values in series.items()}
-    for name, sql in product.columns[len(product.row_keys) :]:
+    for name, sql in product.column_types[len(product.row_keys) :]:
         number = {"bigint": first, "int": np.zeros(len(each), np.int32)}.get(sql, value)
         columns[name] = pa.array(number)
     columns |= {"window_start": start, "points": pa.array(np.full(len(each), 2 * length))}
     columns["_sum_rest"] = pa.array(np.zeros(len(each)))
-    return pa.table([columns[name] for name, _ in product.columns], schema=product.arrow_schema())
+    return pa.table([columns[name] for name, _ in product.column_types], schema=product.arrow_schema())
 
 
 def write_history(folder: Path, rows: int) -> int:
@@ -119,7 +119,7 @@ def write_history(folder: Path, rows: int) -> int:
 
 
 def append(folder: Path, product: Product, rows: pa.Table) -> None:
-    write_deltalake(folder / product.table, rows, mode="append")
+    write_deltalake(folder / product.table_name, rows, mode="append")
 
 
 def measure(
@@ -127,7 +127,7 @@ def measure(
 ) -> dict[str, list[float]]:
     series, stored = series_of(rows), StoredInLake(reader)
     found: dict[str, list[float]] = {"wall, s": [], "CPU, s": [], "alerts": [], "memory, MiB": []}
-    size = reader.read_size(METRICS_1M.table)
+    size = reader.read_size(METRICS_1M.table_name)
     Console(width=100).print(f"{size.rows:,} buckets of a minute in {size.files} files")
     for minute in range(end, end + batches):
         part = tier(METRICS_1M, series, np.array([minute]), 1, 5000 + minute)

@@ -60,7 +60,7 @@ def at(seconds: float | None) -> datetime | None:
 def write_reference(feed: Feed, table: str, rows: list[Row]) -> None:
     """What SQL would leave in the table."""
     whole = [row | {"valid_from": at(row["valid_from"]), "valid_to": at(row["valid_to"])} for row in rows]
-    schema = feed.lake.reader(feed.spark).schema(table)
+    schema = feed.lake.reader(feed.spark).read_table_schema(table)
     replace_rows(feed.spark, feed.lake, table, pa.Table.from_pylist(whole, schema))
 
 
@@ -89,7 +89,7 @@ def stream(rng: random.Random, begin: int, count: int) -> list[Change]:
 
 def require_exact(feed: Feed) -> int:
     found = verify_gold(
-        feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table == PLACED]
+        feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table_name == PLACED]
     )
     assert {one.table: one.first_difference for one in found} == dict.fromkeys([PLACED, TAKEN, "gold.reference_states"])
     return found[0].expected_rows
@@ -154,7 +154,7 @@ def test_a_late_reference_row_corrects_what_it_touches_and_a_faulty_key_rests(fe
     feed.run()  # made anew, of what the table holds now: what rests has nothing that was taken before
     assert placed(feed) == {**dict.fromkeys(range(6)), 6: "here"}
     require_exact(feed)
-    feed.lake.drop(feed.spark, TAKEN)  # lost; meanwhile rows go that nobody knows of any more
+    feed.lake.drop_table(feed.spark, TAKEN)  # lost; meanwhile rows go that nobody knows of any more
     write_reference(feed, SITES, [])
     feed.run()
     assert placed(feed) == dict.fromkeys(range(7))
@@ -213,7 +213,7 @@ def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed,
         requests = len(asked.requests)
         require_exact(feed)
         job.rebuild_tables(
-            feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table == PLACED]
+            feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table_name == PLACED]
         )
         assert (len(asked.requests), placed(feed)[4]) == (requests, "here")
         recover.empty_gold(feed.spark, feed.settings)

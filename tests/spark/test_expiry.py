@@ -157,7 +157,7 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
 @pytest.mark.soak
 def test_nothing_goes_while_another_removes_rows(feed: Feed):
     changes = stream(8, 80)
-    with feed.lake.storage.claim(feed.spark, CLAIM, "verifies"):
+    with feed.lake.storage.hold_claim(feed.spark, CLAIM, "verifies"):
         feed.write(changes[:70]).run()
         assert floors_of(feed) == {}
     feed.write(changes[70:]).run()
@@ -257,7 +257,7 @@ def test_rules_say_nothing_of_windows_that_are_gone_and_take_nothing_back(feed: 
 
 
 def test_both_ways_to_pass_over_what_is_gone_are_one(spark: Any, feed: Feed):
-    [product] = [one for one in declared_products(feed.settings) if one.table == "gold.own"]
+    [product] = [one for one in declared_products(feed.settings) if one.table_name == "gold.own"]
     rng = random.Random(1)
     moments = [datetime.fromtimestamp(rng.randrange(50) * 600, UTC) for _ in range(40)]
     rows = [{"topic": rng.choice("abc"), "metric": "m", "window_start": at, "n": 1, "total": 1.0} for at in moments]

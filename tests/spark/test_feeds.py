@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from io import StringIO
+from operator import eq
 from typing import Any
 
 import pytest
 
 from sessionlake.cli.query import fetch_query_result
+from sessionlake.cli.show import OutputFormat
+from sessionlake.cli.trace import show_trace
 from sessionlake.delta.lake import Lake
-from sessionlake.errors import LakeError
+from sessionlake.delta.schemas.tables import COUNTS
+from sessionlake.delta.storage.txn import Txn
+from sessionlake.errors import LakeError, UsageError
 from sessionlake.feeds.reader import KafkaRecord
+from sessionlake.history.asof import session_as_of
+from sessionlake.history.content import FeedReading
+from sessionlake.history.fate import Fate
+from sessionlake.history.trace import trace
+from sessionlake.integrity.rules import Decision
+from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.notebook.book import Book
+from sessionlake.operations.forgetting.forget import Forgetting
+from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.replay import SessionSelection
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
+from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings, SilverSettings
 from sessionlake.silver import job
+from sessionlake.silver.decisions import record_decision
+from sessionlake.silver.job import SilverStoppedError
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake_lab.truth import KafkaMessage
 from support.feed_lake import (
@@ -39,11 +57,18 @@ def lake_with(folder: Any, *feeds: dict[str, Any]) -> Settings:
 def arrive(spark: Any, settings: Settings, *values: bytes, first: int = 0, topic: str = TOPIC) -> list[KafkaRecord]:
     """Writes messages of a topic into bronze, and returns them."""
     lake = Lake(settings)
-    lake.ensure(spark, ["bronze.messages", "ops.ledger"])
+    lake.prepare_tables(spark, ["bronze.messages", "ops.ledger"])
     at = [
         (topic, 0, first + number, START + 1000 * (first + number), b"k", value) for number, value in enumerate(values)
     ]
     write_bronze(spark, lake, [KafkaMessage(*message) for message in at])
+    span = OffsetRange(topic, 0, first, first + len(values) - 1, len(values))
+    version = lake.latest_version(spark, "bronze.messages")
+    written = TableOutput("bronze.messages", version, len(values))
+    entry = LedgerEntry(
+        "bronze", Txn("bronze", version), "kafka", datetime.now(UTC), offsets=(span,), outputs=(written,)
+    )
+    Ledger(lake).write_entry(spark, replace(entry, messages=len(values), applied=len(values)))
     return [KafkaRecord(*message) for message in at]
 
 
@@ -133,3 +158,85 @@ def test_each_feed_has_views_of_its_own_topics_and_columns(spark, tmp_path):
     book.spark, book.settings, book._lake = spark, settings, Lake(settings)
     assert book.table("silver.rest").count() == 1
     book.require("silver.rest_changes")
+
+
+def test_trace_shows_feed_rule_and_each_part_of_a_message_and_why_one_is_refused(spark, tmp_path):
+    settings = lake_with(tmp_path, books("p"))
+    both = part_of("A", full=True, bids=[["1", "1"]]), part_of("B", full=True)
+    wrong = message_of_books(2, part_of("A", bids=[["x", "1"]]))
+    arrive(spark, settings, message_of_books(0, *both), b'{"event": "subscribed"}', wrong)
+    through_silver(spark, settings)
+    reader = Lake(settings).reader()
+    split, ignored, refused = (trace(reader, settings, TOPIC, 0, offset) for offset in range(3))
+    assert split.message.reading == FeedReading("books", rules=(2,))
+    assert (split.message.session_id, split.judgement.fate, len(split.changes)) == ("A", Fate.APPLIED, 2)
+    (other,) = split.other_parts
+    assert (other.session_id, other.type, other.judgement.fate, len(other.changes)) == ("B", "snapshot", "applied", 1)
+    assert other.session is not None
+    assert other.session["session_id"] == "B"
+    assert (ignored.judgement.fate, ignored.message.reading) == (Fate.IGNORED, FeedReading("books", rules=(1,)))
+    assert (refused.judgement.fate, refused.judgement.reason) == (Fate.QUARANTINED, "bad_value")
+    reading = refused.message.reading
+    assert reading is not None
+    assert (reading.path, "column price is decimal(12,2)" in str(reading.why)) == (".[0]", True)
+    shown = [StringIO() for _ in range(3)]
+    for found, out in zip((split, ignored, refused), shown, strict=True):
+        show_trace(found, OutputFormat.TABLE, out)
+    first, second, third = (out.getvalue() for out in shown)
+    assert "books, rule 2" in first
+    assert "part 2 of 2, snapshot, seq 0: applied" in first
+    assert "ignored" in second
+    assert "books refuses it at .[0]" in third
+
+
+def forget(spark: Any, settings: Settings, session: str) -> Any:
+    """Forgets a session, as the command does."""
+    with claim_layers(spark, settings, Layer.ALL, "forgets", "retention", "forget"):
+        return Forgetting(spark, settings).forget_session(session)
+
+
+def test_forget_finds_a_session_inside_messages_and_refuses_to_erase_those_of_others(spark, tmp_path):
+    settings = lake_with(tmp_path, books("p"))
+    full = [part_of(name, full=True, bids=[["1", "1"]]) for name in ("secret", "B", "C")]
+    sent = arrive(spark, settings, message_of_books(0, full[0]), message_of_books(1, full[1], full[2]))
+    sent += arrive(spark, settings, message_of_books(2, part_of("secret", bids=[["2", "1"]])), first=2)
+    through_silver(spark, settings)
+    with pytest.raises(UsageError, match=r"1 messages of session 'B' also have other sessions \('C'\).*offset 1 of"):
+        forget(spark, settings, "B")
+    receipt = forget(spark, settings, "secret")
+    assert (receipt.messages, receipt.report["search"]["found"]) == (2, [])
+    rows = rows_of(spark, Lake(settings), "bronze.messages")
+    assert {row["offset"] for row in rows if row["value"] is None} == {0, 2}
+    assert_rows_are_the_definition(spark, settings, sent[1:2], ledger=False)
+    sent += arrive(spark, settings, message_of_books(3, part_of("B", bids=[["3", "1"]])), first=3)
+    through_silver(spark, settings)
+    assert verify_silver_tables(spark, settings).is_exact
+    assert_rows_are_the_definition(spark, settings, [sent[1], sent[3]], ledger=False)
+
+
+def test_each_session_of_a_message_is_decided_about_alone_and_shown_as_of_a_moment(spark, tmp_path):
+    given = capture_of(books("p", order={"seq": "u"}), on_violation="fail")
+    settings = Settings(home=tmp_path, capture=given, silver=SilverSettings(shards=3))
+    both = [part_of(name, full=True, bids=[["1", "1"]]) for name in "AB"]
+    gap = [part_of(name, bids=[["2", "2"]]) for name in "AB"]
+    arrive(spark, settings, message_of_books(0, *both), message_of_books(2, *gap))
+    for session, decision in (("A", Decision.SKIP), ("B", Decision.ACCEPT_GAP)):
+        with pytest.raises(SilverStoppedError, match=f"session '?{session}'?"):
+            through_silver(spark, settings)
+        record_decision(settings, spark, session, decision, who="me")
+    through_silver(spark, settings)
+    lake = Lake(settings)
+    (refused,) = rows_of(spark, lake, "silver.quarantine")
+    assert (refused["session_id"], refused["offset"], refused["reason"]) == ("A", 1, "skipped")
+    assert refused["value"] == message_of_books(2, *gap)
+    (entry,) = rows_of(spark, lake, "ops.ledger", ("layer", eq, "silver"))
+    assert {name: entry[name] for name in ("messages", *COUNTS)} == {
+        "messages": 2, "parts": 4, "applied": 3, "quarantined": 1, "duplicates": 0, "held": 0, "ignored": 0,
+    }  # fmt: skip
+
+    def ids(session: str, offset: int) -> list[str]:
+        return session_as_of(settings, session, offset=offset)["row_id"].to_pylist()
+
+    assert [ids("A", 1), ids("B", 0), ids("B", 1)] == [['["bid",1]'], ['["bid",1]'], ['["bid",1]', '["bid",2]']]
+    traced = trace(lake.reader(), settings, TOPIC, 0, 1)
+    assert [traced.judgement.reason, traced.other_parts[0].judgement.fate] == ["skipped", Fate.APPLIED]

@@ -52,7 +52,7 @@ class Asked:
     def __init__(self, feed: Feed, offsets: int) -> None:
         names, rows = fetch_query_result(feed.spark, feed.settings, EVERY.format(offsets))
         self.found: dict[tuple[str, tuple[Any, ...]], dict[int, int]] = {}
-        keys = {one.table: one.row_keys for one in declared_gold_tables(feed.settings)}
+        keys = {one.table_name: one.row_keys for one in declared_gold_tables(feed.settings)}
         for row in (dict(zip(names, row, strict=True)) for row in rows):
             own = tuple(row[name] for name in keys[row["table"]])
             told = self.found.setdefault((row["table"], own), {})
@@ -84,15 +84,15 @@ def test_sql_says_of_every_message_what_python_says_of_any_figure(feed: Feed) ->
     feed.write([change("s", "r", MESSAGES, 0, MESSAGES * 20 * MINUTE, price=1.0)])  # which gold has not taken in
     found = Asked(feed, MESSAGES + 1).found
     for table in declared_gold_tables(feed.settings):
-        rows = rows_of(feed.spark, feed.lake, table.table)
+        rows = rows_of(feed.spark, feed.lake, table.table_name)
         keys = [tuple(row[name] for name in table.row_keys) for row in rows]
-        assert {key for name, key in found if name == table.table} == {*keys}
+        assert {key for name, key in found if name == table.table_name} == {*keys}
         for key, row in rng.sample([*zip(keys, rows, strict=True)], min(len(rows), 3)):
-            told = found[table.table, key]
+            told = found[table.table_name, key]
             inside, outside = rng.choice([*told]), rng.choice([o for o in range(MESSAGES + 1) if o not in told])
             for offset in (inside, outside):
                 ([one], _) = explain(
-                    feed.spark, feed.settings, table.table, where(row, table.row_keys), message=(0, offset)
+                    feed.spark, feed.settings, table.table_name, where(row, table.row_keys), message=(0, offset)
                 )
                 assert (one.events, one.holds) == (sum(told.values()), offset == inside)
                 assert sum(part.messages for part in one.offsets) == len(told)

@@ -70,11 +70,11 @@ class Feed:
 
     def __init__(self, spark: Any, settings: Settings) -> None:
         self.spark, self.settings, self.lake = spark, settings, Lake(settings)
-        self.lake.ensure(spark, [CHANGES])
+        self.lake.prepare_tables(spark, [CHANGES])
         self.batch = 0
 
     def write(self, changes: Iterable[Change]) -> Feed:
-        names = self.lake.reader(self.spark).schema(CHANGES).names
+        names = self.lake.reader(self.spark).read_table_schema(CHANGES).names
         rows = [dict(zip(names, (*c, 0, c[15], None, self.batch), strict=True)) for c in changes]
         write_rows(self.spark, self.lake, CHANGES, rows)
         self.batch += 1
@@ -103,11 +103,11 @@ class Feed:
         """Restatements; each row has as many as its revision says, and they lead to its figure."""
         found = sorted(rows_of(self.spark, self.lake, RESTATEMENTS), key=itemgetter("revision"))
         for series in declared_averages(self.settings):
-            for row in rows_of(self.spark, self.lake, series.table):
+            for row in rows_of(self.spark, self.lake, series.table_name):
                 own = [
                     one
                     for one in found
-                    if one["table"] == series.table and all(one[name] == row[name] for name in series.row_keys)
+                    if one["table"] == series.table_name and all(one[name] == row[name] for name in series.row_keys)
                 ]
                 assert [one["revision"] for one in own] == list(range(1, row["revision"] + 1))
                 chain = [one["average_before"] for one in own[1:]] + [row["average"]] * bool(own)
@@ -122,10 +122,10 @@ class Feed:
 
     def require_exact(self, *tables: str) -> None:
         """These tables, or all, equal a recomputation by SQL."""
-        wanted = [one for one in declared_gold_tables(self.settings) if not tables or one.table in tables]
+        wanted = [one for one in declared_gold_tables(self.settings) if not tables or one.table_name in tables]
         found = verify_gold(self.spark, self.settings, wanted)
         told = [RESTATEMENTS] * any(isinstance(one, RollingAverage) for one in wanted)
-        assert [one.table for one in found] == [one.table for one in wanted] + told
+        assert [one.table for one in found] == [one.table_name for one in wanted] + told
         assert [one.first_difference for one in found] == [None] * len(found)
 
     def minutes(self) -> dict[tuple[Any, ...], tuple[Any, ...]]:
@@ -406,7 +406,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         patch.setattr("sessionlake.gold.making.tables.recompute_rows", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job.rebuild_tables(feed.spark, feed.settings, STANDARD[1:2])
-    feed.write(changes[10:]).run().require_exact(STANDARD[1].table)  # what died while it was made is made again
+    feed.write(changes[10:]).run().require_exact(STANDARD[1].table_name)  # what died while it was made is made again
     monkeypatch.setattr(job, "declared_gold_tables", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
     with pytest.raises(
         LakeError, match=r"metrics_1m was computed by another declaration.*sessionlake rebuild gold.metrics_1m"
@@ -460,10 +460,10 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
 def test_a_difference_is_found_and_told(feed: Feed):
     beyond = [change("t", "q", i, i * SECOND, price=1.7e308 / i) for i in (3, 4)]  # whose squares no double is
     feed.write([*(change("s", "r", i, i * SECOND, price=1e4 + 0.1 * i) for i in range(3)), *beyond]).run()
-    feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
-    feed.lake.delta(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
-    feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
-    feed.lake.delta(feed.spark, SENSOR_AVERAGES).update("ts = 0", {"revision": "revision + 1"})
+    feed.lake.open_delta_table(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
+    feed.lake.open_delta_table(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
+    feed.lake.open_delta_table(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
+    feed.lake.open_delta_table(feed.spark, SENSOR_AVERAGES).update("ts = 0", {"revision": "revision + 1"})
     found = {
         one.table: one
         for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
@@ -490,7 +490,7 @@ def test_a_figure_is_explained_down_to_its_offsets_and_says_of_a_message_whether
     assert (one.figures["points"], one.figures["sum"], one.events, one.holds) == (3, 3.0, 3, True)
     assert one.offsets == (Offsets("capture.a", 0, 0, 2, 3),)
     assert [(batch.batch, batch.silver_batches) for batch in one.batches] == [(0, (0, 0)), (1, (1, 1))]
-    assert one.logic == STANDARD[0].logic
+    assert one.logic == STANDARD[0].logic_hash
     sql = "SELECT session_id, window_start, events FROM figures_with('capture.a', 0, {}) WHERE table = '{}'"
     schema, _, _ = create_figures_with(feed.spark, feed.lake).rpartition(".")
     feed.spark.sql(f"USE {schema or 'default'}")  # Spark's own catalog finds table functions in no other
@@ -562,7 +562,7 @@ def test_batches_of_a_figure_are_told_as_far_as_they_are_known_behind_a_rebuild_
     entry = LedgerEntry(SILVER, Txn("rebuild:r", 2), MESSAGES, datetime.now(UTC))
     Ledger(feed.lake).write_entry(feed.spark, entry)
     rows = [row | {"source_from": 3, "source_to": 3, "batch_id": 2} for row in feed.ledger()[:1]]
-    schema = feed.lake.reader(feed.spark).schema(LEDGER)
+    schema = feed.lake.reader(feed.spark).read_table_schema(LEDGER)
     write_rows(feed.spark, feed.lake, LEDGER, [{name: row[name] for name in schema.names} for row in rows])
     feed.write(points[2:])
     ([one], _) = explain(feed.spark, feed.settings, METRICS_1M, "window_start = '1970-01-01 00:00:00'", message=(0, 0))

@@ -76,12 +76,12 @@ def figures(feed: Feed, table: str, topic: str) -> list[tuple[Any, ...]]:
 def tables(feed: Feed, topic: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for one in declared_gold_tables(feed.settings):
-        if one.table in (AVERAGES, SENSOR_AVERAGES, "gold.by_topic"):
-            found[one.table] = [[str(part) for part in row] for row in figures(feed, one.table, topic)]
+        if one.table_name in (AVERAGES, SENSOR_AVERAGES, "gold.by_topic"):
+            found[one.table_name] = [[str(part) for part in row] for row in figures(feed, one.table_name, topic)]
         else:
-            rows = rows_of(feed.spark, feed.lake, one.table)
-            names = [*one.row_keys[1:], *one.results]
-            found[one.table] = sorted([str(row[name]) for name in names] for row in rows if row["topic"] == topic)
+            rows = rows_of(feed.spark, feed.lake, one.table_name)
+            names = [*one.row_keys[1:], *one.result_columns]
+            found[one.table_name] = sorted([str(row[name]) for name in names] for row in rows if row["topic"] == topic)
     logged = [row for row in rows_of(feed.spark, feed.lake, RULE_EVENTS) if row["topic"] == topic]
     net: dict[Any, int] = {}
     for row in logged:

@@ -84,7 +84,7 @@ def batches(number: int) -> list[list[KafkaMessage]]:
 
 def arrive(spark: Any, settings: Settings, *messages: list[KafkaMessage]) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES])
+    lake.prepare_tables(spark, [MESSAGES])
     for batch in messages:
         write_bronze(spark, lake, batch)
 
@@ -118,7 +118,7 @@ def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
 
 def assert_gold_is_exact(spark: Any, settings: Settings) -> None:
     """What its states are for, and a product of the changes that it has read."""
-    distinct = [one for one in declared_gold_tables(settings) if one.table == DISTINCT_VALUES]
+    distinct = [one for one in declared_gold_tables(settings) if one.table_name == DISTINCT_VALUES]
     found = verify_gold(spark, settings, [*declared_averages(settings), *distinct])
     assert [one.first_difference for one in found] == [None] * 5
     assert all(one.expected_rows for one in found if one.table != RESTATEMENTS)
@@ -188,7 +188,7 @@ def test_states_that_no_batch_has_come_to_since_they_were_moved_are_moved_once_m
     for shards in (1, 2):
         other = of_shards(settings, shards, 4)
         assert reshard_layers(spark, other, shards) == [SILVER]
-        Lake(settings).delta(spark, MESSAGES).optimize().executeCompaction()  # a version without messages
+        Lake(settings).open_delta_table(spark, MESSAGES).optimize().executeCompaction()  # a version without messages
         run(spark, other, SILVER)
     arrive(spark, other, second)
     run(spark, other, SILVER)
@@ -228,7 +228,7 @@ def test_all_layers_go_on_from_other_shards_as_if_they_had_always_had_them(spark
 def forgotten(spark: Any, settings: Settings) -> int:
     """Of how many owners gold's states have only a hash left."""
     states = [decode_states(bytes(row["chunk"])) for row in read_state_frame(spark, settings, GOLD).collect()]
-    return sum(len(GoldShardState.decode(one).forgotten.mark) for state in states for one in state.values())
+    return sum(len(GoldShardState.decode_state(one).forgotten.mark) for state in states for one in state.values())
 
 
 @pytest.mark.soak
@@ -244,7 +244,7 @@ def test_gold_s_shards_that_nothing_came_to_since_have_the_states_that_they_were
         assert reshard_layers(spark, feed.settings, shards) == [GOLD]
         feed.write([change("a", "r", next(offset), 10 * SECOND, price=1.0)]).run()
     feed.write(change(name, "r", next(offset), 20 * SECOND, price=7.0) for name in names).run()
-    feed.require_exact(*(one.table for one in declared_averages(feed.settings)))
+    feed.require_exact(*(one.table_name for one in declared_averages(feed.settings)))
     assert numbers(spark, feed.settings)[-1] == 3
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.databricks.bundle.files import FileError, read_document
 from sessionlake.gold.aggregate.sources import DeclaredColumns
-from sessionlake.gold.rules.document import Problem, parse_rule_text, parse_rules_file
+from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.settings import bounded_yaml
 from sessionlake.settings.bounded_yaml import MAX_BYTES, MAX_DEPTH, BoundedLoader
 
@@ -89,7 +89,7 @@ def test_a_bad_file_of_rules_ends_with_2_and_names_file_and_line(tmp_path, text)
 
 @pytest.mark.parametrize("text", TEXTS, ids=NAMES)
 def test_a_bad_text_among_the_rules_of_the_lake_is_told_of_alone(text):
-    assert isinstance(parse_rule_text("r", text, DeclaredColumns({})), Problem)
+    assert isinstance(parse_rule_text("r", text, DeclaredColumns({})), RuleProblem)
 
 
 @pytest.mark.parametrize(("text", "line"), [(text, line) for text, line, _ in BADS], ids=NAMES)

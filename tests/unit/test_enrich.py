@@ -24,17 +24,17 @@ from sessionlake.gold.enrich.asof import OPEN_END
 from sessionlake.gold.enrich.reference import (
     FROM,
     TO,
-    Difference,
-    Reference,
+    ReferenceDifference,
+    ReferenceTable,
     are_in_spans,
     find_changed_spans,
     find_difference,
     find_faults,
 )
-from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, Join
-from sessionlake.gold.enrich.upsert import FIRST_MICROS, NewRow, Version, insert_versions, plan_upsert
+from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, ReferenceJoin
+from sessionlake.gold.enrich.upsert import FIRST_MICROS, NewRow, RowVersion, insert_versions, plan_upsert
 from sessionlake.gold.references.applied import read_reference
-from sessionlake.gold.references.step import _join_ranges, _subtract
+from sessionlake.gold.references.step import _find_batches_to_add, _join_ranges
 from sessionlake.gold.references.writing import read_rows_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.gold import GoldSettings
@@ -43,21 +43,23 @@ from sessionlake.settings.references import JoinSettings, ReferenceSettings
 from support.lakes import folder_of
 from support.seeds import examples
 
-SITES = Reference("sites", (("site", "string"), ("floor", "bigint")), (("place", "string"), ("size", "double")))
-FLAGS = Reference("flags", (("status", "string"),), (("bad", "boolean"),))
+SITES = ReferenceTable("sites", (("site", "string"), ("floor", "bigint")), (("place", "string"), ("size", "double")))
+FLAGS = ReferenceTable("flags", (("status", "string"),), (("bad", "boolean"),))
 OWN = (*CHANGE_COLUMNS, ("qty", "bigint"), ("status", "string"))
 TABLE = EnrichedTable(
     "placed",
     OWN,
     (
-        Join(SITES, "sites", ("session_id", "qty"), (("place", "place"), ("area", "size"))),
-        Join(FLAGS, "flags", ("status",), (("bad", "bad"),)),
+        ReferenceJoin(SITES, "sites", ("session_id", "qty"), (("place", "place"), ("area", "size"))),
+        ReferenceJoin(FLAGS, "flags", ("status",), (("bad", "bad"),)),
     ),
 )
 TYPES = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32()}
 
 
-def rows_of(reference: Reference, spans: list[tuple[tuple[Any, ...], int, int | None, tuple[Any, ...]]]) -> pa.Table:
+def rows_of(
+    reference: ReferenceTable, spans: list[tuple[tuple[Any, ...], int, int | None, tuple[Any, ...]]]
+) -> pa.Table:
     """Rows of a reference table; times in microseconds."""
     rows = []
     for key, begin, end, values in spans:
@@ -155,21 +157,23 @@ def test_corrected_batch_by_batch_a_table_is_what_the_last_state_makes_of_all_ch
         for join in TABLE.joins:
             reference = join.reference
             found, _ = find_difference(reference, taken[reference.name], now[reference.name])
-            for part in found.split(reference, rng.choice([9, 99])):
+            for part in found.split_into_parts(reference, rng.choice([9, 99])):
                 assert part.row_count
                 taken[reference.name] = applied(reference, taken[reference.name], part)
                 held |= corrected(join, written, part, taken)
         assert held == by_hand(changes[:last], *now.values())
 
 
-def applied(reference: Reference, taken: pa.Table, part: Difference) -> pa.Table:
+def applied(reference: ReferenceTable, taken: pa.Table, part: ReferenceDifference) -> pa.Table:
     gone = part.removed.to_pylist()
     left = [row for row in taken.to_pylist() if row not in gone]
     assert len(left) == taken.num_rows - len(gone)
     return pa.concat_tables([pa.Table.from_pylist(left, reference.arrow_schema()), part.added])
 
 
-def corrected(join: Join, written: pa.Table, part: Difference, taken: dict[str, pa.Table]) -> dict[int, Any]:
+def corrected(
+    join: ReferenceJoin, written: pa.Table, part: ReferenceDifference, taken: dict[str, pa.Table]
+) -> dict[int, Any]:
     """Rows of changes in the spans that a slice touches, and no other, are other than before."""
     keys = [written[name] for name in join.on]
     touched = are_in_spans(join.reference, find_changed_spans(join.reference, part), keys, written["_ts"].to_numpy())
@@ -181,7 +185,7 @@ def corrected(join: Join, written: pa.Table, part: Difference, taken: dict[str, 
 def test_a_slice_is_of_whole_keys_and_no_larger_than_asked_for_unless_of_one_key(seed: int, most: int):
     rng = random.Random(seed)
     found, _ = find_difference(SITES, sites(rng), sites(rng))
-    parts = [(part.removed.to_pylist(), part.added.to_pylist()) for part in found.split(SITES, most)]
+    parts = [(part.removed.to_pylist(), part.added.to_pylist()) for part in found.split_into_parts(SITES, most)]
     keys = [{(row["site"], row["floor"]) for row in (*gone, *new)} for gone, new in parts]
     assert sum(map(len, keys)) == len({key for part in keys for key in part})
     assert all(
@@ -239,7 +243,7 @@ def test_a_row_that_is_put_in_holds_from_its_moment_until_the_next_and_all_else_
     rng = random.Random(seed)
     bounds = sorted(rng.sample(range(20), rng.randint(0, 5)))
     pairs = zip(bounds, [*bounds[1:], OPEN_END], strict=False)
-    held = [Version(begin, end, (rng.choice("ab"),)) for begin, end in pairs if rng.random() < 0.8]
+    held = [RowVersion(begin, end, (rng.choice("ab"),)) for begin, end in pairs if rng.random() < 0.8]
     starts = rng.sample(range(20), rng.randint(1, 3))
     given = [NewRow(begin, rng.choice([None, begin + rng.randint(1, 6)]), (rng.choice("abc"),)) for begin in starts]
     found = insert_versions(held, rng.sample(given, len(given)), 0)
@@ -257,12 +261,12 @@ def ends_of(row: NewRow, begins: list[int]) -> int:
 
 
 def test_a_row_without_a_moment_holds_since_ever_if_it_is_the_first_and_else_from_now_on_if_it_says_other_than_before():
-    assert insert_versions([], [NewRow(None, None, ("a",))], 7) == [Version(FIRST_MICROS, OPEN_END, ("a",))]
-    held = [Version(0, OPEN_END, ("a",))]
+    assert insert_versions([], [NewRow(None, None, ("a",))], 7) == [RowVersion(FIRST_MICROS, OPEN_END, ("a",))]
+    held = [RowVersion(0, OPEN_END, ("a",))]
     assert insert_versions(held, [NewRow(None, None, ("a",))], 7) == held
     assert insert_versions(held, [NewRow(None, None, ("b",))], 7) == [
-        Version(0, 7, ("a",)),
-        Version(7, OPEN_END, ("b",)),
+        RowVersion(0, 7, ("a",)),
+        RowVersion(7, OPEN_END, ("b",)),
     ]
 
 
@@ -301,7 +305,7 @@ def test_moments_beyond_those_of_python_are_told_and_put_in():
     far = 10**18  # the year 33658
     (fault,) = find_faults(SITES, rows_of(SITES, [(("a", 1), far, 5, ("p", 1.0))]))[1]
     assert fault.reason.startswith("valid_to is not after valid_from")
-    dated = Reference("dated", (("site", "string"),), (("since", "timestamp"), ("day", "date")))
+    dated = ReferenceTable("dated", (("site", "string"),), (("since", "timestamp"), ("day", "date")))
     held = rows_of(dated, [(("a",), 0, None, (far, 10**7))])
     found = plan_upsert(dated, held, rows_of(dated, [(("a",), 5, None, (far, 10**7))]), 0)
     assert (found.written["since"].cast(pa.int64()).to_pylist(), found.removed.num_rows) == ([far, far], 0)
@@ -319,7 +323,7 @@ def test_what_is_written_and_removed_makes_the_table_what_its_versions_are():
 
 
 def test_of_a_file_an_empty_field_alone_is_null(tmp_path: Path):
-    named = Reference("named", (("site", "string"),), (("place", "string"), ("size", "double")))
+    named = ReferenceTable("named", (("site", "string"),), (("place", "string"), ("size", "double")))
     file = tmp_path / "sites.csv"
     file.write_text("site,place,size\nNA,null,\nb,,2\n")
     assert [(r["site"], r["place"], r["size"]) for r in read_rows_file(named, file).to_pylist()] == [
@@ -334,7 +338,7 @@ def test_of_a_file_an_empty_field_alone_is_null(tmp_path: Path):
 def test_a_reference_table_that_cannot_be_told_as_it_is_declared_rests_as_a_whole(tmp_path: Path, rows: pa.Table):
     lake = Lake(Settings(home=tmp_path))
     moments = pa.nulls(1, FLAGS.arrow_schema().field(FROM).type)
-    write_deltalake(folder_of(lake, FLAGS.table), rows.append_column(FROM, moments).append_column(TO, moments))
+    write_deltalake(folder_of(lake, FLAGS.table_name), rows.append_column(FROM, moments).append_column(TO, moments))
     with pytest.raises(LakeError, match=r"reference\.flags (has|lacks)"):
         read_reference(lake, lake.reader(), FLAGS)
 
@@ -383,7 +387,7 @@ def test_silver_s_batches_are_all_added_and_none_that_a_batch_before_has_added_w
     added, seen = range(0), set[int]()
     for first, length in spans:
         read = range(first, first + length)
-        left = _subtract(read, added)
+        left = _find_batches_to_add(read, added)
         assert {*read} - {*added} <= {*left} <= {*read}
         assert bool(left) == bool({*read} - {*added})
         seen |= {*left}

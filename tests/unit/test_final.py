@@ -226,7 +226,7 @@ def _ms(moment: datetime) -> int:
 
 def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_path):
     names = ["topic", "session_id", "metric", "partition", "window_start", "n", "all", "_batch"]
-    assert [name for name, _ in FINAL.columns] == names
+    assert [name for name, _ in FINAL.column_types] == names
     gold = GoldSettings.model_validate({"products": [YAML]})
     found = declared_gold_schemas(Settings(home=tmp_path, gold=gold))["gold.own_final"]
     assert (found.append_only, found.statistics_columns) == (
@@ -274,8 +274,8 @@ def test_a_table_of_final_rows_has_a_name_of_its_own_and_can_be_published():
 
 
 def test_output_is_part_of_the_logic_and_update_leaves_the_logic_that_tables_have():
-    assert OWN.logic != replace(OWN, output="update").logic
-    assert METRICS_1M.logic == "e1524455351e"
+    assert OWN.logic_hash != replace(OWN, output="update").logic_hash
+    assert METRICS_1M.logic_hash == "e1524455351e"
 
 
 def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, monkeypatch):

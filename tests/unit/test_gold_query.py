@@ -59,9 +59,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         day = pa.compute.floor_temporal(rows[START], unit="day")
         for one in pa.compute.unique(day):
             part = rows.filter(pa.compute.equal(day, one))
-            write_deltalake(FolderStorage(found).path(tier.table), part, mode="append")
-        DeltaTable(FolderStorage(found).path(tier.table)).alter.set_table_properties(
-            {LOGIC: tier.logic}, raise_if_not_exists=False
+            write_deltalake(FolderStorage(found).path(tier.table_name), part, mode="append")
+        DeltaTable(FolderStorage(found).path(tier.table_name)).alter.set_table_properties(
+            {LOGIC: tier.logic_hash}, raise_if_not_exists=False
         )
     return found
 
@@ -122,11 +122,13 @@ def _near(values: list[float | None]) -> Any:
 
 def test_files_that_cannot_have_rows_of_the_range_are_not_counted_as_read(home: Settings) -> None:
     found = metrics(home, moment(0), moment(DAY + HOUR + MINUTE), of={"session_id": ["s"]}, by=["session_id"])
-    assert dict(found.files) == dict.fromkeys((METRICS_1D.table, METRICS_1H.table, METRICS_1M.table), (1, 4))
+    assert dict(found.files) == dict.fromkeys(
+        (METRICS_1D.table_name, METRICS_1H.table_name, METRICS_1M.table_name), (1, 4)
+    )
     assert dict(found.read) == {
-        METRICS_1D.table: 2,  # one for each partition
-        METRICS_1H.table: 2,
-        METRICS_1M.table: found.read[METRICS_1M.table],
+        METRICS_1D.table_name: 2,  # one for each partition
+        METRICS_1H.table_name: 2,
+        METRICS_1M.table_name: found.read[METRICS_1M.table_name],
     }
     assert found.rows["session_id"].to_pylist() == ["s"]
 
@@ -135,7 +137,7 @@ def test_a_tier_that_is_not_whole_is_passed_over(home: Settings, monkeypatch: py
     asked = home, moment(0), moment(2 * DAY)
     by_days = metrics(*asked)
     monkeypatch.setattr("sessionlake.gold.query.find_complete_tables", lambda _, __, tiers: [*tiers[1:]])
-    assert dict(metrics(*asked).files) == {METRICS_1H.table: (2, 4)}
+    assert dict(metrics(*asked).files) == {METRICS_1H.table_name: (2, 4)}
     assert metrics(*asked).rows["points"].equals(by_days.rows["points"])
     monkeypatch.setattr("sessionlake.gold.query.find_complete_tables", lambda _, __, tiers: [*tiers[:2]])
     with pytest.raises(LakeError, match=r"metrics_1m does not exist yet, or is incomplete. Run `sessionlake run gold`"):

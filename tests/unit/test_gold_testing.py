@@ -83,7 +83,7 @@ def named(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, **product: A
 def test_a_product_of_the_documentation_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     [text] = [block.text for block in blocks() if block.language == "python" and "BY_ROW" in block.text]
     found = named(monkeypatch, tmp_path, text, name="by_row", python="own_products:BY_ROW")
-    assert found[-1].table == "gold.by_row"
+    assert found[-1].table_name == "gold.by_row"
     assert check(found[-1], CHANGES)[0]["points"] == 4
 
 

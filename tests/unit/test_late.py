@@ -136,9 +136,9 @@ def test_without_buckets_an_event_may_be_as_late_as_the_lateness(applied: int, l
 
 
 def test_a_lateness_is_part_of_the_logic_and_none_leaves_the_logic_that_tables_have():
-    logics = {product(10, lateness).logic for lateness in (None, 0, 1)}
+    logics = {product(10, lateness).logic_hash for lateness in (None, 0, 1)}
     assert len(logics) == 3
-    assert METRICS_1M.logic == "e1524455351e"
+    assert METRICS_1M.logic_hash == "e1524455351e"
 
 
 def test_a_lateness_is_declared_as_a_duration_not_below_nothing(tmp_path):

@@ -18,16 +18,16 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ClaimedError
-from sessionlake.gold.enrich.reference import Reference
-from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, Join
+from sessionlake.gold.enrich.reference import ReferenceTable
+from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable, ReferenceJoin
 from sessionlake.gold.references.lookups import LookupRunner, _convert_row
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import LookupSettings
 from support.lakes import limit
 
-OWNERS = Reference("owners", (("device", "string"),), (("owner", "string"), ("since", "timestamp")))
-JOIN = Join(OWNERS, "owners", ("session_id",), (("owner", "owner"),))
+OWNERS = ReferenceTable("owners", (("device", "string"),), (("owner", "string"), ("since", "timestamp")))
+JOIN = ReferenceJoin(OWNERS, "owners", ("session_id",), (("owner", "owner"),))
 TABLE = EnrichedTable("owned", CHANGE_COLUMNS, (JOIN,))
 ARROW = {"string": pa.string(), "int": pa.int32(), "bigint": pa.int64(), "timestamp": pa.timestamp("us", "UTC")}
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,9 +42,9 @@ class Asking:
         self.answer: Callable[[str], Any] = lambda device: [{"device": device, "owner": "x", "since": None}]
         self.whole: Callable[[list[Row]], Any] = lambda rows: rows
         self.settings = LookupSettings.model_validate({"python": "any:ANY", "retry_after": "1 minute", **further})
-        self.write(OWNERS.table, OWNERS.arrow_schema().empty_table())
-        self.write(TABLE.table, self.rows([], 0))
-        self.write(LOOKUP_FAILURES, schema_of(TABLES[LOOKUP_FAILURES].columns).empty_table())
+        self.write(OWNERS.table_name, OWNERS.arrow_schema().empty_table())
+        self.write(TABLE.table_name, self.rows([], 0))
+        self.write(LOOKUP_FAILURES, schema_of(TABLES[LOOKUP_FAILURES].column_types).empty_table())
         self.begin()
 
     def begin(self) -> None:
@@ -61,26 +61,26 @@ class Asking:
     def rows(self, sessions: Sequence[str], batch: int, since: datetime | None = None) -> pa.Table:
         """Rows of the enriched table; `since`: of the version that was found."""
         rows = [{"session_id": session, "_batch": batch, JOIN.version_column: since} for session in sessions]
-        return pa.Table.from_pylist(rows, schema_of(TABLE.columns))
+        return pa.Table.from_pylist(rows, schema_of(TABLE.column_types))
 
     def add(self, sessions: Sequence[str], batch: int) -> None:
         """As gold adds a batch of silver's; no correction is made."""
-        self.write(TABLE.table, self.rows(sessions, batch))
+        self.write(TABLE.table_name, self.rows(sessions, batch))
         self.lookups.add_batches(batch, batch)
 
     def run(self) -> list[str]:
         """Asks until there is no more to ask for; returns what was asked for."""
         self.asked.clear()
         for _ in range(50):
-            if not self.lookups.step():
+            if not self.lookups.request_next_keys():
                 return sorted(self.asked)
         raise AssertionError(f"asked without end: {self.asked}")
 
     def owners(self) -> dict[str, str]:
-        return {row["device"]: row["owner"] for row in self.lake.reader().rows(OWNERS.table)}
+        return {row["device"]: row["owner"] for row in self.lake.reader().read_rows(OWNERS.table_name)}
 
     def failures(self) -> dict[str, tuple[str, int]]:
-        rows = self.lake.reader().rows(LOOKUP_FAILURES)
+        rows = self.lake.reader().read_rows(LOOKUP_FAILURES)
         return {json.loads(row["key"])[0]: (row["error"], row["attempts"]) for row in rows}
 
 
@@ -96,7 +96,7 @@ def asking(tmp_path: Path) -> Asking:
 @pytest.mark.parametrize("ttl", [None, "1 day"])
 def test_more_keys_than_are_remembered_are_asked_for_once_each_before_any_row_is_corrected(tmp_path: Path, ttl: Any):
     asking = Asking(tmp_path, cache=2, batch=2, in_flight=1, ttl=ttl)
-    asking.write(TABLE.table, asking.rows("abcde", 0))
+    asking.write(TABLE.table_name, asking.rows("abcde", 0))
     assert asking.run() == [*"abcde"]
     asking.add("fghij", 1)
     asking.add("klm", 2)
@@ -120,8 +120,8 @@ def test_batches_of_silver_may_come_in_any_order(asking: Asking):
 
 def test_after_a_restart_what_nothing_is_known_of_is_asked_for_and_else_what_changes_name_from_then_on(tmp_path: Path):
     asking = Asking(tmp_path, ttl="1 day")
-    asking.write(TABLE.table, asking.rows(["a"], 0))
-    asking.write(TABLE.table, asking.rows(["b"], 0, since=NOW))
+    asking.write(TABLE.table_name, asking.rows(["a"], 0))
+    asking.write(TABLE.table_name, asking.rows(["b"], 0, since=NOW))
     assert asking.run() == ["a"]
     asking.add("b", 1)
     assert asking.run() == ["b"]
@@ -186,7 +186,7 @@ def test_a_lookup_in_python_may_answer_with_datetimes(asking: Asking):
     asking.answer = lambda device: [{"device": device, "owner": "x", "since": NOW, "valid_from": NOW}]
     asking.add("a", 0)
     asking.run()
-    (row,) = asking.lake.reader().rows(OWNERS.table)
+    (row,) = asking.lake.reader().read_rows(OWNERS.table_name)
     assert (row["since"], row["valid_from"]) == (NOW, NOW)
 
 
@@ -204,7 +204,7 @@ def test_a_lookup_in_python_may_answer_with_datetimes(asking: Asking):
     ],
 )
 def test_decimals_and_times_without_zone_of_an_answer_are_exact(sql: str, sent: Any, found: Any):
-    reference = Reference("owners", (("device", "string"),), (("value", sql),))
+    reference = ReferenceTable("owners", (("device", "string"),), (("value", sql),))
     row = {"device": "a", "value": sent}
     if isinstance(found, str):
         with pytest.raises(ValueError, match=found):
@@ -215,7 +215,7 @@ def test_decimals_and_times_without_zone_of_an_answer_are_exact(sql: str, sent: 
 
 def test_of_a_key_that_rests_the_answer_is_refused_and_others_are_put_in(asking: Asking):
     """Somebody has left a row of it that begins at no time."""
-    asking.write(OWNERS.table, pa.Table.from_pylist([{"device": "a", "owner": "y"}], OWNERS.arrow_schema()))
+    asking.write(OWNERS.table_name, pa.Table.from_pylist([{"device": "a", "owner": "y"}], OWNERS.arrow_schema()))
     asking.add("ab", 0)
     asking.run()
     assert (asking.owners(), asking.failures()) == ({"a": "y", "b": "x"}, {"a": ("answer", 1)})
@@ -225,7 +225,7 @@ def test_where_the_reference_table_rests_its_keys_are_asked_for_again_later_and_
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ):
     limit(monkeypatch, driver_bytes=0)
-    asking.write(OWNERS.table, pa.Table.from_pylist([{"device": "z", "owner": "z"}], OWNERS.arrow_schema()))
+    asking.write(OWNERS.table_name, pa.Table.from_pylist([{"device": "z", "owner": "z"}], OWNERS.arrow_schema()))
     asking.add("a", 0)
     assert (asking.run(), asking.failures()) == (["a"], {"a": ("table", 1)})
     assert asking.run() == []

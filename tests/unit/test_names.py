@@ -18,9 +18,9 @@ from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import DeclaredColumns, order_field
 from sessionlake.gold.declared.tables import create_product, declared_gold_schemas
-from sessionlake.gold.enrich.reference import FROM, TO, Reference, find_changed_spans, find_difference
-from sessionlake.gold.enrich.table import Join
-from sessionlake.gold.rules.parse import Scope, parse_condition
+from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable, find_changed_spans, find_difference
+from sessionlake.gold.enrich.table import ReferenceJoin
+from sessionlake.gold.rules.parse import NameScope, parse_condition
 from sessionlake.gold.rules.tree import Selection, find_comparisons
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import types_module
@@ -154,7 +154,7 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
             )
         )  # fmt: skip
         told = pa.table([one.rename_columns([internal("x")])[0] for one in columns], keys)
-        found = product.aggregate_rows(told, values).select([*keys, "window_start", *product.results])
+        found = product.aggregate_rows(told, values).select([*keys, "window_start", *product.result_columns])
         return sorted(map(str, zip(*(column.to_pylist() for column in found.columns), strict=True)))
 
     count, kinds = 20, rnd.sample(KINDS, 4)
@@ -172,13 +172,13 @@ def test_a_product_of_a_table_is_the_same_whatever_keys_and_results_are_called(
 @given(some(usable(EVERY, "valid_from", "valid_to", "_taken_by", "_gone_by"), 4))
 def test_a_reference_is_joined_and_corrected_the_same_whatever_its_columns_are_called(names: list[str]) -> None:
     def made(key: str, more: str, said: str, taken: str) -> tuple[Any, ...]:
-        reference = Reference("r", ((key, "string"), (more, "bigint")), ((said, "double"),))
+        reference = ReferenceTable("r", ((key, "string"), (more, "bigint")), ((said, "double"),))
         rows = [
             {key: "a", more: 1, FROM: 0, TO: 5_000, said: 1.0},
             {key: "a", more: 1, FROM: 5_000, TO: None, said: 2.0},
         ]
         versions = pa.Table.from_pylist(rows, reference.arrow_schema())
-        found = Join(reference, "r", ("on", "too"), ((taken, said),)).compute_added_columns(changes, versions)
+        found = ReferenceJoin(reference, "r", ("on", "too"), ((taken, said),)).compute_added_columns(changes, versions)
         spans = find_changed_spans(reference, find_difference(reference, versions.slice(0, 0), versions)[0])
         return [*map(pa.ChunkedArray.to_pylist, found.values())], spans.rename_columns(list("abcd")).to_pylist()
 
@@ -247,7 +247,7 @@ def test_internal_names_are_no_user_s() -> None:
 
 @given(some([name for name in DECLARABLE if name != "deleted"], 2))
 def test_a_rule_names_any_column_in_backticks(names: list[str]) -> None:
-    scope = Scope(DeclaredColumns((names[0],), (names[1],)), Selection("t"), {})
+    scope = NameScope(DeclaredColumns((names[0],), (names[1],)), Selection("t"), {})
     told = parse_condition(f"max(`{names[0]}`) over 5 min > 1 and every `{names[0]}` over 5 min > 2", scope)
     assert {window.metric for leaf in find_comparisons(told) for window in (leaf.left,)} == {names[0]}
     assert parse_condition(f"`{names[1]}` = 'x' then `{names[0]}` > 1 within 5 min", scope)

@@ -126,7 +126,7 @@ def product_rows(product: Product, changes: Sequence[Change], rnd: random.Random
         merged = {tuple(row[name] for name in product.row_keys): row for row in held.to_pylist()}
         merged |= {tuple(row[n] for n in product.row_keys): row for row in product.merge_rows(part, held).to_pylist()}
         held = pa.Table.from_pylist([*merged.values()], product.arrow_schema())
-    shown = [*product.row_keys, *product.results]
+    shown = [*product.row_keys, *product.result_columns]
     return sorted(held.select(shown).to_pylist(), key=lambda row: [str(row[name]) for name in product.row_keys])
 
 

@@ -106,7 +106,7 @@ class Gold:
         return self.tables[BY_SESSION.name]
 
     def state(self) -> GoldShardState:
-        return GoldShardState.decode(decode_states(self.states[0])[BY_SESSION.name])
+        return GoldShardState.decode_state(decode_states(self.states[0])[BY_SESSION.name])
 
     def batch(self, changes: list[Change]) -> GoldReport:
         reports = []
@@ -152,7 +152,7 @@ class Gold:
             if kind is AveragesOutput.RESTATED:
                 self.restated += rows
                 continue
-            assert all(list(row) == [name for name, _ in series.columns] for row in rows)
+            assert all(list(row) == [name for name, _ in series.column_types] for row in rows)
             for row in rows:
                 key = tuple(row[n] for n in series.row_keys)
                 assert (key in table) == (kind is AveragesOutput.CHANGED)
@@ -261,19 +261,19 @@ def test_restatements_lead_from_the_first_figure_to_the_last(batches: list[list[
         gold.batch(batch)
         for series in SERIES:
             for key, row in gold.tables[series.name].items():
-                first.setdefault((series.table, *key), (row["average"], row["points"]))
+                first.setdefault((series.table_name, *key), (row["average"], row["points"]))
     for row in gold.restated:
-        series = next(one for one in SERIES if one.table == row["table"])
-        key = (series.table, *(row[name] for name in series.row_keys))
+        series = next(one for one in SERIES if one.table_name == row["table"])
+        key = (series.table_name, *(row[name] for name in series.row_keys))
         assert first[key] == (row["average_before"], row["points_before"])
         first[key] = (row["average"], row["points"])
         assert row["late_points"] == len(row["because"]) >= 1
         brought = {(c["partition"], c["offset"], c["ts"]) for batch in batches for c in batch}
         assert {tuple(cause.values()) for cause in row["because"]} <= brought
     for series in SERIES:
-        assert {key[1:]: figure for key, figure in first.items() if key[0] == series.table} == held(gold, series)
+        assert {key[1:]: figure for key, figure in first.items() if key[0] == series.table_name} == held(gold, series)
         revisions = {key: row["revision"] for key, row in gold.tables[series.name].items()}
-        told = [tuple(row[n] for n in series.row_keys) for row in gold.restated if row["table"] == series.table]
+        told = [tuple(row[n] for n in series.row_keys) for row in gold.restated if row["table"] == series.table_name]
         assert revisions == {key: told.count(key) for key in revisions}
 
 
@@ -333,7 +333,7 @@ def test_state_survives_its_bytes(batches: list[list[Change]]):
     assume(gold.states)
     states = decode_states(gold.states[0])
     assert encode_states(states) == gold.states[0]
-    assert gold.state().encode() == states[BY_SESSION.name]
+    assert gold.state().encode_state() == states[BY_SESSION.name]
 
 
 def test_a_session_idle_for_longer_than_the_limit_leaves_16_bytes_and_comes_back_exact():
@@ -403,15 +403,18 @@ def test_a_new_metric_finds_the_state_of_the_others():
 def test_a_metric_that_is_no_longer_declared_is_refused():
     gold = Gold(1)
     gold.batch([change("s", "r", 0, 0, qty=1.0)])
-    assert gold.state().renumber_for_metrics(("qty",)).renumber_for_metrics(METRICS).encode() == gold.state().encode()
+    assert (
+        gold.state().renumber_for_metrics(("qty",)).renumber_for_metrics(METRICS).encode_state()
+        == gold.state().encode_state()
+    )
     with pytest.raises(LakeError, match="points of qty, which"):
         gold.state().renumber_for_metrics(("price",))
 
 
 def test_state_of_another_format_is_refused():
-    content = GoldShardState.empty("", METRICS).encode().replace(b"gold.state/4", b"gold.state/9")
+    content = GoldShardState.create_empty("", METRICS).encode_state().replace(b"gold.state/4", b"gold.state/9")
     with pytest.raises(LakeError, match="state/9"):
-        GoldShardState.decode(content)
+        GoldShardState.decode_state(content)
 
 
 def test_forgetting_a_session_again_keeps_the_later_time():
@@ -440,7 +443,7 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
     packed = next(ChangePacker(DeclaredColumns(METRICS), find_owner_columns(SERIES[:2]))([batch]))
     assert packed["shard"].to_pylist() == [4, 5]
-    found = DecodedChunks.decode(packed["chunk"].to_pylist())
+    found = DecodedChunks.decode_chunks(packed["chunk"].to_pylist())
     assert found.read == ReadChanges(1, 0, 0)
     points = {
         one.name: select_changes_with_points(found.changes[one.owner_columns], DeclaredColumns(METRICS), one)
@@ -506,14 +509,14 @@ def test_no_product_can_be_named_as_another_kind_of_payload(kind: str) -> None:
 
 
 def test_a_state_that_is_not_whole_is_an_error_that_says_so():
-    whole = encode_states({"gold.rolling_average": GoldShardState.empty("", METRICS).encode()})
+    whole = encode_states({"gold.rolling_average": GoldShardState.create_empty("", METRICS).encode_state()})
     for content in (b"", whole[:-1], msgspec.msgpack.encode([1])):
         with pytest.raises(
             LakeError, match=r"gold's state cannot be read \(.+\)\. Restore its checkpoint from a backup"
         ):
             decode_states(content)
     with pytest.raises(LakeError, match="gold's state cannot be read"):
-        GoldShardState.decode(decode_states(whole)["gold.rolling_average"][:-1])
+        GoldShardState.decode_state(decode_states(whole)["gold.rolling_average"][:-1])
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(4, "stuv"), (3, "tuv"), (2, "uv"), (1, "v"), (0, "")])

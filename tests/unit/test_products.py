@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
-from sessionlake.gold.aggregate.groups import Groups
+from sessionlake.gold.aggregate.groups import RowGroups
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1D, METRICS_1H, METRICS_1M, STANDARD
@@ -176,25 +176,25 @@ def test_groups_are_reduced_whatever_their_sizes(pairs: list[tuple[int, int]]) -
     rows = pa.table(
         {"key": pa.array([k for k, _ in pairs], pa.int64()), "n": pa.array([n for _, n in pairs], pa.int64())}
     )
-    groups = Groups.group_rows(rows, ["key"])
+    groups = RowGroups.group_rows(rows, ["key"])
     reduced = groups.merge_rows({"n": rows["n"].to_numpy()}, lambda a, b: {"n": a["n"] + b["n"]})
     found = dict(zip(rows["key"].to_numpy()[groups.first_rows].tolist(), reduced["n"].tolist(), strict=True))
     assert found == {key: sum(n for k, n in pairs if k == key) for key, _ in pairs}
 
 
 def test_what_a_table_rests_on_shows_in_its_logic_and_nothing_else_does() -> None:
-    assert len({product.logic for product in STANDARD}) == len(STANDARD)
-    assert METRICS_1M.logic == Product(
+    assert len({product.logic_hash for product in STANDARD}) == len(STANDARD)
+    assert METRICS_1M.logic_hash == Product(
         "other", METRICS_1M.keys, METRICS_1M.aggregates, bucket_ms=60_000, comment="in other words"
-    ).logic  # fmt: skip
+    ).logic_hash  # fmt: skip
     assert METRICS_1H.below is METRICS_1M
-    assert METRICS_1D.logic != METRICS_1H.logic
+    assert METRICS_1D.logic_hash != METRICS_1H.logic_hash
 
 
 @pytest.mark.parametrize("product", STANDARD, ids=lambda product: product.name)
 def test_tables_have_the_columns_of_their_products(product: Product) -> None:
-    assert TABLES[product.table].columns == product.columns
-    assert TABLES[product.table].comment == product.comment
+    assert TABLES[product.table_name].column_types == product.column_types
+    assert TABLES[product.table_name].comment == product.comment
 
 
 DECLARED_PRODUCT = {
@@ -218,14 +218,14 @@ def test_a_declared_product_merges_as_those_of_every_lake_do() -> None:
         ("price", 6, 0.0, 2.5, 3.5),
         ("price", 3, 6.0, 7.0, 1.0),
     ]
-    assert declared_gold_schemas(declared())["gold.by_metric"].columns == product.columns
+    assert declared_gold_schemas(declared())["gold.by_metric"].column_types == product.column_types
 
 
 def test_columns_may_have_the_names_of_all_that_there_is() -> None:
     kinds = {kind.value: kind.value for kind in AggregateKind if kind is not AggregateKind.APPROX_DISTINCT}
     keys = ["topic", "session_id", "row_id", "metric"]
     [product] = declared_products(declared(keys=keys, aggregates=kinds | {"squares": "sum"}))[len(STANDARD) :]
-    names = [name for name, _ in product.columns]
+    names = [name for name, _ in product.column_types]
     assert len(names) == len({*names})
     part = product.aggregate_changes(
         table([("s", "a", 0, 0, 2.0, None, None), ("s", "a", 5, 1, 4.0, None, None)]), DECLARED
@@ -289,7 +289,7 @@ def test_a_coarser_tier_is_kept_no_shorter_than_a_finer_one(retention: dict[str,
     kept = GoldSettings.model_validate({"retention": {"metrics_1m": "7 days", "metrics_1h": "90 days"}})
     days = [one.retention_ms and one.retention_ms / 86_400_000 for one in declared_products(Settings(gold=kept))]
     assert days == [7, 90, None, None]
-    assert [one.logic for one in declared_products(Settings(gold=kept))] == [one.logic for one in STANDARD]
+    assert [one.logic_hash for one in declared_products(Settings(gold=kept))] == [one.logic_hash for one in STANDARD]
 
 
 def test_a_product_in_python_that_is_kept_for_a_time_has_buckets_by_topic(tmp_path: Path, monkeypatch: Any) -> None:

@@ -77,7 +77,11 @@ def figures(one: Product, fills: list[Fill]) -> dict[Any, dict[str, Any]]:
     columns = [[fill.customer for fill in fills], [fill.venue for fill in fills], [fill.ts for fill in fills]]
     columns += [[value_of(fill) for fill in fills], [fill.number for fill in fills]]
     typed = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    made = one.aggregate_rows(*[pa.table(typed, schema=SCHEMA)] * 2).select([*one.row_keys, *one.results]).to_pylist()
+    made = (
+        one.aggregate_rows(*[pa.table(typed, schema=SCHEMA)] * 2)
+        .select([*one.row_keys, *one.result_columns])
+        .to_pylist()
+    )
     return {tuple(row[name] for name in one.row_keys): row for row in made}
 
 
@@ -269,7 +273,10 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert [own.output_table for own in mine.processors] == ["silver.fills", "gold.fills_1m", "gold.by_day"]
     assert [own.rebuild_argument for own in mine.processors] == ["processor:fills", "gold.fills_1m", "gold.by_day"]
     assert {*mine.added_tables} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
-    assert not {*mine.added_tables} & {*declared_gold_schemas(mine), *(one.table for one in declared_gold_tables(mine))}
+    assert not {*mine.added_tables} & {
+        *declared_gold_schemas(mine),
+        *(one.table_name for one in declared_gold_tables(mine)),
+    }
     assert [reader.name for reader in list_readers(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
@@ -294,5 +301,5 @@ def test_tables_that_two_fill_or_that_are_made_of_each_other_are_refused(other: 
 
 def test_another_declaration_is_other_logic_and_another_trigger_is_none() -> None:
     changes = [{}, {"value": "fee"}, {"order": []}, {"source": "silver.others"}, {"bucket": "1 hour"}]
-    assert len({product(**changed).logic for changed in changes}) == len(changes)
+    assert len({product(**changed).logic_hash for changed in changes}) == len(changes)
     assert settings_of(FILLS).processors[0].trigger == GoldSettings().trigger == timedelta(seconds=3)

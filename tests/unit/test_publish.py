@@ -197,17 +197,17 @@ def gold(**changed: Any) -> Settings:
 
 def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
     found = publishable_tables(gold())
-    tables = {one.table: dict(one.columns) for one in declared_gold_tables(gold())}
+    tables = {one.table_name: dict(one.column_types) for one in declared_gold_tables(gold())}
     assert found.keys() == {ROWS_TABLE, *tables}
     assert {"gold.own", "gold.distinct_values", *TIERS, *AVERAGE_TABLES} <= tables.keys()
     assert TABLES[ROWS_TABLE].change_feed
-    columns = {ROWS_TABLE: {name for name, _ in TABLES[ROWS_TABLE].columns}} | tables
+    columns = {ROWS_TABLE: {name for name, _ in TABLES[ROWS_TABLE].column_types}} | tables
     assert all({*outlet.key} <= {*columns[table]} for table, outlet in found.items())
 
 
 def test_what_a_figure_is_kept_up_by_is_not_sent():
-    own = next(one for one in declared_gold_tables(gold()) if one.table == "gold.own")
-    names = [name for name, _ in own.columns]
+    own = next(one for one in declared_gold_tables(gold()) if one.table_name == "gold.own")
+    names = [name for name, _ in own.column_types]
     assert "__sl_buckets" in names
     assert publishable_tables(gold())["gold.own"].select_columns(names) == ["topic", "mean", "usual"]
     assert publishable_tables(gold())[ROWS_TABLE].select_columns(["row_id", "_offset"]) == ["row_id", "_offset"]
@@ -230,7 +230,7 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
     write_deltalake(folder_of(lake, "gold.own"), pa.table({"topic": ["a"]}))
     with pytest.raises(LakeError, match=r"gold.own has no change feed yet. Run `sessionlake run gold --once`"):
         require_change_feed(spark, lake, "gold.own")
-    own = [one for one in declared_gold_tables(ours) if one.table == "gold.own"]
+    own = [one for one in declared_gold_tables(ours) if one.table_name == "gold.own"]
     set_change_feeds(spark, lake, ours, own)
     require_change_feed(spark, lake, "gold.own")
     version = lake.last_commit(spark, "gold.own").version

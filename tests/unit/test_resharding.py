@@ -184,7 +184,7 @@ def test_gold_s_tails_are_those_of_shards_that_were_always_as_many(
 
 def told(stored: bytes) -> tuple[object, ...]:
     """A state, whatever the order of its owners and rows."""
-    state = GoldShardState.decode(stored)
+    state = GoldShardState.decode_state(stored)
     rows, owners, width = state.rows.to_pylist(), state.owners.name.to_pylist(), len(state.metrics)
     of_owner = zip(
         owners, *(getattr(state.owners, name).tolist() for name in ("partition", "seen", "newest")), strict=True
@@ -210,10 +210,10 @@ def test_what_a_table_was_made_anew_of_goes_to_the_new_shard_of_each_though_its_
         pa.table({"shard": pa.array(new, pa.int32()), "mark": pa.array(marks, pa.uint64())})
     )
     # One shard has a state, of a making before.
-    stale = encode_states({series.name: GoldShardState.empty("before", METRICS).encode()})
+    stale = encode_states({series.name: GoldShardState.create_empty("before", METRICS).encode_state()})
     states = resharded(GoldResharder(METRICS, (kept,), {series.name: marked}, 4), {0: stale, 1: None, 2: None})
     for shard, stored in states.items():
-        state = GoldShardState.decode(decode_states(stored)[series.name])
+        state = GoldShardState.decode_state(decode_states(stored)[series.name])
         mine = [number for number, target in enumerate(new) if target == shard]
         found, newest = state.forgotten.find_owners([names[number] for number in mine])
         assert (state.rebuild_id, len(state.forgotten.mark)) == ("made", len(mine))
@@ -228,7 +228,7 @@ def test_of_two_with_one_hash_both_shards_have_what_was_known_and_of_a_stranger_
     found = marked.split_by_shard(forgotten, 4)
     assert {shard: part.mark.tolist() for shard, part in found.items()} == {0: [3, 9], 1: [5, 9], 2: [5, 9], 3: [9]}
     assert found[1].newest.tolist() == [50, 90]
-    assert marked.split_by_shard(forgotten.take(np.array([1])), 4).keys() == {1, 2}
+    assert marked.split_by_shard(forgotten.select_owners(np.array([1])), 4).keys() == {1, 2}
 
 
 def test_while_one_is_interrupted_nothing_starts_that_relies_on_states(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sessionlake.gold.fold.points import Points
-from sessionlake.gold.fold.rolling import FoldedPoints, OlderPoints, Pane, fold_points
+from sessionlake.gold.fold.points import PointSet
+from sessionlake.gold.fold.rolling import FoldedPoints, OlderPoints, PaneTiming, fold_points
 from sessionlake.gold.fold.series import RollingAverage
 from support.seeds import examples
 
@@ -19,12 +19,12 @@ Point = tuple[int, int, int, int, float]  # key, ts, position, ordinal, value
 Row = tuple[int | float | bool, ...]
 
 
-def points(rows: list[Point]) -> Points:
+def points(rows: list[Point]) -> PointSet:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
-    return Points.create(*(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64))
+    return PointSet.create_unpublished(*(np.array(c, np.int64) for c in columns[:4]), np.array(columns[4], np.float64))
 
 
-def rows_of(found: Points) -> list[Point]:
+def rows_of(found: PointSet) -> list[Point]:
     return list(
         zip(
             *(c.tolist() for c in (found.key, found.ts, found.position, found.ordinal, found.value)),
@@ -58,7 +58,7 @@ class Tables:
     def __init__(self, keys: int, window: int, keep: int, **series: int) -> None:
         self.keys, self.keep = keys, keep
         self.series = RollingAverage("own", window_points=window, **series)
-        self.tail, self.older = Points.empty(), OlderPoints.none_for(keys)
+        self.tail, self.older = PointSet.create_empty(), OlderPoints.none_for(keys)
         self.averages: dict[Row, Row] = {}
         self.told: dict[Row, Row] = {}
         self.restated: set[Row] = set()
@@ -73,21 +73,21 @@ class Tables:
         history = dict(self.averages)
         self.write(found, new)
         if slow.any():
-            self._recompute(new.take(slow), history)
+            self._recompute(new.select_points(slow), history)
         return found
 
-    def _recompute(self, new: Points, history: dict[Row, Row]) -> None:
+    def _recompute(self, new: PointSet, history: dict[Row, Row]) -> None:
         self.needs_history += len(new)
         base = points([(*key, row[0]) for key, row in history.items()])
         base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).drop_points(new)
-        base = base.take(np.isin(base.key, new.key))
+        base = base.select_points(np.isin(base.key, new.key))
         found = fold_points(
             base, OlderPoints.none_for(self.keys), new, series=self.series, kept_points=len(base) + len(new)
         )
         assert not found.needs_history.any()
         self.write(found, new)
 
-    def write(self, found: FoldedPoints, new: Points) -> None:
+    def write(self, found: FoldedPoints, new: PointSet) -> None:
         a = found.averages
         rows = zip(
             *(
@@ -105,7 +105,7 @@ class Tables:
             assert (point[:4] in self.averages) != fresh
             if restated:
                 assert self.averages[point[:4]][1] == figures_before
-                because = rows_of(new.take(a.points_in_order[first:end]))
+                because = rows_of(new.select_points(a.points_in_order[first:end]))
                 assert because == sorted(because)
                 assert {p[0] for p in because} == {point[0]}
                 self.restated.add((*point[:4], revision, late, because[0][1]))
@@ -145,7 +145,9 @@ class Told:
                 late = not self.is_early(before, point)
                 if figures_before is None and before:
                     late = point[1] < max(p[1] for p in before) - self.watermark
-                pane = Pane.LATE if late else Pane.EARLY if self.is_early(after, point) else Pane.ON_TIME
+                pane = (
+                    PaneTiming.LATE if late else PaneTiming.EARLY if self.is_early(after, point) else PaneTiming.ON_TIME
+                )
                 revision = 0 if figures_before is None else self.told[point[:4]][0]
                 if figures_before is not None and figures_before[0] is not None and figures_before != now:
                     revision += 1
@@ -216,7 +218,7 @@ def test_a_forgotten_key_comes_back_exact(history: tuple[list[list[Point]], int,
         tables.fold(batch)
         told.fold(batch)
         newest = max((p[1] for b in batches[: batches.index(batch) + 1] for p in b), default=0) + slack
-        tables.tail = Points.empty()
+        tables.tail = PointSet.create_empty()
         tables.older = OlderPoints.of_forgotten(np.ones(3, np.bool_), np.full(3, newest))
     everything = {p[:4]: told.figure(told.lines[p[0]], p) for batch in batches for p in batch}
     assert {key: row[1:] for key, row in tables.averages.items()} == everything
@@ -276,7 +278,7 @@ def test_the_first_point_is_on_time_at_the_lowest_time_too_where_the_watermark_e
     for position in range(2):
         tables.fold([(0, -(2**63), position, 0, 1.0)])
         assert tables.averages[0, -(2**63), position, 0] == (1.0, 1.0, position + 1)
-        assert tables.told[0, -(2**63), position, 0] == (0, Pane.ON_TIME)
+        assert tables.told[0, -(2**63), position, 0] == (0, PaneTiming.ON_TIME)
 
 
 def test_a_point_that_is_late_by_more_than_numbers_tell_is_late_by_the_most_they_do():
@@ -302,7 +304,7 @@ def test_a_row_that_was_restated_through_the_table_is_revised_once_more():
     for batch in (seconds(*range(10)), seconds(6.5, position=100), seconds(7.5, position=101)):
         tables.fold(batch)
         assert tables.restated == told.fold(batch)
-    assert tables.told[0, 8000, 8, 0] == (2, Pane.LATE)
+    assert tables.told[0, 8000, 8, 0] == (2, PaneTiming.LATE)
     assert tables.needs_history == 2
 
 
@@ -312,4 +314,4 @@ def test_points_that_the_watermark_has_not_passed_are_kept_until_it_does():
     assert {row[1] for row in tables.averages.values()} == {None}
     tables.fold(seconds(15, position=100))
     assert [key[1] for key, row in tables.averages.items() if row[1] is not None] == [s * 1000 for s in range(6)]
-    assert {told for key, told in tables.told.items() if key[1] <= 5000} == {(0, Pane.ON_TIME)}
+    assert {told for key, told in tables.told.items() if key[1] <= 5000} == {(0, PaneTiming.ON_TIME)}

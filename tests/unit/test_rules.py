@@ -18,10 +18,10 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
-from sessionlake.gold.rules.alerts import KEY, Alert, Cause, logged_alerts
+from sessionlake.gold.rules.alerts import KEY, Alert, LogRowCause, logged_alerts
 from sessionlake.gold.rules.batch import LogRow, RuleBatch
 from sessionlake.gold.rules.buckets import MetricBuckets, buckets_from_rows
-from sessionlake.gold.rules.document import Problem, parse_rule_text, parse_rules_file
+from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, events_to_find, pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
@@ -189,7 +189,7 @@ def by_hand(rule: Rule, changes: list[Change]) -> set[tuple[Any, ...]]:
     for change in changes:
         if any(change[name] is not None for name in SCHEMA.names[6:10]):
             times[change["topic"]] = max(change["ts"], times.get(change["topic"], change["ts"]))
-    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.selections)}
+    read = {t: time for t, time in times.items() if any(s.includes_topic(t) for s in rule.read_selections)}
     found = patterns_by_hand if isinstance(rule.tree, Pattern) else conditions_by_hand
     return {one for one in found(rule, changes, read) if rule.since_ms is None or one[1] >= rule.since_ms}
 
@@ -208,12 +208,14 @@ def conditions_by_hand(rule: Rule, changes: list[Change], times: dict[str, int])
         until = max((times[topic] for topic in topics if topic in times), default=None)
         if until is None:
             continue
-        edges = {ended(change) + length for change in mine for length in (0, *(w.minutes for w in rule.windows))}
+        edges = {
+            ended(change) + length for change in mine for length in (0, *(w.minutes for w in rule.distinct_windows))
+        }
         edges |= set() if rule.since_ms is None else {rule.since_ms // MINUTE}
         before = False
         for at in sorted(edge for edge in edges if edge <= until // MINUTE):
             before_since = rule.since_ms is not None and at * MINUTE < rule.since_ms
-            live = any(inside(window, mine, at) for window in rule.windows)
+            live = any(inside(window, mine, at) for window in rule.distinct_windows)
             holds = live and met(rule.tree, mine, at) and not before_since
             if holds != before:
                 yield key, at * MINUTE, "raised" if holds else "cleared"
@@ -415,7 +417,7 @@ def test_what_is_no_rule_is_refused_with_its_place_and_what_could_stand_there() 
      "when: max(price) over 9999999999999999 weeks > 1", "when: max(price) over 1 min > 1\nname: x\n-", "a: &a [*a]"],
 )  # fmt: skip
 def test_whatever_slips_into_the_table_is_a_problem_and_no_error(text: str) -> None:
-    assert isinstance(parse_rule_text("a", text, DECLARED), Problem)
+    assert isinstance(parse_rule_text("a", text, DECLARED), RuleProblem)
 
 
 def test_a_text_does_not_give_its_rule_another_name_than_its_row_has() -> None:
@@ -433,7 +435,7 @@ def test_a_text_does_not_give_its_rule_another_name_than_its_row_has() -> None:
 )  # fmt: skip
 def test_topics_are_an_expression_that_takes_linear_time(expression: str, reason: str) -> None:
     refused = parse_rule_text("a", f"when: max(price) over 1 min > 1\ntopics: '{expression}'", DECLARED)
-    assert isinstance(refused, Problem)
+    assert isinstance(refused, RuleProblem)
     assert refused.reason.startswith(f"topics: {reason}")
     hard = Selection("(([a-z]+[.]?)+)+!|b")
     assert [topic for topic in ("capture." * 999, "b", "ab", "b\n") if hard.includes_topic(topic)] == ["b"]
@@ -447,14 +449,14 @@ def test_topics_are_an_expression_that_takes_linear_time(expression: str, reason
 def test_no_expression_of_topics_takes_more_than_linear_time(expression: str) -> None:
     began = time.process_time()
     found = parse_rule_text("a", f"{{when: 'max(price) over 1 min > 1', topics: '{expression}'}}", DECLARED)
-    if not isinstance(found, Problem):  # else it takes RE2 too much memory
+    if not isinstance(found, RuleProblem):  # else it takes RE2 too much memory
         assert not any(found.reads_topic("a" * length + "!") for length in range(30, 249))
     assert time.process_time() - began < 20
 
 
 def test_an_expression_that_takes_too_much_memory_is_refused() -> None:
     refused = parse_rule_text("a", "{when: 'max(price) over 1 min > 1', topics: '((a{100}){100}){100}'}", DECLARED)
-    assert isinstance(refused, Problem)
+    assert isinstance(refused, RuleProblem)
     assert "Invalid regular expression" in refused.reason
 
 
@@ -471,9 +473,9 @@ def test_any_condition_is_read_or_refused_in_little_time(when: str) -> None:
 
 def test_a_condition_has_ten_thousand_characters_at_most() -> None:
     longest = "price > 1 then deleted within 1 h".ljust(10_000)
-    assert not isinstance(parse_rule_text("a", f'{{when: "{longest}"}}', DECLARED), Problem)
+    assert not isinstance(parse_rule_text("a", f'{{when: "{longest}"}}', DECLARED), RuleProblem)
     refused = parse_rule_text("a", f'{{when: "{longest} "}}', DECLARED)
-    assert isinstance(refused, Problem)
+    assert isinstance(refused, RuleProblem)
     assert refused.reason == "when: String should have at most 10000 characters"
 
 
@@ -512,8 +514,10 @@ def test_a_late_point_raises_and_retracts_and_says_which_it_was() -> None:
     memory, low = Memory(), [rule("low", "sum(price) over 3 min < 5")]
     assert said(memory.take_in([point(0, 9.0)], low)) == []  # its minute is not over
     assert said(memory.take_in([point(4 * MINUTE, 1.0)], low)) == []  # the window is empty at once: nothing holds
-    assert said(memory.take_in([point(6 * MINUTE, 1.0)], low)) == [(5, "raised", False, False, Cause.ON_TIME, None)]
-    late = Cause.LATE_DATA
+    assert said(memory.take_in([point(6 * MINUTE, 1.0)], low)) == [
+        (5, "raised", False, False, LogRowCause.ON_TIME, None)
+    ]
+    late = LogRowCause.LATE_DATA
     assert said(memory.take_in([point(150_000, 1.0)], low)) == [
         (4, "raised", False, True, late, 150_000),
         (5, "raised", True, True, late, 150_000),
@@ -529,8 +533,8 @@ def test_a_changed_rule_keeps_the_alerts_that_both_bear() -> None:
     memory.take_in([point(i * MINUTE, float(i)) for i in range(6)], [rule("high", "max(price) over 1 min > 1")])
     rows = memory.take_in([], [rule("high", "max(price) over 1 min > 3")])
     assert said(rows) == [
-        (3, "raised", True, True, Cause.RULE_CHANGE, None),
-        (5, "raised", False, True, Cause.RULE_CHANGE, None),
+        (3, "raised", True, True, LogRowCause.RULE_CHANGE, None),
+        (5, "raised", False, True, LogRowCause.RULE_CHANGE, None),
     ]
 
 
@@ -550,7 +554,7 @@ def test_what_a_former_version_said_of_other_topics_and_keys_is_retracted(other:
     memory.take_in(later, [present])
     assert logged(memory.rows, present) == by_hand(present, changes + later)
     retracted = [row for row in memory.rows if row.change.retracted]
-    assert {(row.late, row.cause) for row in retracted} == {(True, Cause.RULE_CHANGE)}
+    assert {(row.late, row.cause) for row in retracted} == {(True, LogRowCause.RULE_CHANGE)}
     assert len(retracted) == 2
 
 
@@ -572,10 +576,10 @@ def test_events_keep_the_names_under_which_they_are_stored() -> None:
     first, second = pattern_events(
         rule("a", "not (price > 3 and qty != 1) then any(deleted, status = 'it''s') within 1 h")
     )
-    assert (first.id, second.id) == ("4753873cceb7", "a764cd5effd6")
+    assert (first.event_id, second.event_id) == ("4753873cceb7", "a764cd5effd6")
     third, fourth = pattern_events(rule("b", "all(a.price > -1e300) then a.deleted within 1 h", by=["who"],
                                    sources={"a": {"topics": r"a\\.*", "rows": ["r", "q"]}}))  # fmt: skip
-    assert (third.id, fourth.id) == ("96d9be3a9a7c", "6f8e69bee159")
+    assert (third.event_id, fourth.event_id) == ("96d9be3a9a7c", "6f8e69bee159")
 
 
 @pytest.mark.soak

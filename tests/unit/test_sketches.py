@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, Sketch, unpack_entries
+from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, SketchAggregate, unpack_entries
 from sessionlake.gold.declared.tables import declared_products
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.settings.gold import GoldSettings, ProductSettings
@@ -62,7 +62,7 @@ def test_batches_in_any_order_come_to_the_same_bytes_as_all_at_once(data: Any, c
         held = pa.concat_tables([rows, pa.Table.from_pylist(kept, own.arrow_schema())])
     assert by_topic(held) == by_topic(whole)
     for name, kept in own.aggregates.items():
-        if isinstance(kept, Sketch):
+        if isinstance(kept, SketchAggregate):
             column = {name: to_contiguous(whole[name])}
             twice = own.merge_rows(pa.concat_tables([whole, whole]))[name]
             assert kept.combine(name, column, column)[name].equals(to_contiguous(twice))

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.trace import show_trace
 from sessionlake.history.fate import Fate
-from sessionlake.history.trace import BatchCommit, Judgement, Trace, TracedMessage
+from sessionlake.history.traced import BatchCommit, Judgement, Trace, TracedMessage
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 LATER = datetime(2026, 1, 2, 12, 0, 1, tzinfo=UTC)

@@ -43,7 +43,8 @@ def verify_gold_tables(spark: SparkSession, settings: Settings, say: Say) -> boo
         say(f"{describe_expiry(table, floors)}, and not compared")
     for product in products:
         if product not in complete:
-            say(f"{product.table} is not compared, because it does not exist yet: `sessionlake run gold` creates it")
+            name = product.table_name
+            say(f"{name} is not compared, because it does not exist yet: `sessionlake run gold` creates it")
     are_equal = [
         processors.verify_processor_table(spark, settings, processor, say)
         for processor in _list_products_with_source(settings)
@@ -65,11 +66,11 @@ def rebuild_gold_tables(
         UsageError: Gold has no such table.
     """
     known, with_sources = declared_gold_tables(settings), _list_products_with_source(settings)
-    chosen = [product for product in known if table in (None, product.table)]
+    chosen = [product for product in known if table in (None, product.table_name)]
     chosen_with_sources = [processor for processor in with_sources if table in (None, processor.output_table)]
     if not chosen and not chosen_with_sources:
         names = ", ".join(
-            [*(product.table for product in known), *(processor.output_table for processor in with_sources)]
+            [*(product.table_name for product in known), *(processor.output_table for processor in with_sources)]
         )
         raise UsageError(f"{table} is not a table of gold", fix=f"Name one of {names}")
     if chosen:
@@ -101,4 +102,4 @@ def _list_products_with_source(settings: Settings) -> list[ProductProcessor]:
 
 
 def _list_tables(products: Sequence[GoldTable]) -> list[str]:
-    return [table.table for table in add_final_tables(products)]
+    return [table.table_name for table in add_final_tables(products)]

@@ -13,7 +13,7 @@ from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.errors import UsageError
 
 if TYPE_CHECKING:
-    from sessionlake.gold.query import Figures
+    from sessionlake.gold.query import MetricsAnswer
 
 _Values = list[str] | None
 
@@ -59,7 +59,7 @@ def metrics(
     say(_describe_rows_read(figures))
 
 
-def _describe_rows_read(figures: Figures) -> str:
+def _describe_rows_read(figures: MetricsAnswer) -> str:
     """Says how many rows and files of each table were read."""
     parts = []
     for table, rows in figures.read.items():

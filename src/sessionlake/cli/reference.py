@@ -49,10 +49,10 @@ def load_reference_table(
         from sessionlake.gold.references.writing import write_reference
 
         lake = Lake(settings, declared_gold_schemas(settings))
-        if not lake.exists(spark, reference.table):
-            lake.ensure(spark, [reference.table])
+        if not lake.exists(spark, reference.table_name):
+            lake.prepare_tables(spark, [reference.table_name])
         done = write_reference(spark, lake, reference, rows, datetime.now(UTC))
-        say(f"{reference.table}: {rows.num_rows} rows read, {done.rows} written, {done.removed} removed")
+        say(f"{reference.table_name}: {rows.num_rows} rows read, {done.rows} written, {done.removed} removed")
 
     with_spark(settings, work)
 
@@ -75,10 +75,10 @@ def _describe_reference_tables(settings: Settings, reader: TableReader) -> list[
 
     rows_shown: list[tuple[object, ...]] = []
     for reference in declared_references(settings):
-        if not reader.exists(reference.table) or not reader.exists(reference.applied_table):
+        if not reader.exists(reference.table_name) or not reader.exists(reference.applied_table):
             rows_shown.append((reference.name, None, "not there yet", None, None, "`sessionlake run gold` creates it"))
             continue
-        rows = reader.read_size(reference.table).rows
+        rows = reader.read_size(reference.table_name).rows
         try:
             rest, faults = find_unapplied_rows(Lake(settings), reader, reference)
         except LakeError as error:

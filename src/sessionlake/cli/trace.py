@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sessionlake.cli.show import OutputFormat, make_console, make_terminal_table, make_visible_text, show_rows
 from sessionlake.delta.storage.far_times import format_time
 from sessionlake.history.fate import Fate
-from sessionlake.history.trace import BatchCommit, SilverMerge, Trace
+from sessionlake.history.traced import BatchCommit, SilverMerge, Trace, TracedPart
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sessionlake.history.content import FeedReading
 
 # A snapshot can make 100,000 row changes; `--format json` has them all.
 _SHOWN_CHANGES = 20
@@ -52,23 +57,49 @@ def _print_trace(trace: Trace, out: TextIO) -> None:
     for name, text in _describe_trace(trace):
         grid.add_row(make_visible_text(f"  {name}", "dim"), make_visible_text(text))
     console.print(grid)
-    if trace.changes:
-        console.print(make_terminal_table(*_change_rows(trace.changes[:_SHOWN_CHANGES])))
-    if len(trace.changes) > _SHOWN_CHANGES:
-        console.print(f"and {len(trace.changes) - _SHOWN_CHANGES:,} more: --format json lists all")
+    _print_changes(console, trace.changes)
+    for number, part in enumerate(trace.other_parts, 2):
+        what = f"part {number} of {len(trace.other_parts) + 1}, {part.type}, seq {part.seq}: "
+        console.print(make_visible_text(what).append_text(make_visible_text(part.judgement.fate, "bold")))
+        grid = Table.grid(padding=(0, 2))
+        for name, text in _describe_outcome(trace, part):
+            grid.add_row(make_visible_text(f"  {name}", "dim"), make_visible_text(text))
+        console.print(grid)
+        _print_changes(console, part.changes)
+
+
+def _print_changes(console: Console, changes: list[dict[str, Any]]) -> None:
+    if changes:
+        console.print(make_terminal_table(*_change_rows(changes[:_SHOWN_CHANGES])))
+    if len(changes) > _SHOWN_CHANGES:
+        console.print(f"and {len(changes) - _SHOWN_CHANGES:,} more: --format json lists all")
 
 
 def _describe_trace(trace: Trace) -> Iterator[tuple[str, str]]:
     yield "message", _describe_message(trace)
+    if trace.message.reading is not None:
+        yield "feed", _describe_reading(trace.message.reading)
     yield "bronze", _describe_commit(trace.bronze)
     yield "silver", _describe_commit(trace.silver)
-    yield "judgement", _describe_judgement(trace)
-    if trace.tables:
-        yield "tables", _describe_merge(trace.tables)
-    elif trace.changes:
+    yield from _describe_outcome(trace, trace)
+
+
+def _describe_outcome(trace: Trace, part: Trace | TracedPart) -> Iterator[tuple[str, str]]:
+    """Yields what silver made of a part of a message. The trace itself is the first part."""
+    yield "judgement", _describe_judgement(trace, part)
+    if part.tables:
+        yield "tables", _describe_merge(part.tables)
+    elif part.changes:
         yield "tables", "not merged yet: `sessionlake run silver` merges it"
-    if trace.session:
-        yield "session", _describe_session(trace.session)
+    if part.session:
+        yield "session", _describe_session(part.session)
+
+
+def _describe_reading(reading: FeedReading) -> str:
+    if reading.why is not None:
+        return f"{reading.feed} refuses it{f' at {reading.path}' if reading.path else ''}: {reading.why}"
+    rules = ", ".join(map(str, reading.rules))
+    return f"{reading.feed}, rule {rules}" if rules else f"{reading.feed}, decoder class"
 
 
 def _describe_message(trace: Trace) -> str:
@@ -76,6 +107,8 @@ def _describe_message(trace: Trace) -> str:
     kind = f"{message.type}, seq {message.seq}" if message.type else "malformed"
     if trace.judgement.fate is Fate.ERASED:
         kind = "erased with its session"
+    elif trace.judgement.fate is Fate.IGNORED:
+        kind = "without an event"
     times = f"Kafka time {format_time(message.timestamp)}"
     ingested = f", ingested {format_time(message.ingested_at)}" if message.ingested_at else ""
     return f"{kind}, {message.value_bytes:,} bytes, {times}{ingested}"
@@ -102,16 +135,16 @@ def _describe_written_tables(commit: BatchCommit) -> str:
     return f": {tables}" if tables else ""
 
 
-def _describe_judgement(trace: Trace) -> str:
-    judgement = trace.judgement
+def _describe_judgement(trace: Trace, part: Trace | TracedPart) -> str:
+    judgement = part.judgement
     own_event = next(
         (event for event in judgement.events if event["event"] in {judgement.reason, judgement.fate}), None
     )
-    parts = [_describe_fate(trace, own_event)]
+    parts = [_describe_fate(part, own_event)]
     parts += [_describe_event(event) for event in judgement.events if event is not own_event]
     if judgement.broken_by:
         parts.append(f"broken at offset {judgement.broken_by['offset']} by {_describe_event(judgement.broken_by)}")
-    if judgement.fate is Fate.APPLIED and not trace.changes:
+    if judgement.fate is Fate.APPLIED and not part.changes:
         parts.append("it changes no rows")
     if judgement.batch is not None and judgement.batch != trace.silver.batch:
         when = f", committed {format_time(judgement.committed_at)}" if judgement.committed_at else ""
@@ -119,11 +152,12 @@ def _describe_judgement(trace: Trace) -> str:
     return "; ".join(parts)
 
 
-def _describe_fate(trace: Trace, own_event: Mapping[str, Any] | None) -> str:
-    judgement = trace.judgement
+def _describe_fate(part: Trace | TracedPart, own_event: Mapping[str, Any] | None) -> str:
+    judgement = part.judgement
     if judgement.fate is Fate.HELD:
         return "held back until its session's watermark passes its event time"
-    by = f" (class {judgement.integrity})" if trace.message.type else ""
+    kind = part.message.type if isinstance(part, Trace) else part.type
+    by = f" (class {judgement.integrity})" if kind else ""
     reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None
     seqs = _describe_seqs(own_event) if own_event and judgement.fate is not Fate.LATE else ""
     why = ", ".join(part for part in (reason, seqs) if part)

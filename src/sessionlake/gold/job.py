@@ -37,7 +37,7 @@ from sessionlake.gold.making.states import shard_column, tracked_averages
 from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import QueryWithBackground, ReferenceRuntime, prepare_tables
 from sessionlake.gold.sql.definitions import create_views_and_functions
-from sessionlake.gold.tables.expiry import Expiry, start_expiry
+from sessionlake.gold.tables.expiry import BucketExpiry, start_expiry
 from sessionlake.gold.tables.notes import (
     find_complete_tables,
     find_skipped_tables,
@@ -79,12 +79,14 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
             shards. Or a table was built by another declaration. Or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, declared_gold_schemas(settings)), declared_gold_tables(settings)
-    with lake.storage.caching():
-        _prepare(spark, lake)
+    with lake.storage.cache_reads():
+        _check_and_create_tables(spark, lake)
         new = find_tables_to_rebuild(spark, lake, tables)
-        lake.ensure(spark, [table.table for table in add_final_tables(table for table in tables if table not in new)])
+        lake.prepare_tables(
+            spark, [table.table_name for table in add_final_tables(table for table in tables if table not in new)]
+        )
         if new:
-            _rebuild(spark, lake, new)
+            _rebuild_given_tables(spark, lake, new)
         set_table_properties(spark, lake, tables)
         create_views_and_functions(spark, lake)
         return _start_stream(spark, lake, tables, once=once)
@@ -99,12 +101,12 @@ def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[Gol
         LakeError: Gold cannot start, for one of the reasons that `start` names.
     """
     lake = Lake(settings, declared_gold_schemas(settings))
-    with lake.storage.caching():
-        _prepare(spark, lake)
-        return _rebuild(spark, lake, tables)
+    with lake.storage.cache_reads():
+        _check_and_create_tables(spark, lake)
+        return _rebuild_given_tables(spark, lake, tables)
 
 
-def _prepare(spark: SparkSession, lake: Lake) -> None:
+def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     """Checks that gold may start, and creates the tables that every lake has.
 
     Raises:
@@ -112,12 +114,12 @@ def _prepare(spark: SparkSession, lake: Lake) -> None:
     """
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
     require_uninterrupted(lake.settings, LAYER)
-    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
+    lake.prepare_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_tables(spark, lake, lake.settings)
     require_same_shards(spark, lake, lake.settings.gold.shards)
 
 
-def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
+def _rebuild_given_tables(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> dict[str, RebuiltTable]:
     """Rebuilds the given tables.
 
     First it runs the stream once for all other tables, so that all tables have the same changes.
@@ -134,7 +136,7 @@ def _rebuild(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable]) -> di
         _start_stream(spark, lake, others, once=True, asks=False).wait()
     if any(isinstance(table, EnrichedTable) for table in tables):
         ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all()
-    rebuilt = {table.table: rebuild_table(spark, lake, settings, table) for table in tables}
+    rebuilt = {table.table_name: rebuild_table(spark, lake, settings, table) for table in tables}
     store_maintained(spark, lake, [*others, *tables])
     return rebuilt
 
@@ -192,7 +194,7 @@ def folded_stream(
             options |= lake.storage.first_read_options(spark, CHANGES)
     else:
         options |= choose_starting_options(settings.checkpoint(LAYER))
-    read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
+    read = lake.stream_table(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)
     packed = read.select(*shards, *change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
@@ -208,7 +210,12 @@ class _GoldBatch:
     """Commits one micro-batch: the tables of gold one by one, then the batch's row in the ledger."""
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], references: ReferenceRuntime, expiry: Expiry
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        tables: Sequence[GoldTable],
+        references: ReferenceRuntime,
+        expiry: BucketExpiry,
     ) -> None:
         self._lake, self._settings, self._ledger, self._expiry = lake, lake.settings, Ledger(lake), expiry
         self._files = PayloadFiles.create_for_query(lake.storage.scratch, LAYER)
@@ -223,13 +230,13 @@ class _GoldBatch:
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), frame.sparkSession
-        inline, few = self._lake.limits.inline_bytes, self._lake.limits.few_changes
+        inline, few = self._lake.driver_limits.inline_bytes, self._lake.driver_limits.few_changes
         frame.persist()
         try:
             part = FoldResult.collect_payloads(frame, inline)
             writer = AverageWriter(spark, self._lake, part, txn, self._settings.gold.shards)
             with without_code_generation(spark, enabled=part.report.read.changes <= few):
-                averages = writer.write(self._averages)
+                averages = writer.write_averages(self._averages)
                 rows = BatchRows(spark, part, self._declared, self._all)
                 merger = ProductMerger(spark, self._lake, rows, txn, self._expiry, self._finals)
                 outputs = [*averages, *merger.merge_batch(self._products)]

@@ -33,7 +33,7 @@ _AT_ONCE = 500_000
 
 
 @dataclass(frozen=True)
-class Figures:
+class MetricsAnswer:
     """The answer to a query for metrics.
 
     Attributes:
@@ -57,7 +57,7 @@ def metrics(
     by: Sequence[str] = KEYS,
     of: Mapping[str, Collection[str]] | None = None,
     step: timedelta | None = None,
-) -> Figures:
+) -> MetricsAnswer:
     """Returns points, min, max, sum, average and variance of all numbers whose event time is in a range.
 
     Args:
@@ -80,7 +80,8 @@ def metrics(
     tiers = find_complete_tables(spark, lake, TIERS)
     if METRICS_1M not in tiers:
         raise LakeError(
-            f"{METRICS_1M.table} does not exist yet, or is incomplete", fix="Run `sessionlake run gold`, which fills it"
+            f"{METRICS_1M.table_name} does not exist yet, or is incomplete",
+            fix="Run `sessionlake run gold`, which fills it",
         )
     conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
     reader, wanted = lake.reader(spark), [*split_range(begin, end, length, tiers)]
@@ -90,7 +91,7 @@ def metrics(
 
 def read_answer(
     reader: TableReader, answer: Product, ranges: Sequence[MetricsRange], conditions: Sequence[Condition]
-) -> Figures:
+) -> MetricsAnswer:
     """Reads parts of the tables of metrics, and merges their rows to the answer of a query.
 
     Args:
@@ -100,34 +101,34 @@ def read_answer(
         conditions: Conditions on the key columns of the tables of metrics.
     """
     read, buffered, parts = (
-        dict.fromkeys((span.table.table for span in ranges), 0),
+        dict.fromkeys((span.table.table_name for span in ranges), 0),
         0,
         [answer.arrow_schema().empty_table()],
     )
     for span in ranges:
         for rows in _read_rows(reader, span, conditions):
-            read[span.table.table] += rows.num_rows
+            read[span.table.table_name] += rows.num_rows
             buffered += rows.num_rows
             parts.append(answer.aggregate_finer_rows(rows))
             if buffered > max(_AT_ONCE, parts[0].num_rows):
                 parts, buffered = [answer.merge_rows(pa.concat_tables(parts))], 0
     merged = answer.merge_rows(pa.concat_tables(parts))
-    rows = merged.select([*answer.row_keys, *answer.results])
+    rows = merged.select([*answer.row_keys, *answer.result_columns])
     in_order = rows.sort_by([(name, "ascending") for name in answer.row_keys]) if answer.row_keys else rows
-    return Figures(in_order, read, _count_files_read(reader, ranges, conditions))
+    return MetricsAnswer(in_order, read, _count_files_read(reader, ranges, conditions))
 
 
 def _refuse_expired(reader: TableReader, ranges: Sequence[MetricsRange], topics: Collection[str] | None) -> None:
-    known = read_expiry_times(reader, {span.table.table for span in ranges})
+    known = read_expiry_times(reader, {span.table.table_name for span in ranges})
     for span in ranges:
         floors = {
             topic: floor
-            for topic, floor in known.get(span.table.table, {}).items()
+            for topic, floor in known.get(span.table.table_name, {}).items()
             if floor > span.begin and (topics is None or topic in topics)
         }
         if floors:
             raise LakeError(
-                f"{describe_expiry(span.table.table, floors)}",
+                f"{describe_expiry(span.table.table_name, floors)}",
                 fix="Choose a later start, or only topics that still have these buckets. If metrics per hour or day "
                 "are kept longer, choose a range of whole hours or days",
             )
@@ -135,7 +136,9 @@ def _refuse_expired(reader: TableReader, ranges: Sequence[MetricsRange], topics:
 
 def _read_rows(reader: TableReader, span: MetricsRange, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
     schema = span.table.arrow_schema()
-    for batch in reader.batches(span.table.table, *conditions, *_range_conditions(span), columns=schema.names):
+    for batch in reader.read_batches(
+        span.table.table_name, *conditions, *_range_conditions(span), columns=schema.names
+    ):
         yield pa.Table.from_batches([batch]).cast(schema)
 
 
@@ -148,11 +151,11 @@ def _count_files_read(
     reader: TableReader, ranges: Sequence[MetricsRange], conditions: Sequence[Condition]
 ) -> dict[str, tuple[int, int] | None]:
     found: dict[str, tuple[int, int] | None] = {}
-    for table in dict.fromkeys(span.table.table for span in ranges):
+    for table in dict.fromkeys(span.table.table_name for span in ranges):
         parts = [
             reader.find_files_to_read(table, *conditions, *_range_conditions(span))
             for span in ranges
-            if span.table.table == table
+            if span.table.table_name == table
         ]
         known = [part for part in parts if part is not None]
         read = {path for part in known for path in part.read}

@@ -116,11 +116,15 @@ def _rows_by_key(product: Product, rows: pa.Table) -> dict[Any, Row]:
 def _require_same(product: Product, expected: dict[Any, Row], found: dict[Any, Row], batches: Sequence[Any]) -> None:
     for key in expected.keys() | found.keys():
         wanted, is_ = expected.get(key), found.get(key)
-        if wanted is None or is_ is None or not all(_are_close(wanted[name], is_[name]) for name in product.results):
+        if (
+            wanted is None
+            or is_ is None
+            or not all(_are_close(wanted[name], is_[name]) for name in product.result_columns)
+        ):
             lengths = ", ".join(str(len(batch)) for batch in batches)
             raise AssertionError(
-                f"{product.table}: {dict(zip(product.row_keys, key, strict=True))} is {is_} after batches of {lengths} "
-                f"changes, but {wanted} when all changes come at once"
+                f"{product.table_name}: {dict(zip(product.row_keys, key, strict=True))} is {is_} after batches of "
+                f"{lengths} changes, but {wanted} when all changes come at once"
             )
 
 

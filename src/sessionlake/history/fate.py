@@ -29,6 +29,7 @@ class Fate(StrEnum):
     HELD = "held"
     QUARANTINED = "quarantined"
     ERASED = "erased"
+    IGNORED = "ignored"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class MessageContent:
         session_id: Id of the message's session.
         changes: Number of rows that the message is meant to change.
         erased: True if the session was forgotten. Only the message's offset and Kafka timestamp are left then.
+        ignored: True if the feed ignores the message.
     """
 
     type: str | None = None
@@ -50,6 +52,12 @@ class MessageContent:
     session_id: str | None = None
     changes: int = 0
     erased: bool = False
+    ignored: bool = False
+
+    @property
+    def fate(self) -> Fate | None:
+        """The fate of a message that is not judged: erased or ignored; None for all others."""
+        return Fate.ERASED if self.erased else Fate.IGNORED if self.ignored else None
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from datetime import datetime
-from operator import eq, ge, gt, le
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from operator import eq, ge, gt, itemgetter, le
 
 from sessionlake.delta.schemas.names import (
     BRONZE,
@@ -22,11 +18,12 @@ from sessionlake.delta.schemas.names import (
     SILVER,
     SILVER_TABLES,
 )
-from sessionlake.delta.storage.far_times import FarTime, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.errors import LakeError, NotFoundError
+from sessionlake.history.content import READ, FeedReading, decode_parts, read_by_feed
 from sessionlake.history.fate import DecidedFate, Evidence, Fate, MessageContent, decide_fate
 from sessionlake.history.missing import explain_absent, explain_unjudged, explain_unread
+from sessionlake.history.traced import BatchCommit, Judgement, SilverMerge, Trace, TracedMessage, TracedPart
 from sessionlake.integrity.outcome import Action
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.entries import RECOVERED
@@ -43,130 +40,14 @@ from sessionlake.ledger.retained import (
     read_removed_rows_without_limits,
 )
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.protocol.decode import decode_messages
-from sessionlake.protocol.erased import ERASED_CODE as ERASED
-from sessionlake.protocol.message import MessageType
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row, TopicPartition
 from sessionlake.settings.model import Settings
-from sessionlake.streaming.payloads import build_payload_rules
 
-_RAW = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("kafka_ts", pa.int64()),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("ingested_at", pa.int64()),
-    ]
-)
-_READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at")
-_EVENT = ("event", "action", "integrity", "expected_seq", "actual_seq", "offset", "_batch")
+_EVENT = ("session_id", "event", "action", "integrity", "expected_seq", "actual_seq", "offset", "_batch")
 _CHANGE = ("change", "row_id", "_rescued", "_epoch", "_seq", "_position", "ordinal", "_batch")
 _COUNTED = ("messages", "duplicates", "gaps", "late")
 _SESSION = ("session_id", "partition", "status", "epoch", "next_seq", *_COUNTED, "last_offset")
-
-
-@dataclass(frozen=True)
-class BatchCommit:
-    """One micro-batch of a layer, from the ledger.
-
-    Attributes:
-        batch: Id of the batch.
-        app_id: Application id of the batch's Delta transactions.
-        committed_at: When the batch was committed.
-        versions: For each table that the batch wrote, the table's version after that.
-        recovered: True if the ledger's entry stands for all batches up to this one, because their entries were lost.
-    """
-
-    batch: int
-    app_id: str
-    committed_at: datetime
-    versions: Mapping[str, int]
-    recovered: bool
-
-
-@dataclass(frozen=True)
-class SilverMerge(BatchCommit):
-    """A MERGE into `session_rows` and `sessions`, with the first and the last silver batch that it merged."""
-
-    first_batch: int
-    last_batch: int
-
-
-@dataclass(frozen=True)
-class TracedMessage:
-    """A message as bronze stores it, with its content decoded by the current configuration.
-
-    Attributes:
-        key: The message's Kafka key.
-        session_id: Id of the message's session.
-        type, seq, ts: The message's type, seq and event time (ms); None if the message is malformed.
-        timestamp: The message's Kafka timestamp.
-        value_bytes: Size of the message's value in bytes.
-        ingested_at: When bronze read the message; None if it is not known.
-    """
-
-    key: bytes | None
-    session_id: str | None
-    type: str | None
-    seq: int | None
-    ts: int | None
-    timestamp: datetime | FarTime
-    value_bytes: int
-    ingested_at: datetime | None
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What silver decided about the message, why, and in which batch.
-
-    Attributes:
-        fate: What happened to the message.
-        reason: Why the message is in quarantine; None if it is not.
-        batch: The silver batch that decided. None while the message is held back, and if the batch is not known.
-        committed_at: When that batch was committed; None if this is not known.
-        integrity: Integrity class of the topic.
-        events: The message's rows of `integrity_events`.
-        broken_by: The row of `integrity_events` that broke the session, if the reason is `session_broken`.
-    """
-
-    fate: Fate
-    reason: str | None
-    batch: int | None
-    committed_at: datetime | None
-    integrity: str
-    events: list[Row] = field(default_factory=list)
-    broken_by: Row | None = None
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The path of one message through the layers.
-
-    Attributes:
-        topic, partition, offset: Where the message is in Kafka.
-        bronze: The batch of bronze that read the message.
-        message: The message as bronze stores it.
-        silver: The batch of silver that read it. `judgement.batch` is later if the message was held back.
-        judgement: What silver decided.
-        tables: The merge of the deciding batch into `session_rows` and `sessions`; None if it is not merged yet.
-        changes: The message's rows of `session_changes`, in order. `set` has the columns that the message set.
-        session: The current row of the message's session; None if there is none.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    bronze: BatchCommit
-    message: TracedMessage
-    silver: BatchCommit
-    judgement: Judgement
-    tables: SilverMerge | None
-    changes: list[Row]
-    session: Row | None
 
 
 def trace(reader: TableReader, settings: Settings, topic: str, partition: int, offset: int) -> Trace:
@@ -177,7 +58,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         LakeError: The ledger says that silver read it, but silver's tables lack it.
     """
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
-    raw = next(reader.rows(MESSAGES, *place, columns=_READ), None)
+    raw = next(reader.read_rows(MESSAGES, *place, columns=READ), None)
     bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = read_partition_starts(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
@@ -195,28 +76,48 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
             explain_unjudged(read_layer_offsets(reader), bronze.batch, bronze.committed_at, topic, partition, offset)
         )
     _require_complete_tables(reader, silver)
-    content = decode_row(raw, settings)
+    contents = decode_parts(raw, settings)
+    first, *others = [_trace_part(reader, settings, place, content, silver) for content in contents]
+    message = _make_traced_message(raw, contents[0], read_by_feed(raw, settings))
+    outcome = first.judgement, first.tables, first.changes, first.session
+    return Trace(topic, partition, offset, bronze, message, silver, *outcome, others)
+
+
+def _trace_part(
+    reader: TableReader, settings: Settings, place: list[Condition], content: MessageContent, silver: BatchCommit
+) -> TracedPart:
+    """Returns what silver made of a message, or of one of its parts."""
+    topic, partition, offset = (value for _, _, value in place)
+    quarantined = reader.read_rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])
+    events = _select_own_rows(content, reader.read_rows(EVENTS, *place, columns=_EVENT))
+    session = _read_session(reader, topic, partition, content.session_id)
     found = Evidence(
         offset=offset,
         batch=silver.batch,
-        quarantine=list(reader.rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])),
-        events=sorted(reader.rows(EVENTS, *place, columns=_EVENT), key=lambda row: row["_batch"]),
-        changes=_read_changes(reader, silver.batch, place),
-        session=_read_session(reader, topic, partition, content.session_id),
+        quarantine=_select_own_rows(content, quarantined),
+        events=[
+            {name: value for name, value in row.items() if name != "session_id"}
+            for row in sorted(events, key=itemgetter("_batch"))
+        ],
+        changes=_select_own_rows(content, _read_changes(reader, silver.batch, place)),
+        session=session,
     )
     judgement = _find_judgement(reader, settings, (topic, partition), content, found, silver)
-    return Trace(
-        topic,
-        partition,
-        offset,
-        bronze,
-        _make_traced_message(raw, content),
-        silver,
+    return TracedPart(
+        content.session_id,
+        content.type,
+        content.seq,
+        content.ts,
         judgement,
         _find_merge(reader, judgement),
         [_convert_change_for_users(row) for row in found.changes],
-        found.session and {name: found.session[name] for name in _SESSION},
+        session and {name: session[name] for name in _SESSION},
     )
+
+
+def _select_own_rows(content: MessageContent, rows: Iterable[Row]) -> list[Row]:
+    """Returns the rows about the session of a part. Rows without a session are about the message itself."""
+    return [row for row in rows if content.session_id is None or row["session_id"] in {None, content.session_id}]
 
 
 def _require_entry_of_message(
@@ -262,21 +163,7 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
             )
 
 
-def decode_row(raw: Row, settings: Settings) -> MessageContent:
-    """Returns the content of a row of `bronze.messages`, decoded with the current configuration."""
-    rules = build_payload_rules(settings.capture)
-    ingested = None if raw["ingested_at"] is None else time_to_ms(raw["ingested_at"])
-    row = raw | {"kafka_ts": time_to_ms(raw["timestamp"]), "ingested_at": ingested}
-    chunk = decode_messages(pa.Table.from_pylist([row], _RAW), rules)
-    message, changes = chunk.drop_columns("changes").to_pylist()[0], pc.list_value_length(chunk["changes"])[0].as_py()
-    if message["reason"]:
-        return MessageContent(session_id=message["session_id"], erased=message["reason"] == ERASED)
-    kind = MessageType(message["type"]).name.lower()
-    seq = message["seq"] if message["seq"] is not None and message["seq"] >= 0 else None
-    return MessageContent(kind, seq, message["ts"], message["session_id"], changes)
-
-
-def _make_traced_message(raw: Row, content: MessageContent) -> TracedMessage:
+def _make_traced_message(raw: Row, content: MessageContent, reading: FeedReading | None) -> TracedMessage:
     return TracedMessage(
         key=raw["key"],
         session_id=content.session_id,
@@ -286,6 +173,7 @@ def _make_traced_message(raw: Row, content: MessageContent) -> TracedMessage:
         timestamp=raw["timestamp"],
         value_bytes=len(raw["value"] or b""),
         ingested_at=raw["ingested_at"],
+        reading=reading,
     )
 
 
@@ -303,7 +191,7 @@ def _parse_commit(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
 
 def _read_changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Row]:
     named = [("_offset" if name == "offset" else name, compare, value) for name, compare, value in place]
-    return sorted(reader.rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
+    return sorted(reader.read_rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
 
 
 def _convert_change_for_users(row: Row) -> Row:
@@ -320,9 +208,9 @@ def _read_session(reader: TableReader, topic: str, partition: int, session_id: s
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)]
-    late = reader.rows(PROGRESS, *own, ("_batch", gt, read_last_merged_batch(reader)))
+    late = reader.read_rows(PROGRESS, *own, ("_batch", gt, read_last_merged_batch(reader)))
     latest = max(late, key=lambda row: row["_batch"], default=None)
-    return latest or next(reader.rows(SESSIONS, *own), None)
+    return latest or next(reader.read_rows(SESSIONS, *own), None)
 
 
 def _find_judgement(
@@ -335,7 +223,8 @@ def _find_judgement(
 ) -> Judgement:
     topic, _ = place
     integrity = RuleLookup(settings.capture).find_rules(topic).integrity
-    verdict = DecidedFate(Fate.ERASED) if content.erased else decide_fate(content, evidence, integrity)
+    unjudged = content.fate
+    verdict = decide_fate(content, evidence, integrity) if unjudged is None else DecidedFate(unjudged)
     if verdict is None:
         raise LakeError(
             f"silver batch {silver.batch} read topic {topic}, offset {evidence.offset} ({content.type or 'malformed'}, "
@@ -369,7 +258,7 @@ def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions
     """Returns ledger entries that meet the conditions: those near `moment`, or if there are none, those of any time."""
     found: list[Row] = []
     for window in ledger_search_windows(moment):
-        found = list(reader.rows(LEDGER, *conditions, *window))
+        found = list(reader.read_rows(LEDGER, *conditions, *window))
         if found:
             break
     return found
@@ -380,7 +269,7 @@ def _find_event_that_broke_session(
 ) -> Row | None:
     names = zip(SESSION, (*place, content.session_id), strict=True)
     own: list[Condition] = [*((name, eq, value) for name, value in names), ("offset", le, offset)]
-    rows = reader.rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
+    rows = reader.read_rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
     return max(rows, key=lambda row: row["offset"], default=None)
 
 

@@ -61,10 +61,13 @@ class ProductComputation(Computation):
         self._require_columns(config)
         self.by = self.keys = self.product.row_keys
         keys = ((name, "timestamp" if name not in config.key else present[name]) for name in self.keys)
-        self.columns = (*keys, *(column for column in self.product.columns if column[0] in self.product.results))
+        self.columns = (
+            *keys,
+            *(column for column in self.product.column_types if column[0] in self.product.result_columns),
+        )
         self.comments = product_comments(self.product)
         self.comment = f"Aggregates of the rows of {config.source}, one row for each {', '.join(self.keys)}"
-        self.logic = self.product.logic
+        self.logic = self.product.logic_hash
 
     def _require_columns(self, config: ProductProcessor) -> None:
         rows, present = self._rows, self._present

@@ -40,11 +40,13 @@ def publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
     """
     found = {ROWS: PublishableTable(ROW_KEY, sends_all=True)}
     found |= {
-        table.table: PublishableTable(table.row_keys, table.results)
+        table.table_name: PublishableTable(table.row_keys, table.result_columns)
         for table in add_final_tables(declared_gold_tables(settings))
     }
     products = {table: create_product(one) for table, one in _processor_products(settings).items()}
-    return found | {table: PublishableTable(product.row_keys, product.results) for table, product in products.items()}
+    return found | {
+        table: PublishableTable(product.row_keys, product.result_columns) for table, product in products.items()
+    }
 
 
 def _processor_products(settings: Settings) -> dict[str, ProductSettings]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -37,37 +39,45 @@ class SessionRows:
     """Always empty, since the highest values of a session's rows are unknown. So no file is skipped."""
 
     @classmethod
-    def of_session(cls, table: str, topic: str, session: str) -> SessionRows:
+    def of_session(cls, table: str, topic: str, session: str, *, by_key: bool = True) -> SessionRows:
         """Returns the selection of a session's rows in a table.
 
         In tables of messages, rows are selected by the Kafka key, so that unusable messages are included.
+
+        Args:
+            table: Name of the table.
+            topic: Topic of the session.
+            session: Id of the session.
+            by_key: False if the Kafka key is not the session's id, as with feeds.
         """
-        return cls(topic, session, "key" if table in {MESSAGES, QUARANTINE} else "session_id")
+        return cls(topic, session, "key" if by_key and table in {MESSAGES, QUARANTINE} else "session_id")
 
     @property
-    def columns(self) -> list[str]:
-        """Names of the columns that `mask` needs."""
+    def mask_columns(self) -> list[str]:
+        """Names of the columns that `build_mask` needs."""
         return ["topic", self.id_column]
 
     @property
-    def value(self) -> str | bytes:
+    def stored_session_id(self) -> str | bytes:
         """The session's id in the type of `id_column`: text, or UTF-8 bytes."""
         return self.session.encode() if self.id_column == "key" else self.session
 
-    def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns for each row of the batch whether it belongs to the session."""
         own = batch.column(self.id_column)
-        named = pc.equal(own, pa.scalar(self.value, own.type))
+        named = pc.equal(own, pa.scalar(self.stored_session_id, own.type))
         return pc.fill_null(pc.and_(named, pc.equal(batch.column("topic"), self.topic)), fill_value=False)
 
-    def source(self, spark: SparkSession) -> DataFrame:
-        """Returns the frame (alias `s`) with which `condition` joins the table: one row with topic and session id.
+    def build_source_frame(self, spark: SparkSession) -> DataFrame:
+        """Returns the frame (alias `s`) that `build_join_condition` joins: one row with topic and session id.
 
         So the id is data, and does not appear in the text of a command in the table's history.
         """
-        return to_spark_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.value]})).alias("s")
+        return to_spark_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.stored_session_id]})).alias(
+            "s"
+        )
 
-    def condition(self) -> Column:
+    def build_join_condition(self) -> Column:
         """Returns the join condition: a row of the table (alias `t`) is selected if it has topic and id of `source`."""
         from pyspark.sql import functions as F
 
@@ -75,9 +85,49 @@ class SessionRows:
 
     def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch with the content of the session's messages erased. Other messages stay as they are."""
-        gone = self.mask(batch)
+        gone = self.build_mask(batch)
         columns = [
             pc.if_else(gone, pa.scalar(ERASED_VALUES[name], column.type), column) if name in ERASED_VALUES else column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+@dataclass(frozen=True)
+class MessageRows(SessionRows):
+    """Selects rows of `bronze.messages` by partition and offset, where the Kafka key does not name the session.
+
+    Attributes:
+        places: Columns `partition int32, offset int64` of the selected messages, each once.
+    """
+
+    places: pa.Table = field(default_factory=lambda: pa.table({"partition": pa.array([], pa.int32()), "offset": []}))
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that `mask` needs."""
+        return ["topic", "partition", "offset"]
+
+    def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """Returns for each row of the batch whether it is one of the messages."""
+        own = _join_places(batch.column("partition"), batch.column("offset"))
+        selected = _join_places(*(self.places[name].combine_chunks() for name in ("partition", "offset")))
+        found = pc.and_(pc.is_in(own, value_set=selected), pc.equal(batch.column("topic"), self.topic))
+        return pc.fill_null(found, fill_value=False)
+
+    def source(self, spark: SparkSession) -> DataFrame:
+        """Returns the frame (alias `s`) with which `condition` joins the table: topic, partition and offset."""
+        topics = pa.repeat(self.topic, self.places.num_rows)
+        return to_spark_frame(spark, self.places.append_column("topic", topics)).alias("s")
+
+    def condition(self) -> Column:
+        """Returns the join condition: a row of the table (alias `t`) is selected if `source` has its place."""
+        from pyspark.sql import functions as F
+
+        first, *others = (F.col(f"t.{name}") == F.col(f"s.{name}") for name in self.columns)
+        return reduce(and_, others, first)
+
+
+def _join_places(partition: pa.Array, offset: pa.Array) -> pa.Array:
+    """Returns one text for each message: its partition and its offset, joined."""
+    return pc.binary_join_element_wise(partition.cast(pa.string()), offset.cast(pa.string()), "/")

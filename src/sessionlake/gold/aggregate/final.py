@@ -42,7 +42,7 @@ class FinalTable:
         return f"{self.product.name}_final"
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's two-level name, `gold.<name>`."""
         return f"gold.{self.name}"
 
@@ -57,9 +57,9 @@ class FinalTable:
         return self.product.row_keys
 
     @property
-    def results(self) -> tuple[str, ...]:
+    def result_columns(self) -> tuple[str, ...]:
         """The names of the result columns."""
-        return self.product.results
+        return self.product.result_columns
 
     @property
     def bucket_ms(self) -> int:
@@ -79,16 +79,16 @@ class FinalTable:
     @property
     def comment(self) -> str:
         """The table's description in the catalog."""
-        return f"Rows of {self.product.table} that are final, each appended once"
+        return f"Rows of {self.product.table_name} that are final, each appended once"
 
     @property
     def copied_columns(self) -> tuple[tuple[str, str], ...]:
         """The columns that are copied from the product's table, as pairs of name and Spark SQL type."""
-        shown = {*self.product.row_keys, *self.product.results}
-        return tuple(column for column in self.product.columns if column[0] in shown)
+        shown = {*self.product.row_keys, *self.product.result_columns}
+        return tuple(column for column in self.product.column_types if column[0] in shown)
 
     @property
-    def columns(self) -> tuple[tuple[str, str], ...]:
+    def column_types(self) -> tuple[tuple[str, str], ...]:
         """All columns of the table in order, as pairs of name and Spark SQL type. The last one is the batch."""
         return (*self.copied_columns, (BATCH, "bigint"))
 

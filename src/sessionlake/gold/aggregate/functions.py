@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.groups import Columns, Groups
+from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.gold.aggregate.order import LIFE, TURN
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Bools
@@ -55,7 +55,7 @@ class Aggregate(ABC):
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
         """Merges two partial results into one, for many rows at once: row i of `left` with row i of `right`."""
 
-    def merge_groups(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
+    def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
         """Merges the partial results in `parts` into one row per group.
 
         Args:

@@ -18,7 +18,7 @@ Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Groups:
+class RowGroups:
     """The indices of a table's rows, ordered so that rows with equal keys are next to each other.
 
     Attributes:
@@ -30,7 +30,7 @@ class Groups:
     lengths: Int64s
 
     @staticmethod
-    def group_rows(rows: pa.Table, keys: Iterable[str]) -> Groups:
+    def group_rows(rows: pa.Table, keys: Iterable[str]) -> RowGroups:
         """Returns the groups of rows that have equal values in the given columns.
 
         Args:
@@ -39,7 +39,7 @@ class Groups:
         number = combine_codes((encode_as_codes(rows[name]) for name in keys), rows.num_rows)
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=-1))
-        return Groups(order, np.diff(starts, append=len(order)))
+        return RowGroups(order, np.diff(starts, append=len(order)))
 
     @cached_property
     def start_positions(self) -> Int64s:
@@ -83,7 +83,7 @@ class Groups:
         return result
 
     @cached_property
-    def _merge_rounds(self) -> tuple[Groups, list[tuple[Int64s, Int64s]]]:
+    def _merge_rounds(self) -> tuple[RowGroups, list[tuple[Int64s, Int64s]]]:
         """Returns the groups that have several rows, and for each round the pairs of rows to merge.
 
         A pair is two positions in the `order` of these groups. The second row is merged into the first. The first round
@@ -91,7 +91,7 @@ class Groups:
         a group has the result.
         """
         many = self.lengths > 1
-        several = Groups(self.row_order[np.repeat(many, self.lengths)], self.lengths[many])
+        several = RowGroups(self.row_order[np.repeat(many, self.lengths)], self.lengths[many])
         starts, lengths = several.start_positions, several.lengths
         place, end = np.arange(len(several.row_order)), np.repeat(starts + lengths, lengths)
         rank, apart, rounds = place - np.repeat(starts, lengths), 1, list[tuple[Int64s, Int64s]]()

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, Source
+from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, EventSource
 from sessionlake.protocol.arrow import number_combinations
 from sessionlake.protocol.types import Bools, TopicPartition
 
@@ -95,7 +95,7 @@ def first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: int) -> in
     return (stream_time - retention_ms) // bucket_ms * bucket_ms
 
 
-def create_late_rows(table: str, changes: pa.Table, source: Source, declared: DeclaredColumns) -> pa.Table:
+def create_late_rows(table: str, changes: pa.Table, source: EventSource, declared: DeclaredColumns) -> pa.Table:
     """Returns the rows of `gold.late_points` for changes that are late for a table.
 
     Args:

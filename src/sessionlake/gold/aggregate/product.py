@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import ORDER, Aggregate, Derived
-from sessionlake.gold.aggregate.groups import Groups
+from sessionlake.gold.aggregate.groups import RowGroups
 from sessionlake.gold.aggregate.late import create_late_rows, find_late_changes
 from sessionlake.gold.aggregate.order import ensure_order_columns
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     POINTS,
     DeclaredColumns,
+    EventSource,
     Rows,
-    Source,
     are_session_keys,
     key_field,
 )
@@ -63,7 +63,7 @@ class Product:
         lateness_ms: How long after the end of its bucket, in ms of stream time, an event may still arrive. Later events
             go to `gold.late_points` instead. None if no event is ever too late.
         retention_ms: How long a row stays after the end of its bucket, in ms of its topic's stream time. None if rows
-            stay for ever. It does not change the rows themselves, so it is no part of `logic`.
+            stay for ever. It does not change the rows themselves, so it is no part of `logic_hash`.
         output: With `update`, rows change as events arrive. With `append`, rows are also appended to a second table
             once they are final (`gold.aggregate.final`).
         shown: The aggregates that are results. None for all whose names do not begin with an underscore.
@@ -72,7 +72,7 @@ class Product:
     name: str
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate | Derived]
-    source: Source = POINTS
+    source: EventSource = POINTS
     bucket_ms: int | None = None
     below: Product | None = None
     comment: str = ""
@@ -83,7 +83,7 @@ class Product:
     shown: tuple[str, ...] | None = field(default=None, compare=False)
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's two-level name, `gold.<name>`."""
         return f"gold.{self.name}"
 
@@ -98,18 +98,18 @@ class Product:
         return (*self.keys, *partition) if self.bucket_ms is None else (*self.keys, *partition, START)
 
     @cached_property
-    def columns(self) -> tuple[tuple[str, str], ...]:
+    def column_types(self) -> tuple[tuple[str, str], ...]:
         """All columns of the table in order, as pairs of name and Spark SQL type."""
         keys = tuple((name, _KEY_TYPES.get(name, "string")) for name in self.row_keys)
         return keys + self._aggregate_columns
 
     @property
-    def ddl(self) -> str:
+    def columns_ddl(self) -> str:
         """All columns of the table as Spark DDL."""
-        return ddl_of(self.columns)
+        return ddl_of(self.column_types)
 
     @property
-    def results(self) -> tuple[str, ...]:
+    def result_columns(self) -> tuple[str, ...]:
         """The names of the result columns, without the columns that are only needed to merge."""
         if self.shown is not None:
             return self.shown
@@ -133,14 +133,14 @@ class Product:
         return tuple(sorted(own - {"value", *(column for _, column, _ in ORDER)} - {*self.key_fields.values()}))
 
     @property
-    def logic(self) -> str:
+    def logic_hash(self) -> str:
         """A hash of everything in the declaration that the rows depend on."""
         declaration = (self.version, self.keys, sorted(self.aggregates.items()), self.source, self.bucket_ms)
         lateness = () if self.lateness_ms is None else (self.lateness_ms,)
         output = () if self.output != APPEND else (APPEND,)
-        return sha256(repr((declaration, self.below and self.below.logic, *lateness, *output)).encode()).hexdigest()[
-            :12
-        ]
+        return sha256(
+            repr((declaration, self.below and self.below.logic_hash, *lateness, *output)).encode()
+        ).hexdigest()[:12]
 
     @cached_property
     def _aggregate_columns(self) -> tuple[tuple[str, str], ...]:
@@ -160,7 +160,7 @@ class Product:
 
     @cached_property
     def _arrow_schema(self) -> pa.Schema:
-        return pa.schema([(name, _TIME if sql == "timestamp" else _ARROW[sql]) for name, sql in self.columns])
+        return pa.schema([(name, _TIME if sql == "timestamp" else _ARROW[sql]) for name, sql in self.column_types])
 
     def aggregate_changes(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
         """Returns the product's rows for these changes alone, before they are merged with the table."""
@@ -173,9 +173,9 @@ class Product:
     def select_late_rows(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
         """Returns the rows of `gold.late_points` for the changes that are too late for this product."""
         if self.lateness_ms is None:
-            return create_late_rows(self.table, changes.slice(0, 0), self.source, declared)
+            return create_late_rows(self.table_name, changes.slice(0, 0), self.source, declared)
         late = changes.filter(pa.array(find_late_changes(changes, self.bucket_ms, self.lateness_ms)))
-        return create_late_rows(self.table, late, self.source, declared)
+        return create_late_rows(self.table_name, late, self.source, declared)
 
     def aggregate_events(self, events: pa.Table) -> pa.Table:
         """Returns the product's rows for these events alone, before they are merged with the table.
@@ -234,7 +234,7 @@ class Product:
         both = (
             parts if stored is None else pa.concat_tables([parts, stored.select(parts.column_names).cast(parts.schema)])
         )
-        groups = Groups.group_rows(both, self.row_keys)
+        groups = RowGroups.group_rows(both, self.row_keys)
         firsts = groups.first_rows  # rows of `parts` come before those of `held`
         results: dict[str, Any] = {}
         for name, aggregate in self._merging_aggregates.items():
@@ -245,7 +245,7 @@ class Product:
                     results[name] = pa.array(derived.compute(results), from_pandas=True)
         keys = {name: both[name].take(pa.array(firsts)) for name in self.row_keys}
         schema = pa.schema([both.schema.field(f.name) if f.name in keys else f for f in self.arrow_schema()])
-        rows = pa.table([(keys | results)[name] for name, _ in self.columns], schema=schema)
+        rows = pa.table([(keys | results)[name] for name, _ in self.column_types], schema=schema)
         return rows if stored is None else rows.filter(pa.array(firsts < parts.num_rows))
 
 

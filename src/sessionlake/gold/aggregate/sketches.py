@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.aggregate.functions import Aggregate, Derived
-from sessionlake.gold.aggregate.groups import Columns, Groups
+from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.protocol.arrow import encode_as_codes, to_contiguous
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.types import Int64s
@@ -34,7 +34,7 @@ _RANK_BITS = 50
 _OFF, _FEW = 0.05, 3
 
 
-class Sketch(Aggregate):
+class SketchAggregate(Aggregate):
     """An aggregate that stores pairs of a code and a number, sorted by code, in one binary column.
 
     Attributes:
@@ -61,7 +61,7 @@ class Sketch(Aggregate):
         pairs = np.arange(len(left[name]))
         return {name: self._unite_entries(pa.concat_arrays([left[name], right[name]]), np.tile(pairs, 2), len(pairs))}
 
-    def merge_groups(self, name: str, parts: pa.Table, groups: Groups) -> Columns:
+    def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
         return {name: self._unite_entries(to_contiguous(parts[name]), groups.group_numbers, len(groups.lengths))}
 
     def _unite_entries(self, rows: pa.Array, group: Int64s, groups: int) -> pa.Array:
@@ -78,7 +78,7 @@ class Sketch(Aggregate):
 
 
 @dataclass(frozen=True)
-class Buckets(Sketch):
+class Buckets(SketchAggregate):
     """How many values lie in each of many narrow ranges of values, the buckets. Quantiles are computed from it.
 
     Each range between two powers of two is divided into 64 buckets. Their codes are in the order of the values.
@@ -154,7 +154,7 @@ class Quantile(Derived):
 
 
 @dataclass(frozen=True)
-class Registers(Sketch):
+class Registers(SketchAggregate):
     """HyperLogLog registers of texts, from which the number of distinct texts is estimated.
 
     Each text is hashed to 64 bits. The first 14 bits select a register. The register stores the highest number of
@@ -216,10 +216,10 @@ class Distinct(Derived):
         places = np.repeat(np.arange(rows), lengths) * ranks + entries["number"]
         counts = np.bincount(places, minlength=rows * ranks).reshape(rows, ranks).astype(np.float64)
         counts[:, 0] = _REGISTERS - lengths
-        z = _REGISTERS * _tau(1 - counts[:, -1] / _REGISTERS)
+        z = _REGISTERS * _compute_ertl_tau(1 - counts[:, -1] / _REGISTERS)
         for rank in range(_RANK_BITS, 0, -1):
             z = 0.5 * (z + counts[:, rank])
-        z += _REGISTERS * _sigma(counts[:, 0] / _REGISTERS)
+        z += _REGISTERS * _compute_ertl_sigma(counts[:, 0] / _REGISTERS)
         return np.rint(_REGISTERS * _REGISTERS / (2 * np.log(2)) / z).astype(np.int64)
 
     @property
@@ -237,7 +237,7 @@ def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tu
     """Returns the pairs of code and number of all rows, concatenated, and how many pairs each row has.
 
     Args:
-        rows: A binary column of a `Sketch`.
+        rows: A binary column of a `SketchAggregate`.
         entry: Numpy type of a pair.
     """
     held = (to_contiguous(rows) if isinstance(rows, pa.ChunkedArray) else rows).cast(pa.binary())
@@ -265,7 +265,7 @@ def _bucket_middle(code: Int64s) -> Any:
     return np.where(code < _NEGATIVES, -middle, middle) + 0.0
 
 
-def _sigma(x: Any) -> Any:
+def _compute_ertl_sigma(x: Any) -> Any:
     """Returns `x + sum(x^(2^k) 2^(k-1))` over k from 1, for shares below 1. A term of Ertl's estimate (`Distinct`)."""
     found, before, power, factor = x, -x, x, 1.0
     while (found != before).any():
@@ -275,7 +275,7 @@ def _sigma(x: Any) -> Any:
     return found
 
 
-def _tau(x: Any) -> Any:
+def _compute_ertl_tau(x: Any) -> Any:
     """Returns `(1 - x - sum((1 - x^(2^-k))^2 2^-k)) / 3` over k from 1. A term of Ertl's estimate (`Distinct`).
 
     For a share of 0 the result is 0.

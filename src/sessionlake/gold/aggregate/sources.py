@@ -57,7 +57,7 @@ def text_field(index: int) -> str:
     return f"text:{index}"
 
 
-class Source(ABC):
+class EventSource(ABC):
     """What counts as an event of a product. Subclasses extract the events from changes.
 
     Attributes:
@@ -80,7 +80,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class Points(Source):
+class Points(EventSource):
     """One event for every number that a change sets.
 
     The event has the number in `value`, and the name of its column in `metric`.
@@ -95,7 +95,7 @@ class Points(Source):
 
 
 @dataclass(frozen=True)
-class Texts(Source):
+class Texts(EventSource):
     """One event for every text that a change sets.
 
     The event has the text in `value`, and the name of its column in `column`.
@@ -111,7 +111,7 @@ class Texts(Source):
 
 
 @dataclass(frozen=True)
-class Rows(Source):
+class Rows(EventSource):
     """One event for every row of another table, for products that recompute a key from all its rows each time.
 
     Attributes:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.far_times import nearest_datetime, time_to_ms
@@ -40,7 +40,7 @@ from sessionlake.gold.aggregate.late import APPLIED, NEVER, merge_latest
 from sessionlake.gold.aggregate.product import START, Product, bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import find_final_tables
-from sessionlake.gold.tables.expiry import Expiry, ExpiryTimes, drop_expired_rows
+from sessionlake.gold.tables.expiry import BucketExpiry, ExpiryTimes, drop_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, quote
@@ -61,12 +61,12 @@ class FinalRowAppender:
     Only the gold process that writes has one.
     """
 
-    def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: Expiry) -> None:
+    def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product], expiry: BucketExpiry) -> None:
         self._lake, self._expiry = lake, expiry
         self._first = handover.read_first_batch(lake.settings, GOLD)
         following, reader = handover.read_next_batch(lake.settings, GOLD), lake.reader(spark)
         self._tables = {
-            final.product.table: _read_append_progress(reader, final, following)
+            final.product.table_name: _read_append_progress(reader, final, following)
             for final in find_final_tables(products)
         }
         self._times = _times_of_partial_version(spark, lake) if self._tables else {}
@@ -82,7 +82,7 @@ class FinalRowAppender:
             LakeError: The batch has such a row: silver applied a change at an earlier stream time than it had already
                 reached.
         """
-        progress = self._tables.get(product.table)
+        progress = self._tables.get(product.table_name)
         if progress is None or earliest_start >= max(progress.appended_until.values(), default=NEVER) * 1000:
             return
         if not isinstance(rows, pa.Table):
@@ -90,13 +90,14 @@ class FinalRowAppender:
         closed = rows.filter(pa.array(bucket_starts_ms(rows) < look_up_limits(rows, progress.appended_until)))
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
+            final_name, begin = progress.final_table.table_name, f"{one[START]:%Y-%m-%d %H:%M:%SZ}"
             where = f"topic {one['topic']}, partition {one[PARTITION]}"
             raise LakeError(
-                f"{progress.final_table.table}: {where}: silver changed the bucket of {one[START]:%Y-%m-%d %H:%M:%SZ} "
-                "after its rows had become final",
-                why=f"{progress.final_table.table} may have wrong rows. Possible causes: a session moved to another "
-                "topic-partition while some of its messages were held back, or session_timeout was shortened",
-                fix=f"Let silver catch up, then run `sessionlake rebuild {product.table}`, which rebuilds both tables",
+                f"{final_name}: {where}: silver changed the bucket of {begin} after its rows had become final",
+                why=f"{final_name} may have wrong rows. Possible causes: a session moved to another topic-partition "
+                "while some of its messages were held back, or session_timeout was shortened",
+                fix=f"Let silver catch up, then run `sessionlake rebuild {product.table_name}`, which rebuilds both "
+                "tables",
             )
 
     def append_final_rows(self, spark: SparkSession, stream_times: PartitionTimes, txn: Txn) -> Iterator[TableOutput]:
@@ -114,33 +115,37 @@ class FinalRowAppender:
         if not is_complete:
             return
         for progress in self._tables.values():
-            until, table = progress.append_limits(self._times), progress.final_table.table
-            count = self._append(spark, progress.final_table, progress.appended_until, until, txn) if until else 0
+            until, table = progress.append_limits(self._times), progress.final_table.table_name
+            count = (
+                self._append_rows_between(spark, progress.final_table, progress.appended_until, until, txn)
+                if until
+                else 0
+            )
             if count:
                 yield TableOutput(table, self._lake.latest_version(spark, table), count)
             progress.mark_appended(until)
         self._times = {}
 
-    def _append(
+    def _append_rows_between(
         self, spark: SparkSession, final: FinalTable, since: PartitionTimes, until: PartitionTimes, txn: Txn
     ) -> int:
-        reader, table = self._lake.reader(spark), final.product.table
-        floors = [self._expiry.expiry_times(table) for table in (table, final.table)]
+        reader, table = self._lake.reader(spark), final.product.table_name
+        floors = [self._expiry.expiry_times(table) for table in (table, final.table_name)]
         names, most, found = (
             [name for name, _ in final.copied_columns],
-            self._lake.limits.driver_bytes,
+            self._lake.driver_limits.driver_bytes,
             list[pa.Table](),
         )
         try:
             for some in _range_conditions(since, until):
-                found.append(reader.table(table, *some, columns=names, max_bytes=most))
+                found.append(reader.read_arrow_table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _candidate_rows(final, self._lake.read(spark, table), since, until)
-        rows = map_rows(near, _final_row_filter(final, since, until, txn.version, *floors), ddl_of(final.columns))
+        rows = map_rows(near, _final_row_filter(final, since, until, txn.version, *floors), ddl_of(final.column_types))
         count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
         if count:
-            append(spark, self._lake, final.table, rows, txn)
+            append_rows(spark, self._lake, final.table_name, rows, txn)
         return count
 
 
@@ -176,9 +181,9 @@ def rebuild_final_rows(
     """
     until = final.first_open_buckets(times)
     keep = PerBatchFunction(_final_row_filter(final, {}, until, batch))
-    found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.columns))
-    lake.storage.require_lease(final.table)
-    lake.overwrite(spark, final.table, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
+    found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.column_types))
+    lake.storage.require_lease(final.table_name)
+    lake.overwrite_table(spark, final.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
 def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
@@ -200,13 +205,15 @@ def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: in
         next_batch: Number of gold's next batch.
     """
 
-    def found(*conditions: Condition) -> PartitionTimes:
-        last = reader.highest(final.table, START, _PLACE, *conditions)
+    def read_appended_until(*conditions: Condition) -> PartitionTimes:
+        last = reader.find_highest_values(final.table_name, START, _PLACE, *conditions)
         starts = {(topic, partition): time_to_ms(start) for (topic, partition), start in last.items()}
         return final.ends_of_last_buckets(starts)
 
-    is_there = reader.has_rows(final.table, (BATCH, operator.ge, next_batch))
-    return AppendProgress(final, found((BATCH, operator.lt, next_batch)), found() if is_there else {})
+    is_there = reader.has_rows(final.table_name, (BATCH, operator.ge, next_batch))
+    return AppendProgress(
+        final, read_appended_until((BATCH, operator.lt, next_batch)), read_appended_until() if is_there else {}
+    )
 
 
 def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import accumulate, append, merge
+from sessionlake.delta.commit import accumulate_rows, append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
 from sessionlake.delta.storage.far_times import nearest_datetime
@@ -27,7 +27,7 @@ from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.batch.final import FinalRowAppender
 from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, read_payload_rows
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
-from sessionlake.gold.tables.expiry import Expiry, drop_expired_rows
+from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
 from sessionlake.protocol.names import ddl_of, internal, quote
@@ -58,7 +58,7 @@ class ProductMerger:
     lake: Lake
     rows: BatchRows
     txn: Txn
-    expiry: Expiry
+    expiry: BucketExpiry
     final_rows: FinalRowAppender
 
     def merge_batch(self, products: Iterable[Product]) -> Iterator[TableOutput]:
@@ -74,21 +74,21 @@ class ProductMerger:
 
     def _drop_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
         """Drops rows whose bucket has expired."""
-        floors = self.expiry.expiry_times(product.table)
+        floors = self.expiry.expiry_times(product.table_name)
         if self.rows.row_range(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
-        return map_rows(part, lambda rows: drop_expired_rows(rows, floors), product.ddl)
+        return map_rows(part, lambda rows: drop_expired_rows(rows, floors), product.columns_ddl)
 
     def _merge_rows(self, product: Product, part: Rows) -> TableOutput:
         rows = self.rows.row_range(product).rows
         if not isinstance(part, pa.Table):
             if self._has_only_new_keys(product):
-                append(self.spark, self.lake, product.table, part, self.txn)
-                done = self.lake.last_commit(self.spark, product.table)
-                return TableOutput(product.table, done.version, done.rows)
-            if rows > self.lake.limits.driver_changes:
+                append_rows(self.spark, self.lake, product.table_name, part, self.txn)
+                done = self.lake.last_commit(self.spark, product.table_name)
+                return TableOutput(product.table_name, done.version, done.rows)
+            if rows > self.lake.driver_limits.driver_changes:
                 return self._merge_on_cluster(product, to_spark_frame(self.spark, part))
-            part = drop_expired_rows(self.rows.collect_rows(product), self.expiry.expiry_times(product.table))
+            part = drop_expired_rows(self.rows.collect_rows(product), self.expiry.expiry_times(product.table_name))
         try:
             return self._merge_in_driver(product, part)
         except TooLargeError:
@@ -106,7 +106,7 @@ class ProductMerger:
             span = self.rows.row_range(product)
             ends = (nearest_datetime(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
-        return not self.lake.reader(self.spark).has_rows(product.table, *conditions)
+        return not self.lake.reader(self.spark).has_rows(product.table_name, *conditions)
 
     def _merge_in_driver(self, product: Product, part: pa.Table) -> TableOutput:
         """Merges the batch's rows of a product in the driver.
@@ -115,11 +115,13 @@ class ProductMerger:
             TooLargeError: The table's rows that the merge may touch do not fit into memory.
         """
 
-        def combine(part: pa.Table, held: pa.Table) -> pa.Table:
+        def merge_stored_rows(part: pa.Table, held: pa.Table) -> pa.Table:
             return product.merge_rows(part, held).cast(product.arrow_schema())
 
-        commit = accumulate(self.spark, self.lake, product.table, part, combine, _product_upsert(product), self.txn)
-        return TableOutput(product.table, commit.version, part.num_rows)
+        commit = accumulate_rows(
+            self.spark, self.lake, product.table_name, part, merge_stored_rows, _product_upsert(product), self.txn
+        )
+        return TableOutput(product.table_name, commit.version, part.num_rows)
 
     def _merge_on_cluster(self, product: Product, part: DataFrame) -> TableOutput:
         from pyspark.sql import functions as F
@@ -129,28 +131,28 @@ class ProductMerger:
         fresh = part.withColumn(_FRESH, F.lit(col=True))
         both = fresh.unionByName(held.withColumn(_FRESH, F.lit(col=False)))
 
-        def merged(table: pa.Table) -> pa.Table:
+        def merge_key_rows(table: pa.Table) -> pa.Table:
             is_fresh = table[_FRESH]
             rows = table.drop_columns([_FRESH])
             return product.merge_rows(rows.filter(is_fresh), rows.filter(pc.invert(is_fresh)))
 
         # A checkpoint computes the rows once, before the MERGE changes the table that they are read from.
-        rows = map_groups(both, product.row_keys, GROUPS, merged, product.ddl).localCheckpoint()
-        commit = merge(self.spark, self.lake, product.table, rows, _product_upsert(product), self.txn)
-        return TableOutput(product.table, commit.version, rows.count())
+        rows = map_groups(both, product.row_keys, GROUPS, merge_key_rows, product.columns_ddl).localCheckpoint()
+        commit = merge_rows(self.spark, self.lake, product.table_name, rows, _product_upsert(product), self.txn)
+        return TableOutput(product.table_name, commit.version, rows.count())
 
     def _rows_in_span(self, product: Product) -> DataFrame:
         """Returns the table's rows in the batch's range of time. The filter lets Delta skip files."""
         from pyspark.sql import functions as F
 
-        rows, span = self.lake.read(self.spark, product.table), self.rows.row_range(product)
+        rows, span = self.lake.read(self.spark, product.table_name), self.rows.row_range(product)
         if START not in product.row_keys:
             return rows
         return rows.where(F.col(START).between(*(F.timestamp_micros(F.lit(end)) for end in (span.low, span.high))))
 
 
 def _product_upsert(product: Product) -> Upsert:
-    others = tuple(name for name, _ in product.columns if name not in product.row_keys)
+    others = tuple(name for name, _ in product.column_types if name not in product.row_keys)
     bounded = (START,) if START in product.row_keys else product.row_keys
     return Upsert(product.row_keys, others, pruned_by=bounded)
 
@@ -162,16 +164,16 @@ def append_late_points(
 
     Yields what was written.
     """
-    tables = [product.table for product in products if product.lateness_ms is not None]
+    tables = [product.table_name for product in products if product.lateness_ms is not None]
     if not tables or fold_result.folded.find_inline_payloads([KIND]) == []:
         return
 
-    def late(rows: pa.Table) -> pa.Table:
+    def select_late_rows(rows: pa.Table) -> pa.Table:
         mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
         return add_constants(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
-    rows = map_rows(read_payload_rows([fold_result], [KIND], _LATE), late, LATE_DDL)
+    rows = map_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
     if count:
-        append(spark, lake, LATE_POINTS, rows, txn)
+        append_rows(spark, lake, LATE_POINTS, rows, txn)
         yield TableOutput(LATE_POINTS, lake.latest_version(spark, LATE_POINTS), count)

@@ -66,7 +66,7 @@ class BatchRows:
         frame = self._payloads_on_cluster(product.name)
         if few.num_rows:
             frame = frame.union(self.spark.createDataFrame([(encode_ipc(encode_keys(product, few)),)], frame.schema))
-        return UnappliedMap(frame, unpack_payloads, product.ddl)
+        return UnappliedMap(frame, unpack_payloads, product.columns_ddl)
 
     def collect_rows(self, product: Product) -> pa.Table:
         """Returns a product's rows in the driver's memory, one row per key, even if they are many."""

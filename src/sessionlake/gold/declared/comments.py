@@ -20,7 +20,7 @@ from sessionlake.gold.aggregate.final import BATCH, FinalTable
 from sessionlake.gold.aggregate.functions import Aggregate
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows
-from sessionlake.gold.enrich.reference import FROM, GONE_BY, TAKEN_BY, TO, Reference
+from sessionlake.gold.enrich.reference import FROM, GONE_BY, TAKEN_BY, TO, ReferenceTable
 from sessionlake.gold.enrich.table import CHANGE_COLUMNS, EnrichedTable
 
 _KEYS = {column.name: column.comment for column in (TOPIC, SESSION_ID, ROW_ID, METRIC, PARTITION_COLUMN)}
@@ -55,7 +55,7 @@ def _key_comments(product: Product) -> dict[str, str]:
 def _result_comments(product: Product) -> Iterator[tuple[str, str]]:
     for name, one in product.aggregates.items():
         comment = one.description
-        if name not in product.results:
+        if name not in product.result_columns:
             comment = f"State: {comment[0].lower()}{comment[1:]}"
         yield name, comment
         if isinstance(one, Aggregate):
@@ -73,7 +73,7 @@ def enriched_comments(table: EnrichedTable) -> dict[str, str]:
     """Returns a comment for each column of an enriched table, by column name."""
     comments = {name: _DECLARED for name, _ in table.change_columns[len(CHANGE_COLUMNS) :]} | _CHANGE
     for join in table.joins:
-        source = join.reference.table
+        source = join.reference.table_name
         comments |= {
             name: f"{column} of {source} at event time; null if no row held then" for name, column in join.taken_columns
         }
@@ -81,7 +81,7 @@ def enriched_comments(table: EnrichedTable) -> dict[str, str]:
     return comments | {BATCH: "Number of the silver batch that wrote the change"}
 
 
-def reference_comments(reference: Reference) -> dict[str, str]:
+def reference_comments(reference: ReferenceTable) -> dict[str, str]:
     """Returns a comment for each column of a reference table and of gold's copy of it, by column name."""
     return (
         dict.fromkeys(reference.key_names, "Key: what the row is about")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
 from sessionlake.errors import ConfigError
 from sessionlake.gold.declared.comments import enriched_comments, reference_comments
-from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Reference, applied_columns
-from sessionlake.gold.enrich.table import BATCH, CHANGE_COLUMNS, JOINABLE_COLUMNS, EnrichedTable, Join
+from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, applied_columns
+from sessionlake.gold.enrich.table import BATCH, CHANGE_COLUMNS, JOINABLE_COLUMNS, EnrichedTable, ReferenceJoin
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import EnrichedSettings, JoinSettings
 
 
-def declared_references(settings: Settings) -> tuple[Reference, ...]:
+def declared_references(settings: Settings) -> tuple[ReferenceTable, ...]:
     """Returns the reference tables that the configuration declares."""
     return tuple(
-        Reference(one.name, tuple(one.keys.items()), tuple(one.columns.items())) for one in settings.gold.references
+        ReferenceTable(one.name, tuple(one.keys.items()), tuple(one.columns.items()))
+        for one in settings.gold.references
     )
 
 
@@ -33,12 +34,12 @@ def enriched_schema(table: EnrichedTable) -> TableSchema:
     joined = (name for join in table.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*table.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
-        with_comments(table.columns, enriched_comments(table)),
+        with_comments(table.column_types, enriched_comments(table)),
         table.comment,
         written_by="gold.references.step",
         cluster_by=table.keys,
         statistics_columns=skipping,
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     )
 
 
@@ -47,21 +48,21 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     found = {}
     for one in declared_references(settings):
         first, comments = one.key_names[:1], reference_comments(one)
-        found[one.table] = TableSchema(
+        found[one.table_name] = TableSchema(
             with_comments(one.all_columns, comments),
             f"What holds for each {', '.join(one.key_names)}, from when until when",
             written_by="gold.references.writing",
             cluster_by=first,
             statistics_columns=one.key_names,
-            writes=Writes.BOTH,
+            writes=WriteMode.BOTH,
         )
         found[one.applied_table] = TableSchema(
             with_comments(applied_columns(one), comments),
-            f"The rows of {one.table} that gold has applied: enriched tables use those without {GONE_BY}",
+            f"The rows of {one.table_name} that gold has applied: enriched tables use those without {GONE_BY}",
             written_by="gold.references.applied",
             cluster_by=first,
             statistics_columns=(*one.key_names, TAKEN_BY, GONE_BY),
-            writes=Writes.BOTH,
+            writes=WriteMode.BOTH,
         )
     return found
 
@@ -102,12 +103,12 @@ def _require_names(table: EnrichedTable, where: str) -> None:
     added = (name for join in table.joins for name, _ in join.added_columns)
     instead = ", by `take` or `name` of the join if it is added by one; or leave it out: `columns` names those to have"
     try:
-        check_columns((*declared, *added), published, table.table, instead)
+        check_columns((*declared, *added), published, table.table_name, instead)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> Join:
+def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> ReferenceJoin:
     known = {reference.name: reference for reference in declared_references(settings)}
     reference = known.get(declaration.reference)
     if reference is None:
@@ -138,7 +139,7 @@ def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> J
             f"{where}.join.take: {reference.name} has no column {', '.join(unknown)}",
             fix=f"Use some of {', '.join(values)}",
         )
-    return Join(
+    return ReferenceJoin(
         reference,
         declaration.version_prefix,
         tuple(declaration.keys[name] for name in reference.key_names),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
 from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
@@ -16,7 +16,7 @@ from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
-from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, Rows, Source, are_session_keys
+from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, EventSource, Rows, are_session_keys
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.comments import final_comments, product_comments
 from sessionlake.gold.declared.references import declared_enriched_tables, enriched_schema, reference_schemas
@@ -147,8 +147,8 @@ def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTab
 def declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all declared tables, by table name with schema."""
     tables = declared_gold_tables(settings)
-    own = {table.table: _create_schema(table) for table in tables if table.table not in TABLES}
-    own |= {final.table: _create_final_schema(final) for final in find_final_tables(tables)}
+    own = {table.table_name: _create_schema(table) for table in tables if table.table_name not in TABLES}
+    own |= {final.table_name: _create_final_schema(final) for final in find_final_tables(tables)}
     return own | reference_schemas(settings)
 
 
@@ -180,9 +180,9 @@ def _load_python_product(declared: ProductSettings, target: str) -> Product:
             fix="Make the class a dataclass, or write a __repr__ with everything that decides its results",
         )
     if found.below is not None and found.below not in STANDARD:
-        names = ", ".join(product.table for product in STANDARD)
+        names = ", ".join(product.table_name for product in STANDARD)
         raise ConfigError(
-            f"{where}: {target} is computed from {found.below.table}, which is not a standard table",
+            f"{where}: {target} is computed from {found.below.table_name}, which is not a standard table",
             fix=f"Use one of {names}",
         )
     if found.retention_ms is not None and (found.bucket_ms is None or "topic" not in found.keys):
@@ -203,7 +203,10 @@ def _load_python_product(declared: ProductSettings, target: str) -> Product:
 def _find_source_faults(product: Product, declared: ProductSettings) -> Iterator[str]:
     """Yields texts that say why a product written in Python cannot be used with its declared source table."""
     if product.below is not None and product.lateness_ms is not None:
-        yield f"has a lateness_ms, but is computed from {product.below.table}, which does not say which rows are late"
+        yield (
+            f"has a lateness_ms, but is computed from {product.below.table_name}, which does not say which rows are "
+            "late"
+        )
     rows = product.source if isinstance(product.source, Rows) else None
     table = None if rows is None else rows.table
     if table != declared.source:
@@ -228,7 +231,7 @@ def _find_source_faults(product: Product, declared: ProductSettings) -> Iterator
 
 
 def _refuse_same_results(product: Product, where: str) -> None:
-    if (pair := find_same_name(name for name, _ in product.columns)) is not None:
+    if (pair := find_same_name(name for name, _ in product.column_types)) is not None:
         raise ConfigError(f"{where}: {same_name_text(*pair)}", fix="Give its results other names")
 
 
@@ -259,7 +262,7 @@ def create_product(declared: ProductSettings) -> Product:
     return found
 
 
-def _create_source(declared: ProductSettings) -> Source:
+def _create_source(declared: ProductSettings) -> EventSource:
     numbers = declared.of is EventKind.NUMBERS
     if declared.source is not None:
         return Rows(declared.source, declared.time, declared.value, declared.order, numbers)
@@ -284,19 +287,19 @@ def _create_schema(table: GoldTable) -> TableSchema:
         comments, written_by = AVERAGE_COMMENTS, "gold.batch.averages"
     else:
         comments, written_by = product_comments(table), "gold.batch.products"
-    columns = with_comments(table.columns, comments)
+    columns = with_comments(table.column_types, comments)
     return TableSchema(
-        columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=Writes.BOTH
+        columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=WriteMode.BOTH
     )
 
 
 def _create_final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
-        with_comments(final.columns, final_comments(final)),
+        with_comments(final.column_types, final_comments(final)),
         final.comment,
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],
         statistics_columns=skipping,
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     )

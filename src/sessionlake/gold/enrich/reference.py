@@ -32,7 +32,7 @@ MOMENT = arrow_type("timestamp")
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceTable:
     """A declared reference table, with one row for each key and span of time in which the row is valid.
 
     Attributes:
@@ -46,7 +46,7 @@ class Reference:
     columns: tuple[tuple[str, str], ...]
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's name with schema, `reference.<name>`."""
         return f"reference.{self.name}"
 
@@ -82,13 +82,13 @@ class Reference:
         return number_equal_rows([[table[name] for name in self.key_names] for table in tables], nulls=False)
 
 
-def applied_columns(reference: Reference) -> tuple[tuple[str, str], ...]:
+def applied_columns(reference: ReferenceTable) -> tuple[tuple[str, str], ...]:
     """Returns the columns of gold's copy of a reference table, and their Spark SQL types."""
     return (*reference.all_columns, (TAKEN_BY, "bigint"), (GONE_BY, "bigint"))
 
 
 @dataclass(frozen=True)
-class Fault:
+class KeyFault:
     """A key of a reference table whose rows contradict each other or are incomplete.
 
     Gold ignores changes of such a key and continues to use the rows that it applied before.
@@ -104,7 +104,7 @@ class Fault:
         return f"{', '.join(map(repr, self.key))}: {self.reason}"
 
 
-def find_faults(reference: Reference, rows: pa.Table) -> tuple[Bools, list[Fault]]:
+def find_faults(reference: ReferenceTable, rows: pa.Table) -> tuple[Bools, list[KeyFault]]:
     """Searches the rows of a reference table for faults: null keys, invalid spans, and spans that overlap.
 
     Returns:
@@ -123,7 +123,7 @@ def find_faults(reference: Reference, rows: pa.Table) -> tuple[Bools, list[Fault
         (known & (end <= begin), f"{TO} is not after {FROM}"),
         (overlaps & known, "two rows hold at the same time"),
     )
-    first: dict[int, Fault] = {}
+    first: dict[int, KeyFault] = {}
     for wrong, reason in reasons:
         for place in np.flatnonzero(wrong).tolist():
             number = int(code[place])
@@ -131,12 +131,12 @@ def find_faults(reference: Reference, rows: pa.Table) -> tuple[Bools, list[Fault
                 key = tuple(rows[name][place].as_py() for name in reference.key_names)
                 # Formatted by Arrow, which has no smaller range than the column.
                 (moment,) = rows[FROM].slice(place, 1).cast(pa.string()).to_pylist()
-                first[number] = Fault(key, f"{reason} ({FROM} {moment})")
+                first[number] = KeyFault(key, f"{reason} ({FROM} {moment})")
     return np.isin(code, list(first)), list(first.values())
 
 
 @dataclass(frozen=True)
-class Difference:
+class ReferenceDifference:
     """The rows that turn one state of a reference table into another.
 
     Attributes:
@@ -152,7 +152,7 @@ class Difference:
         """The number of removed and added rows."""
         return self.removed.num_rows + self.added.num_rows
 
-    def split(self, reference: Reference, rows: int) -> Iterator[Difference]:
+    def split_into_parts(self, reference: ReferenceTable, rows: int) -> Iterator[ReferenceDifference]:
         """Yields the difference in parts of at most `rows` rows.
 
         All rows of a key are in the same part, so a part with a single key can be larger.
@@ -167,13 +167,15 @@ class Difference:
                 end = int(np.searchsorted(both, last))
                 last = both[end - 1]
             masks = (pa.array((first <= code) & (code <= last)) for code in (removed, added))
-            yield Difference(
+            yield ReferenceDifference(
                 *(side.filter(which) for side, which in zip((self.removed, self.added), masks, strict=True))
             )
             begin = end
 
 
-def find_difference(reference: Reference, applied: pa.Table, rows: pa.Table) -> tuple[Difference, list[Fault]]:
+def find_difference(
+    reference: ReferenceTable, applied: pa.Table, rows: pa.Table
+) -> tuple[ReferenceDifference, list[KeyFault]]:
     """Compares the rows of a reference table with the rows that gold has applied.
 
     Args:
@@ -193,10 +195,10 @@ def find_difference(reference: Reference, applied: pa.Table, rows: pa.Table) -> 
     before = compared.select(reference.column_names).cast(reference.arrow_schema())
     old_rows, new_rows = number_equal_rows([before.columns, sound.columns], nulls=True)
     removed, added = ~np.isin(old_rows, new_rows), ~np.isin(new_rows, old_rows)
-    return Difference(compared.filter(pa.array(removed)), sound.filter(pa.array(added))), faults
+    return ReferenceDifference(compared.filter(pa.array(removed)), sound.filter(pa.array(added))), faults
 
 
-def find_changed_spans(reference: Reference, difference: Difference) -> pa.Table:
+def find_changed_spans(reference: ReferenceTable, difference: ReferenceDifference) -> pa.Table:
     """Returns, for each key, the spans of event time in which a difference changes the values that are valid.
 
     Returns:
@@ -230,7 +232,7 @@ def find_changed_spans(reference: Reference, difference: Difference) -> pa.Table
     return keys.append_column(BEGIN, pa.array(at[other])).append_column(END, pa.array(end[other]))
 
 
-def are_in_spans(reference: Reference, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
+def are_in_spans(reference: ReferenceTable, spans: pa.Table, keys: Sequence[pa.ChunkedArray], ts: Int64s) -> Bools:
     """Returns True for each row whose key and time are in one of the spans.
 
     Args:

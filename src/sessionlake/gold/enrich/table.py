@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.enrich.asof import end_times_ms, find_versions_as_of, number_equal_rows, start_times_ms
-from sessionlake.gold.enrich.reference import FROM, TO, Reference
+from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
 
 CHANGE_ID = ("topic", "partition", "offset", "ordinal")
 """The columns that identify a change: its message, and its place among the message's changes (`ordinal`)."""
@@ -34,7 +34,7 @@ SILVER_NAMES = {"offset": "_offset", "ts": "_ts", "position": "_position"}
 
 
 @dataclass(frozen=True)
-class Join:
+class ReferenceJoin:
     """The join of an enriched table's changes with one reference table.
 
     Attributes:
@@ -43,7 +43,7 @@ class Join:
         taken_columns: pairs of the name of an added column and the column of the reference table that it comes from.
     """
 
-    reference: Reference
+    reference: ReferenceTable
     name: str
     on: tuple[str, ...]
     taken_columns: tuple[tuple[str, str], ...]
@@ -93,11 +93,11 @@ class EnrichedTable:
 
     name: str
     change_columns: tuple[tuple[str, str], ...]
-    joins: tuple[Join, ...]
+    joins: tuple[ReferenceJoin, ...]
     comment: str = ""
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's name with schema, `gold.<name>`."""
         return f"gold.{self.name}"
 
@@ -112,7 +112,7 @@ class EnrichedTable:
         return CHANGE_ID
 
     @property
-    def columns(self) -> tuple[tuple[str, str], ...]:
+    def column_types(self) -> tuple[tuple[str, str], ...]:
         """Its columns and their Spark SQL types, in order."""
         return (
             *self.change_columns,
@@ -121,17 +121,17 @@ class EnrichedTable:
         )
 
     @property
-    def results(self) -> tuple[str, ...]:
+    def result_columns(self) -> tuple[str, ...]:
         """All columns except those in `row_keys` and the silver batch, whose number changes when silver is rebuilt."""
-        return tuple(name for name, _ in self.columns if name not in {*CHANGE_ID, BATCH})
+        return tuple(name for name, _ in self.column_types if name not in {*CHANGE_ID, BATCH})
 
     @property
-    def logic(self) -> str:
+    def logic_hash(self) -> str:
         """A hash of everything that decides the table's rows. The table is rebuilt if it changes."""
         keys = [
             (join.name, join.reference.name, join.reference.keys, join.on, join.taken_columns) for join in self.joins
         ]
-        return sha256(repr((self.columns, keys)).encode()).hexdigest()[:12]
+        return sha256(repr((self.column_types, keys)).encode()).hexdigest()[:12]
 
     @property
     def change_column_names(self) -> list[str]:
@@ -149,9 +149,9 @@ class EnrichedTable:
         table = pa.table(values)
         for join in self.joins:
             values |= join.compute_added_columns(table, versions[join.reference.name])
-        return pa.table([values[name] for name, _ in self.columns], [name for name, _ in self.columns])
+        return pa.table([values[name] for name, _ in self.column_types], [name for name, _ in self.column_types])
 
 
-def find_joins(tables: Sequence[EnrichedTable], reference: Reference) -> list[tuple[EnrichedTable, Join]]:
+def find_joins(tables: Sequence[EnrichedTable], reference: ReferenceTable) -> list[tuple[EnrichedTable, ReferenceJoin]]:
     """Returns the joins that use a reference table, each with its enriched table."""
     return [(table, join) for table in tables for join in table.joins if join.reference.name == reference.name]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import OPEN_END
-from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, Reference, find_faults
+from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, ReferenceTable, find_faults
 from sessionlake.protocol.columns import arrow_type
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
@@ -22,7 +22,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Version:
+class RowVersion:
     """The values of a key that are valid from `begin` until just before `end`, both in microseconds since 1970.
 
     `end` is `OPEN_END` if they are valid without end.
@@ -63,7 +63,7 @@ class TableUpsert:
     refused: Mapping[Key, str]
 
 
-def insert_versions(versions: Sequence[Version], new_rows: Iterable[NewRow], now: int) -> list[Version]:
+def insert_versions(versions: Sequence[RowVersion], new_rows: Iterable[NewRow], now: int) -> list[RowVersion]:
     """Returns the versions of one key after rows are inserted, ordered by start. A version is a row of the table.
 
     A row without a start changes nothing if its values are already valid at the current time.
@@ -88,23 +88,23 @@ def insert_versions(versions: Sequence[Version], new_rows: Iterable[NewRow], now
             raise ValueError(f"{TO} is not after {FROM}")
         same = any(one.begin <= begin < one.end and one.values == row.values for one in versions)
         if row.begin is not None or not same:
-            versions = [*_cut_out(versions, begin, until), Version(begin, until, row.values)]
+            versions = [*_cut_out(versions, begin, until), RowVersion(begin, until, row.values)]
     return sorted(versions, key=lambda one: one.begin)
 
 
-def _cut_out(versions: Iterable[Version], begin: int, end: int) -> Iterable[Version]:
+def _cut_out(versions: Iterable[RowVersion], begin: int, end: int) -> Iterable[RowVersion]:
     """Yields the parts of versions that are before `begin` or from `end` on."""
     for one in versions:
         if one.end <= begin or one.begin >= end:
             yield one
             continue
         if one.begin < begin:
-            yield Version(one.begin, begin, one.values)
+            yield RowVersion(one.begin, begin, one.values)
         if end < one.end:
-            yield Version(end, one.end, one.values)
+            yield RowVersion(end, one.end, one.values)
 
 
-def plan_upsert(reference: Reference, versions: pa.Table, new_rows: pa.Table, now: int) -> TableUpsert:
+def plan_upsert(reference: ReferenceTable, versions: pa.Table, new_rows: pa.Table, now: int) -> TableUpsert:
     """Returns the changes in a reference table that insert some rows.
 
     Args:
@@ -125,7 +125,7 @@ def plan_upsert(reference: Reference, versions: pa.Table, new_rows: pa.Table, no
     removed: list[Row] = []
     for key in (key for key in new if key not in refused):
         before = [
-            Version(row[FROM], OPEN_END if row[TO] is None else row[TO], row["values"]) for row in known.get(key, [])
+            RowVersion(row[FROM], OPEN_END if row[TO] is None else row[TO], row["values"]) for row in known.get(key, [])
         ]
         try:
             after = insert_versions(before, (NewRow(row[FROM], row[TO], row["values"]) for row in new[key]), now)
@@ -138,7 +138,7 @@ def plan_upsert(reference: Reference, versions: pa.Table, new_rows: pa.Table, no
     return TableUpsert(_create_table(reference, written), _create_table(reference, removed), refused)
 
 
-def _group_rows_by_key(reference: Reference, rows: pa.Table) -> dict[Key, list[Row]]:
+def _group_rows_by_key(reference: ReferenceTable, rows: pa.Table) -> dict[Key, list[Row]]:
     found: dict[Key, list[Row]] = {}
     names = [name for name, _ in reference.columns]
     for row in _with_integer_times(rows.select(reference.column_names)).to_pylist():
@@ -153,16 +153,16 @@ def _with_one_nan(value: Any) -> Any:
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
-def _create_row(reference: Reference, key: Key, version: Version) -> Row:
+def _create_row(reference: ReferenceTable, key: Key, version: RowVersion) -> Row:
     values = dict(zip((name for name, _ in reference.columns), version.values, strict=True))
     return dict(zip(reference.key_names, key, strict=True)) | {FROM: version.begin, TO: _end_or_none(version)} | values
 
 
-def _end_or_none(version: Version) -> int | None:
+def _end_or_none(version: RowVersion) -> int | None:
     return None if version.end == OPEN_END else version.end
 
 
-def _create_table(reference: Reference, rows: list[Row]) -> pa.Table:
+def _create_table(reference: ReferenceTable, rows: list[Row]) -> pa.Table:
     return pa.Table.from_pylist(rows, reference.arrow_schema())
 
 

@@ -19,14 +19,14 @@ from sessionlake.gold.aggregate.late import latest_by_topic, merge_latest
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
 from sessionlake.gold.fold.pack import ReadChanges, split_place
-from sessionlake.gold.fold.points import Points, SeqOrder
-from sessionlake.gold.fold.rolling import AverageFigures, AverageRows, FoldedPoints, Pane
+from sessionlake.gold.fold.points import PointSet, SeqOrder
+from sessionlake.gold.fold.rolling import AverageFigures, AverageRows, FoldedPoints, PaneTiming
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 Names = Callable[[Int64s], dict[str, pa.Array]]
 """A function that returns the key columns of series, given their codes."""
-_PANES = pa.array([pane.name.lower() for pane in Pane])
+_PANES = pa.array([pane.name.lower() for pane in PaneTiming])
 _PLACES = {"position": pa.int64(), "partition": pa.int32(), "offset": pa.int64()}
 _NO_TIMES: Mapping[TopicPartition, int] = {}
 _PAYLOAD_ROWS = 32_768  # some megabytes
@@ -122,7 +122,7 @@ class EmittedPayload(NamedTuple):
 
 
 def create_average_payloads(
-    series: RollingAverage, found: FoldedPoints, new: Points, causes: CauseMessages, names: Names
+    series: RollingAverage, found: FoldedPoints, new: PointSet, causes: CauseMessages, names: Names
 ) -> list[EmittedPayload]:
     """Returns the payloads for a table of averages.
 
@@ -238,14 +238,14 @@ def sum_reports(reports: Iterable[bytes]) -> GoldReport:
 
 
 def _create_output_tables(
-    series: RollingAverage, found: FoldedPoints, new: Points, causes: CauseMessages, names: Names
+    series: RollingAverage, found: FoldedPoints, new: PointSet, causes: CauseMessages, names: Names
 ) -> Iterator[tuple[AveragesOutput, pa.Table]]:
     averages = found.averages
     yield AveragesOutput.NEW, _create_average_rows(series, averages, averages.is_new, names)
     yield AveragesOutput.CHANGED, _create_average_rows(series, averages, ~averages.is_new, names)
     yield AveragesOutput.RESTATED, _create_restatement_rows(series, averages, new, causes, names)
     beyond = found.needs_history[new.key]
-    points = new.take(beyond)
+    points = new.select_points(beyond)
     brought = {"place": points.position} | {name: getattr(causes, name)[beyond] for name in ("partition", "offset")}
     columns = {name: pa.array(column) for name, column in brought.items()}
     columns |= {name: part for name, part in _seq_order_columns(points).items() if name in series.seq_order_columns}
@@ -254,16 +254,16 @@ def _create_output_tables(
     yield AveragesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
 
 
-def _value_columns(points: Points) -> dict[str, pa.Array]:
+def _value_columns(points: PointSet) -> dict[str, pa.Array]:
     ordinal = pa.array(points.ordinal.astype(np.int32))
     return {"ts": pa.array(points.ts), "ordinal": ordinal, "value": pa.array(points.value)}
 
 
-def _seq_order_columns(points: Points) -> dict[str, pa.Array]:
-    return (points.by_seq or SeqOrder.nulls(len(points))).to_columns()
+def _seq_order_columns(points: PointSet) -> dict[str, pa.Array]:
+    return (points.by_seq or SeqOrder.create_nulls(len(points))).to_columns()
 
 
-def _order_columns(series: RollingAverage, points: Points) -> dict[str, pa.Array]:
+def _order_columns(series: RollingAverage, points: PointSet) -> dict[str, pa.Array]:
     """Returns the columns that order points of equal event time, with the names and types that the table has."""
     if series.is_per_session:
         return {"position": pa.array(points.position)}
@@ -272,32 +272,32 @@ def _order_columns(series: RollingAverage, points: Points) -> dict[str, pa.Array
 
 
 def _create_average_rows(series: RollingAverage, averages: AverageRows, chosen: Bools, names: Names) -> pa.Table:
-    points = averages.points.take(chosen)
+    points = averages.points.select_points(chosen)
     columns = (
         names(points.key)
         | _value_columns(points)
         | _order_columns(series, points)
-        | _figure_columns(averages.figures.take(chosen))
+        | _figure_columns(averages.figures.select_rows(chosen))
     )
     columns |= {
         "revision": _to_int32_column(points.revision),
         "pane": _create_pane_column(averages.pane[chosen]),
     } | _seq_order_columns(points)
-    return pa.table({name: columns[name] for name, _ in series.columns})
+    return pa.table({name: columns[name] for name, _ in series.column_types})
 
 
 def _create_restatement_rows(
-    series: RollingAverage, averages: AverageRows, new: Points, causes: CauseMessages, names: Names
+    series: RollingAverage, averages: AverageRows, new: PointSet, causes: CauseMessages, names: Names
 ) -> pa.Table:
     chosen = averages.is_restated
-    points = averages.points.take(chosen)
+    points = averages.points.select_points(chosen)
     count, keys, places = len(points), names(points.key), _order_columns(series, points)
     figures_before, now = (
-        _figure_columns(averages.figures_before.take(chosen)),
-        _figure_columns(averages.figures.take(chosen)),
+        _figure_columns(averages.figures_before.select_rows(chosen)),
+        _figure_columns(averages.figures.select_rows(chosen)),
     )
     first, end = (bound[chosen] for bound in averages.cause_ranges)
-    columns = {"table": pa.array([series.table]).take(pa.array(np.zeros(count, np.int64)))}
+    columns = {"table": pa.array([series.table_name]).take(pa.array(np.zeros(count, np.int64)))}
     columns |= {name: keys.get(name, pa.nulls(count, pa.string())) for name in POINT_KEY}
     columns["ts"] = pa.array(points.ts)
     columns |= {name: (places | keys).get(name, pa.nulls(count, kind)) for name, kind in _PLACES.items()}
@@ -312,12 +312,12 @@ def _create_restatement_rows(
         "late_points": _to_int32_column(end - first),
         "late_ms": pa.array(averages.late_ms[chosen]),
         "because": _cause_lists(averages.points_in_order, first, end, new, causes),
-        "logic": pa.array([series.logic]).take(pa.array(np.zeros(count, np.int64))),
+        "logic": pa.array([series.logic_hash]).take(pa.array(np.zeros(count, np.int64))),
     }
     return pa.table(columns)
 
 
-def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: Points, causes: CauseMessages) -> pa.Array:
+def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: PointSet, causes: CauseMessages) -> pa.Array:
     """Returns, for each restatement, the list of messages that caused it, in order of event time.
 
     Args:

@@ -92,12 +92,12 @@ class ChangePacker:
             waiting.append(batch)
             rows += batch.num_rows
             if rows >= _TASK_ROWS:
-                yield self._pack(pa.Table.from_batches(waiting))
+                yield self._pack_changes(pa.Table.from_batches(waiting))
                 waiting, rows = [], 0
         if rows:
-            yield self._pack(pa.Table.from_batches(waiting))
+            yield self._pack_changes(pa.Table.from_batches(waiting))
 
-    def _pack(self, changes: pa.Table) -> pa.RecordBatch:
+    def _pack_changes(self, changes: pa.Table) -> pa.RecordBatch:
         values = [value_field(i) for i in range(len(self.declared.numbers))]
         texts = [text_field(i) for i in range(len(self.declared.texts))]
         encoded, order = _dictionary_encode(changes, (*_TEXTS, *texts)), list[str]()
@@ -133,7 +133,7 @@ class DecodedChunks:
     read: ReadChanges
 
     @staticmethod
-    def decode(chunks: Iterable[bytes]) -> DecodedChunks:
+    def decode_chunks(chunks: Iterable[bytes]) -> DecodedChunks:
         """Decodes the chunks of one shard, and joins their changes."""
         parts: dict[Owner, list[pa.Table]] = {}
         read = ReadChanges()

@@ -37,7 +37,7 @@ class SeqOrder:
     life: Int64s
     seq: Int64s
 
-    def take(self, index: Int64s | Bools) -> SeqOrder:
+    def select_points(self, index: Int64s | Bools) -> SeqOrder:
         """Returns session, life and seq of the points at these indices."""
         return SeqOrder(self.session[index], self.life[index], self.seq[index])
 
@@ -68,19 +68,19 @@ class SeqOrder:
         return SeqOrder(*(_to_int64s(pc.fill_null(column.cast(pa.int64()), none)) for column, none in filled))
 
     @staticmethod
-    def concat(*parts: SeqOrder) -> SeqOrder:
+    def concat_points(*parts: SeqOrder) -> SeqOrder:
         """Concatenates session, life and seq of several sets of points."""
         return SeqOrder(*(np.concatenate(part) for part in zip(*(one.sort_columns for one in parts), strict=True)))
 
     @staticmethod
-    def nulls(count: int) -> SeqOrder:
+    def create_nulls(count: int) -> SeqOrder:
         """Returns session, life and seq of `count` points that are not of class `once`."""
         zeros = np.zeros(count, np.int64)
         return SeqOrder(zeros, np.full(count, NO_LIFE), zeros)
 
 
 @dataclass(frozen=True)
-class Points:
+class PointSet:
     """Points as columns of equal length. Points of equal event time are ordered by `by_seq`, position, then ordinal.
 
     Attributes:
@@ -104,9 +104,9 @@ class Points:
     def __len__(self) -> int:
         return len(self.key)
 
-    def take(self, index: Int64s | Bools) -> Points:
+    def select_points(self, index: Int64s | Bools) -> PointSet:
         """Returns the points at these indices."""
-        by_seq = None if self.by_seq is None else self.by_seq.take(index)
+        by_seq = None if self.by_seq is None else self.by_seq.select_points(index)
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq)
 
     def sorted_indices(self) -> Int64s:
@@ -123,47 +123,47 @@ class Points:
         by_seq = () if self.by_seq is None else (self.by_seq.seq, self.by_seq.life, self.by_seq.session)
         return np.lexsort((self.ordinal, self.position, *by_seq, self.ts, key))
 
-    def with_keys(self, key: Int64s) -> Points:
+    def with_keys(self, key: Int64s) -> PointSet:
         """Returns the same points with new codes of their series."""
         return replace(self, key=key)
 
     @staticmethod
-    def concat(*parts: Points) -> Points:
+    def concat_points(*parts: PointSet) -> PointSet:
         """Concatenates several sets of points."""
         by_seq = None
         if any(p.by_seq is not None for p in parts):
-            by_seq = SeqOrder.concat(*(p.by_seq or SeqOrder.nulls(len(p)) for p in parts))
-        return Points(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}, by_seq=by_seq)
+            by_seq = SeqOrder.concat_points(*(p.by_seq or SeqOrder.create_nulls(len(p)) for p in parts))
+        return PointSet(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}, by_seq=by_seq)
 
     @staticmethod
-    def empty() -> Points:
+    def create_empty() -> PointSet:
         """Returns an empty set of points."""
         none = np.empty(0, np.int64)
-        return Points(none, none, none, none, np.empty(0), none)
+        return PointSet(none, none, none, none, np.empty(0), none)
 
     @staticmethod
-    def create(
+    def create_unpublished(
         key: Int64s,
         ts: Int64s,
         position: Int64s,
         ordinal: Int64s,
         value: Float64s,
         by_seq: SeqOrder | None = None,
-    ) -> Points:
+    ) -> PointSet:
         """Returns points with revision 0, whose averages have never been published.
 
         Adding zero turns -0.0 into 0.0. Otherwise the sign of a zero would depend on the order of the points.
         """
-        return Points(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq)
+        return PointSet(key, ts, position, ordinal, value + 0.0, np.zeros(len(key), np.int64), by_seq)
 
-    def drop_points(self, dropped_points: Points) -> Points:
+    def drop_points(self, dropped_points: PointSet) -> PointSet:
         """Returns the points that are not in `dropped_points`.
 
         Two points are the same if series, event time, position and ordinal are equal.
         """
-        both = Points.concat(dropped_points, self)
+        both = PointSet.concat_points(dropped_points, self)
         order = both.sorted_indices()  # of two equal points, the one from `others` comes first
-        s = both.take(order)
+        s = both.select_points(order)
         same = np.zeros(len(both), np.bool_)
         same[1:] = (
             (s.key[1:] == s.key[:-1])
@@ -171,10 +171,10 @@ class Points:
             & (s.position[1:] == s.position[:-1])
             & (s.ordinal[1:] == s.ordinal[:-1])
         )
-        return s.take((order >= len(dropped_points)) & ~same)
+        return s.select_points((order >= len(dropped_points)) & ~same)
 
 
-COLUMNS = tuple(f.name for f in fields(Points) if f.name != "by_seq")
+COLUMNS = tuple(f.name for f in fields(PointSet) if f.name != "by_seq")
 
 
 def _to_int64s(column: Any) -> Int64s:

@@ -49,9 +49,12 @@ class ShardsByHash:
         count = behind - first
         index = np.repeat(np.arange(len(count)), count)
         place = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
-        of_shard, nowhere = self.shards[place], forgotten.take(count == 0)
+        of_shard, nowhere = self.shards[place], forgotten.select_owners(count == 0)
         targets = range(shards) if len(nowhere.mark) else np.unique(of_shard).tolist()
-        return {one: ForgottenOwners.union(forgotten.take(index[of_shard == one]), nowhere) for one in targets}
+        return {
+            one: ForgottenOwners.merge_owners(forgotten.select_owners(index[of_shard == one]), nowhere)
+            for one in targets
+        }
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class GoldResharder:
         The second item is None if the owner is a whole topic.
         """
         found = []
-        for tracked, (_, one) in zip(self.tracked, self._states(shard, state), strict=True):
+        for tracked, (_, one) in zip(self.tracked, self._decode_table_states(shard, state), strict=True):
             for name in one.owners.name.to_pylist():
                 topic, *rest = name.split(SEPARATOR, 2 if tracked.series.is_per_session else 1)
                 found.append((topic, rest[0].encode() if rest else None))
@@ -92,13 +95,13 @@ class GoldResharder:
         """
         every, done = np.array(targets, np.int64), 0
         found: dict[int, dict[str, bytes]] = {}
-        for name, one in self._states(shard, state):
+        for name, one in self._decode_table_states(shard, state):
             own = every[done : done + len(one.owners.name)]
             done += len(own)
             forgotten = self.marked[name].split_by_shard(one.forgotten, self.shards)
             for target in {*own.tolist(), *forgotten}:
-                part = one.select_owners(own == target, forgotten.get(target, ForgottenOwners.union()))
-                found.setdefault(target, {})[name] = part.encode()
+                part = one.select_owners(own == target, forgotten.get(target, ForgottenOwners.merge_owners()))
+                found.setdefault(target, {})[name] = part.encode_state()
         return {target: encode_states(states) for target, states in found.items()}
 
     def join_states(self, parts: Sequence[bytes]) -> bytes:
@@ -110,14 +113,16 @@ class GoldResharder:
         states = {}
         for tracked in self.tracked:
             parts_of_table = [
-                GoldShardState.decode(part[name]) for part in decoded if (name := tracked.series.name) in part
+                GoldShardState.decode_state(part[name]) for part in decoded if (name := tracked.series.name) in part
             ]
             states[tracked.series.name] = (
-                GoldShardState.empty(tracked.rebuild_id, self.metrics).merge_states(*parts_of_table).encode()
+                GoldShardState.create_empty(tracked.rebuild_id, self.metrics)
+                .merge_states(*parts_of_table)
+                .encode_state()
             )
         return encode_states(states)
 
-    def _states(self, shard: int, state: bytes | None) -> list[tuple[str, GoldShardState]]:
+    def _decode_table_states(self, shard: int, state: bytes | None) -> list[tuple[str, GoldShardState]]:
         """Returns the state of each table of averages in a shard, as pairs of table name and state.
 
         If the stored state is missing, or is from before the table's last rebuild, the table gets its initial state.
@@ -125,7 +130,7 @@ class GoldResharder:
         stored, found = decode_states(state), []
         for tracked in self.tracked:
             own = stored.get(tracked.series.name)
-            before = None if own is None else GoldShardState.decode(own)
+            before = None if own is None else GoldShardState.decode_state(own)
             if before is None or before.rebuild_id != tracked.rebuild_id:
                 before = tracked.initial_state(shard, self.metrics)
             found.append((tracked.series.name, before.renumber_for_metrics(self.metrics)))

@@ -12,14 +12,14 @@ from enum import IntEnum
 
 import numpy as np
 
-from sessionlake.gold.fold.points import UNKNOWN, Points
+from sessionlake.gold.fold.points import UNKNOWN, PointSet
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.types import Bools, Float64s, Int64s
 
 _NEVER = np.iinfo(np.int64).min
 
 
-class Pane(IntEnum):
+class PaneTiming(IntEnum):
     """When a row was last written: before its series' watermark passed its point, in the batch that did, or later."""
 
     EARLY = 0
@@ -53,11 +53,11 @@ class OlderPoints:
         return OlderPoints(some, np.where(some, ts, 0))
 
     @staticmethod
-    def concat(*parts: OlderPoints) -> OlderPoints:
+    def concat_series(*parts: OlderPoints) -> OlderPoints:
         """Concatenates what is known about several sets of series."""
         return OlderPoints(np.concatenate([p.some for p in parts]), np.concatenate([p.ts for p in parts]))
 
-    def take(self, index: Int64s | Bools) -> OlderPoints:
+    def select_series(self, index: Int64s | Bools) -> OlderPoints:
         """Returns what is known about the series at these indices."""
         return OlderPoints(self.some[index], self.ts[index])
 
@@ -92,7 +92,7 @@ class AverageFigures:
     point_count: Int64s
     is_published: Bools
 
-    def take(self, index: Int64s | Bools) -> AverageFigures:
+    def select_rows(self, index: Int64s | Bools) -> AverageFigures:
         """Returns the figures of the rows at these indices."""
         return AverageFigures(self.average[index], self.point_count[index], self.is_published[index])
 
@@ -113,7 +113,7 @@ class AverageRows:
     Attributes:
         points: The point of each row.
         figures: The figures of each row after the batch.
-        pane: The `Pane` of each row.
+        pane: The `PaneTiming` of each row.
         is_new: True for a new point. False for an existing row whose figures or pane change.
         is_restated: True if a published figure has changed.
         figures_before: The figures before the batch. No figure of a new point is visible.
@@ -123,7 +123,7 @@ class AverageRows:
         late_ms: How many ms the first cause of a row is older than the newest point of its series before the batch.
     """
 
-    points: Points
+    points: PointSet
     figures: AverageFigures
     pane: Int64s
     is_new: Bools
@@ -146,14 +146,14 @@ class FoldedPoints:
         averages: The rows of all other series.
     """
 
-    tail: Points
+    tail: PointSet
     older: OlderPoints
     needs_history: Bools
     averages: AverageRows
 
 
 @dataclass(frozen=True)
-class Timeline:
+class PointTimeline:
     """Points sorted by series and event time.
 
     Attributes:
@@ -162,13 +162,13 @@ class Timeline:
         points_after: The number of points of the same series after this one.
     """
 
-    points: Points
+    points: PointSet
     batch_index: Int64s
     points_before: Int64s
     points_after: Int64s
 
     @staticmethod
-    def from_sorted(points: Points, batch_index: Int64s, series_count: int) -> Timeline:
+    def from_sorted(points: PointSet, batch_index: Int64s, series_count: int) -> PointTimeline:
         """Returns a timeline.
 
         Args:
@@ -178,7 +178,7 @@ class Timeline:
         """
         count = np.bincount(points.key, minlength=series_count)
         rank = np.arange(len(points)) - (np.cumsum(count) - count)[points.key]
-        return Timeline(points, batch_index, rank, count[points.key] - rank - 1)
+        return PointTimeline(points, batch_index, rank, count[points.key] - rank - 1)
 
     @property
     def is_new(self) -> Bools:
@@ -210,7 +210,7 @@ class NewestTimes:
     watermark_ms: int
 
     @staticmethod
-    def from_points(tail: Points, older: OlderPoints, new: Points, watermark_ms: int) -> NewestTimes:
+    def from_points(tail: PointSet, older: OlderPoints, new: PointSet, watermark_ms: int) -> NewestTimes:
         """Returns the newest event times of series, given their tails, their older points and the batch's points."""
         before, known = np.where(older.some, older.ts, _NEVER), older.some.copy()
         known[tail.key] = True
@@ -219,38 +219,38 @@ class NewestTimes:
         np.maximum.at(after, new.key, new.ts)
         return NewestTimes(before, after, known, watermark_ms)
 
-    def find_panes(self, points: Points, is_new: Bools) -> Int64s:
-        """Returns the `Pane` of rows that are written in this batch.
+    def find_panes(self, points: PointSet, is_new: Bools) -> Int64s:
+        """Returns the `PaneTiming` of rows that are written in this batch.
 
         A new point exactly at the watermark is not late.
         """
         passed, passing = ~self.were_pending(points), self._are_passed(self.after_batch, points)
-        late = passed & ~(is_new & (points.ts == self._watermarks(self.before_batch)[points.key]))
-        return np.where(late, Pane.LATE, np.where(passing, Pane.ON_TIME, Pane.EARLY))
+        late = passed & ~(is_new & (points.ts == self._compute_watermarks(self.before_batch)[points.key]))
+        return np.where(late, PaneTiming.LATE, np.where(passing, PaneTiming.ON_TIME, PaneTiming.EARLY))
 
-    def were_pending(self, points: Points) -> Bools:
+    def were_pending(self, points: PointSet) -> Bools:
         """Returns, for each point, whether the watermark of its series had not passed it before the batch."""
         return ~(self.had_points[points.key] & self._are_passed(self.before_batch, points))
 
-    def are_pending(self, points: Points) -> Bools:
+    def are_pending(self, points: PointSet) -> Bools:
         """Returns, for each point, whether the watermark of its series has not passed it after the batch."""
         return ~self._are_passed(self.after_batch, points)
 
-    def may_have_pending_older(self, older: OlderPoints) -> Bools:
+    def find_pending_series(self, older: OlderPoints) -> Bools:
         """Returns, for each series, whether a point older than the tail may have been pending before the batch."""
-        return older.some & (self._watermarks(self.before_batch) < older.ts)
+        return older.some & (self._compute_watermarks(self.before_batch) < older.ts)
 
-    def _are_passed(self, newest: Int64s, points: Points) -> Bools:
-        passed: Bools = points.ts <= self._watermarks(newest)[points.key]
+    def _are_passed(self, newest: Int64s, points: PointSet) -> Bools:
+        passed: Bools = points.ts <= self._compute_watermarks(newest)[points.key]
         return passed
 
-    def _watermarks(self, newest: Int64s) -> Int64s:
+    def _compute_watermarks(self, newest: Int64s) -> Int64s:
         # Below this bound the difference would underflow.
         return np.where(newest < _NEVER + self.watermark_ms, _NEVER, newest - self.watermark_ms)
 
 
 def fold_points(
-    tail: Points, older: OlderPoints, new: Points, *, series: RollingAverage, kept_points: int
+    tail: PointSet, older: OlderPoints, new: PointSet, *, series: RollingAverage, kept_points: int
 ) -> FoldedPoints:
     """Folds a batch's points into the tails of their series.
 
@@ -265,35 +265,30 @@ def fold_points(
     times = NewestTimes.from_points(tail, older, new, series.watermark_ms)
     timeline, too_old = _merge_into_timeline(tail, older, new)
     affected = _find_affected_points(timeline, times, series.window_points)
-    needs_history = _find_needing_history(
-        timeline, older, too_old, affected, series.window_points
-    ) | times.may_have_pending_older(older)
+    needs_history = _find_needing_history(timeline, older, too_old, affected, series.window_points)
+    needs_history = needs_history | times.find_pending_series(older)
     averages, revision = _compute_averages(timeline, affected & ~needs_history[timeline.points.key], times, series)
     # Rows of series that need their history are computed from the table. So their revisions are not known here.
-    timeline = replace(
-        timeline,
-        points=replace(
-            timeline.points, revision=np.where(needs_history[timeline.points.key] & ~timeline.is_new, UNKNOWN, revision)
-        ),
-    )
+    is_unknown = needs_history[timeline.points.key] & ~timeline.is_new
+    timeline = replace(timeline, points=replace(timeline.points, revision=np.where(is_unknown, UNKNOWN, revision)))
     pending = np.bincount(timeline.points.key[times.are_pending(timeline.points)], minlength=len(older))
     dropped = timeline.points_after >= kept_points + pending[timeline.points.key]
     return FoldedPoints(
-        tail=timeline.points.take(~dropped),
+        tail=timeline.points.select_points(~dropped),
         older=older.with_dropped(timeline.points.key[dropped], timeline.points.ts[dropped]),
         needs_history=needs_history,
         averages=averages,
     )
 
 
-def _merge_into_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple[Timeline, Points]:
+def _merge_into_timeline(tail: PointSet, older: OlderPoints, new: PointSet) -> tuple[PointTimeline, PointSet]:
     """Merges the tails and the new points into one timeline.
 
     Returns the timeline, and the new points that are older than their tail.
     """
-    both = Points.concat(tail, new)
+    both = PointSet.concat_points(tail, new)
     order = both.sorted_indices()
-    points, source = both.take(order), np.maximum(order - len(tail), -1)
+    points, source = both.select_points(order), np.maximum(order - len(tail), -1)
     fresh = source >= 0
     place = np.arange(len(both))
     oldest = np.full(len(older), len(both))
@@ -301,11 +296,12 @@ def _merge_into_timeline(tail: Points, older: OlderPoints, new: Points) -> tuple
     oldest[points.key[kept]] = kept  # written from right to left, so that the leftmost one remains
     known = ~fresh | ~older.some[points.key] | (points.ts > older.ts[points.key]) | (place > oldest[points.key])
     if known.all():
-        return Timeline.from_sorted(points, source, len(older)), Points.empty()
-    return Timeline.from_sorted(points.take(known), source[known], len(older)), points.take(~known)
+        return PointTimeline.from_sorted(points, source, len(older)), PointSet.create_empty()
+    known_points = points.select_points(known)
+    return PointTimeline.from_sorted(known_points, source[known], len(older)), points.select_points(~known)
 
 
-def _find_affected_points(timeline: Timeline, times: NewestTimes, window: int) -> Bools:
+def _find_affected_points(timeline: PointTimeline, times: NewestTimes, window: int) -> Bools:
     """Returns, for each point, whether its average may change.
 
     That is so for new points, for up to N - 1 points after each of them, and for points that the watermark passes with
@@ -318,7 +314,7 @@ def _find_affected_points(timeline: Timeline, times: NewestTimes, window: int) -
 
 
 def _find_needing_history(
-    timeline: Timeline, older: OlderPoints, too_old: Points, affected: Bools, window: int
+    timeline: PointTimeline, older: OlderPoints, too_old: PointSet, affected: Bools, window: int
 ) -> Bools:
     """Returns, for each series, whether its tail does not suffice to compute the rows to write.
 
@@ -334,16 +330,16 @@ def _find_needing_history(
 
 
 def _compute_averages(
-    timeline: Timeline, chosen: Bools, times: NewestTimes, series: RollingAverage
+    timeline: PointTimeline, chosen: Bools, times: NewestTimes, series: RollingAverage
 ) -> tuple[AverageRows, Int64s]:
     """Returns the rows of the chosen points that must be written, and the revisions of all points."""
     index = np.flatnonzero(chosen)
-    points, fresh = timeline.points.take(index), timeline.is_new[index]
+    points, fresh = timeline.points.select_points(index), timeline.is_new[index]
     pane = times.find_panes(points, fresh)
-    now = _create_figures(*timeline.compute_averages(index, series.window_points), series, pane != Pane.EARLY)
+    now = _create_figures(*timeline.compute_averages(index, series.window_points), series, pane != PaneTiming.EARLY)
     figures_before = _compute_figures_before(timeline, index, times, series)
     restated = figures_before.is_published & now.find_differences(figures_before)
-    passed = times.were_pending(points) & (pane != Pane.EARLY)
+    passed = times.were_pending(points) & (pane != PaneTiming.EARLY)
     revision = timeline.points.revision.copy()
     revision[index] += restated
     written = fresh | now.find_differences(figures_before) | passed
@@ -352,12 +348,12 @@ def _compute_averages(
     # Without a cause the value is meaningless. It is not used, since such a row is not restated.
     oldest = np.append(timeline.points.ts[timeline.is_new], 0)[causes[0]]
     averages = AverageRows(
-        points=timeline.points.take(rows),
-        figures=now.take(written),
+        points=timeline.points.select_points(rows),
+        figures=now.select_rows(written),
         pane=pane[written],
         is_new=fresh[written],
         is_restated=restated[written],
-        figures_before=figures_before.take(written),
+        figures_before=figures_before.select_rows(written),
         cause_ranges=causes,
         points_in_order=order,
         late_ms=_compute_lag_ms(times.before_batch[timeline.points.key[rows]], oldest),
@@ -376,20 +372,21 @@ def _create_figures(average: Float64s, size: Int64s, series: RollingAverage, pas
 
 
 def _compute_figures_before(
-    timeline: Timeline, index: Int64s, times: NewestTimes, series: RollingAverage
+    timeline: PointTimeline, index: Int64s, times: NewestTimes, series: RollingAverage
 ) -> AverageFigures:
     """Returns the figures that the rows had before the batch. No figure of a new point is visible."""
     held = ~timeline.is_new
-    base = Timeline.from_sorted(timeline.points.take(held), timeline.batch_index[held], len(times.before_batch))
+    held_points = timeline.points.select_points(held)
+    base = PointTimeline.from_sorted(held_points, timeline.batch_index[held], len(times.before_batch))
     had_row = held[index]
     place = (np.cumsum(held) - 1)[index[had_row]]
     average, size = np.zeros(len(index)), np.zeros(len(index), np.int64)
     average[had_row], size[had_row] = base.compute_averages(place, series.window_points)
-    found = _create_figures(average, size, series, ~times.were_pending(timeline.points.take(index)))
+    found = _create_figures(average, size, series, ~times.were_pending(timeline.points.select_points(index)))
     return replace(found, is_published=found.is_published & had_row)
 
 
-def _find_causes(timeline: Timeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
+def _find_causes(timeline: PointTimeline, rows: Int64s, window: int) -> tuple[Int64s, tuple[Int64s, Int64s]]:
     """Returns which of the batch's points are in the window of each row.
 
     The result is the indices of the batch's points, sorted by series and event time. Then, for each row, the first

@@ -47,7 +47,7 @@ class RollingAverage:
     comment: str = ""
 
     @property
-    def table(self) -> str:
+    def table_name(self) -> str:
         """The table's two-level name, `gold.<name>`."""
         return f"gold.{self.name}"
 
@@ -94,7 +94,7 @@ class RollingAverage:
         return (*self.keys, *self.point_columns)
 
     @property
-    def columns(self) -> tuple[tuple[str, str], ...]:
+    def column_types(self) -> tuple[tuple[str, str], ...]:
         """All columns of the table in order, as pairs of name and Spark SQL type."""
         keys = tuple((name, _TYPES.get(name, "string")) for name in self.row_keys)
         figures = (("value", "double"), ("average", "double"), ("points", "int"))
@@ -102,12 +102,12 @@ class RollingAverage:
         return (*keys, *figures, ("revision", "int"), ("pane", "string"), *order)
 
     @property
-    def ddl(self) -> str:
+    def columns_ddl(self) -> str:
         """All columns of the table as Spark DDL."""
-        return ddl_of(self.columns)
+        return ddl_of(self.column_types)
 
     @property
-    def results(self) -> tuple[str, ...]:
+    def result_columns(self) -> tuple[str, ...]:
         """The names of the columns whose values follow from silver alone.
 
         `revision` and `pane` also depend on gold's batches.
@@ -115,7 +115,7 @@ class RollingAverage:
         return ("value", "average", "points")
 
     @property
-    def logic(self) -> str:
+    def logic_hash(self) -> str:
         """A hash of everything in the declaration that the rows depend on."""
         declaration = (
             _FORMAT,

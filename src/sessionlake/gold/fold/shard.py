@@ -27,10 +27,10 @@ from sessionlake.gold.fold.outputs import (
     create_product_payloads,
 )
 from sessionlake.gold.fold.pack import SEPARATOR, DecodedChunks, combine_place, has_any_value
-from sessionlake.gold.fold.points import Points, SeqOrder
+from sessionlake.gold.fold.points import PointSet, SeqOrder
 from sessionlake.gold.fold.rolling import OlderPoints, fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
-from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, Owners, decode_states, encode_states
+from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, PointOwners, decode_states, encode_states
 from sessionlake.protocol.arrow import encode_as_codes, number_combinations, to_contiguous
 from sessionlake.protocol.types import Int64s, TopicPartition
 
@@ -71,7 +71,7 @@ class TrackedAverages:
         Args:
             metrics: The declared metrics.
         """
-        state = GoldShardState.empty(self.rebuild_id, metrics)
+        state = GoldShardState.create_empty(self.rebuild_id, metrics)
         if self.owners_at_rebuild is None:
             return state
         own = self.owners_at_rebuild(shard)
@@ -108,7 +108,7 @@ class GoldFold:
         Returns:
             The new state, None if it has not changed. Then the payloads, as pairs of kind and content.
         """
-        found = DecodedChunks.decode(chunks)
+        found = DecodedChunks.decode_chunks(chunks)
         states = decode_states(state)
         held = {
             tracked.series.name: states[tracked.series.name]
@@ -143,7 +143,7 @@ class GoldFold:
             The table's new state, its payloads, and the number of points.
         """
         series = tracked.series
-        before = GoldShardState.decode(state) if state else None
+        before = GoldShardState.decode_state(state) if state else None
         if before is None or before.rebuild_id != tracked.rebuild_id:
             before = tracked.initial_state(shard, self.declared.numbers)
         known, row = _add_rows(before.renumber_for_metrics(self.declared.numbers), changes, series)
@@ -153,35 +153,37 @@ class GoldFold:
         place = np.full(len(known.older), -1)
         place[touched] = np.arange(len(touched))
         apart = place[known.tail.key] < 0
-        base = known.tail.take(~apart)
+        base = known.tail.select_points(~apart)
         found = fold_points(
             base.with_keys(place[base.key]),
-            known.older.take(touched),
+            known.older.select_series(touched),
             new,
             series=series,
             kept_points=tail_length(series),
         )
-        tail = Points.concat(known.tail.take(apart), found.tail.with_keys(touched[found.tail.key]))
+        tail = PointSet.concat_points(known.tail.select_points(apart), found.tail.with_keys(touched[found.tail.key]))
         after = replace(known, tail=tail, older=known.older.with_replaced(touched, found.older))
         rows = create_average_payloads(
             series, found, new, causes, _key_column_reader(series, after.rows, self.declared.numbers, touched)
         )
         idle_ms = self.idle_ms if series.is_per_session else self.row_idle_ms
-        return after.forget_idle_owners(idle_ms, _topic_of).forget_beyond_limits().encode(), rows, len(new)
+        return after.forget_idle_owners(idle_ms, _topic_of).forget_beyond_limits().encode_state(), rows, len(new)
 
-    def _read_points(self, changes: pa.Table, row: Int64s) -> tuple[Points, CauseMessages]:
+    def _read_points(self, changes: pa.Table, row: Int64s) -> tuple[PointSet, CauseMessages]:
         ts, position, ordinal = (_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
         by_seq = SeqOrder.from_table(changes)
-        parts, places = [Points.empty()], [np.empty(0, np.int64)]
+        parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
         for metric in range(len(self.declared.numbers)):
             value = changes[value_field(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
             key = row[is_set] * len(self.declared.numbers) + metric
-            order = None if by_seq is None else by_seq.take(is_set)
-            parts.append(Points.create(key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order))
+            order = None if by_seq is None else by_seq.select_points(is_set)
+            parts.append(
+                PointSet.create_unpublished(key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order)
+            )
             places.append(np.flatnonzero(is_set))
         place = np.concatenate(places)
-        return Points.concat(*parts), CauseMessages(
+        return PointSet.concat_points(*parts), CauseMessages(
             _to_int64s(changes["partition"])[place], _to_int64s(changes["offset"])[place]
         )
 
@@ -201,17 +203,17 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
         known[PARTITION] = known[PARTITION].cast(pa.int32())
     ts, position = _to_int64s(points["ts"]), _to_int64s(points["place"])
     value, revision = points["value"].to_numpy(), _to_int64s(points["revision"])
-    every = Points(key, ts, position, _to_int64s(points["ordinal"]), value, revision, SeqOrder.from_table(points))
+    every = PointSet(key, ts, position, _to_int64s(points["ordinal"]), value, revision, SeqOrder.from_table(points))
     fresh = points["fresh"].to_numpy()
-    new = every.take(fresh)
+    new = every.select_points(fresh)
     causes = CauseMessages(*(_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
-    base = every.take(~fresh).drop_points(new)
+    base = every.select_points(~fresh).drop_points(new)
     found = fold_points(base, OlderPoints.none_for(len(parts[0])), new, series=series, kept_points=len(every))
 
-    def named(keys: Int64s) -> dict[str, pa.Array]:
+    def create_key_columns(keys: Int64s) -> dict[str, pa.Array]:
         return {name: part.take(pa.array(keys)) for name, part in known.items()}
 
-    return create_average_payloads(series, found, new, causes, named)
+    return create_average_payloads(series, found, new, causes, create_key_columns)
 
 
 def _add_rows(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[GoldShardState, Int64s]:
@@ -227,10 +229,12 @@ def _add_rows(state: GoldShardState, changes: pa.Table, series: RollingAverage) 
     added = of_row[len(state.rows) :]
     width = len(state.metrics)
     older = OlderPoints.of_forgotten(np.repeat(owners.back[added], width), np.repeat(owners.floor[added], width))
-    return replace(state, owners=owners, rows=rows, owner=of_row, older=OlderPoints.concat(state.older, older)), row
+    return replace(
+        state, owners=owners, rows=rows, owner=of_row, older=OlderPoints.concat_series(state.older, older)
+    ), row
 
 
-def _add_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[Owners, Int64s]:
+def _add_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage) -> tuple[PointOwners, Int64s]:
     known = state.owners
     names, owner = _extend_codes(known.name, changes["owner"])
     added = len(names) - len(known.name)
@@ -242,7 +246,7 @@ def _add_owners(state: GoldShardState, changes: pa.Table, series: RollingAverage
     np.maximum.at(seen, owner, _to_int64s(changes["kafka_ms"]))
     np.maximum.at(newest, owner, _to_int64s(changes["ts"]))
     back, floor = np.concatenate([known.back, back]), np.concatenate([known.floor, floor])
-    return Owners(names, partition, seen, newest, back, floor), owner
+    return PointOwners(names, partition, seen, newest, back, floor), owner
 
 
 def _extend_codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, Int64s]:
@@ -275,10 +279,10 @@ def _key_column_reader(series: RollingAverage, rows: pa.Array, metrics: tuple[st
     of_key = {name: (code[place], known) for name, (code, known) in texts.items()}
     of_key["metric"] = metric, pa.array(metrics, pa.string())
 
-    def named(keys: Int64s) -> dict[str, pa.Array]:
+    def create_key_columns(keys: Int64s) -> dict[str, pa.Array]:
         return {name: _create_key_column(name, of_key[name][0][keys], of_key[name][1]) for name in series.keys}
 
-    return named
+    return create_key_columns
 
 
 def _create_key_column(name: str, code: Int64s, known: pa.Array) -> pa.Array:

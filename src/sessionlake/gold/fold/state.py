@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sessionlake.errors import LAST_RESORT, LakeError
-from sessionlake.gold.fold.points import COLUMNS, Points, SeqOrder
+from sessionlake.gold.fold.points import COLUMNS, PointSet, SeqOrder
 from sessionlake.gold.fold.rolling import OlderPoints
 from sessionlake.protocol.chunk import decode_ipc, encode_ipc
 from sessionlake.protocol.types import Bools, Int64s
@@ -37,7 +37,7 @@ MOST_POINTS = 8_000_000
 
 
 @dataclass(frozen=True)
-class Owners:
+class PointOwners:
     """The owners whose points a shard still holds, as columns. An owner is a session, or a row across sessions.
 
     The state drops an owner with all of its series at once: the owner is forgotten.
@@ -59,16 +59,16 @@ class Owners:
     back: Bools
     floor: Int64s
 
-    def take(self, index: Bools) -> Owners:
+    def select_owners(self, index: Bools) -> PointOwners:
         """Returns the owners for which `index` is true."""
         columns = (getattr(self, f.name)[index] for f in fields(self) if f.name != "name")
-        return Owners(self.name.filter(pa.array(index)), *columns)
+        return PointOwners(self.name.filter(pa.array(index)), *columns)
 
     @staticmethod
-    def concat(*parts: Owners) -> Owners:
+    def concat_owners(*parts: PointOwners) -> PointOwners:
         """Concatenates several sets of owners."""
-        columns = (np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Owners) if f.name != "name")
-        return Owners(pa.concat_arrays([p.name for p in parts]), *columns)
+        columns = (np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(PointOwners) if f.name != "name")
+        return PointOwners(pa.concat_arrays([p.name for p in parts]), *columns)
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ class ForgottenOwners:
             names: Names of the owners.
             newest: Latest event time of each owner's points, in ms.
         """
-        return ForgottenOwners.union(self, ForgottenOwners(hash_names(names), newest))
+        return ForgottenOwners.merge_owners(self, ForgottenOwners(hash_names(names), newest))
 
-    def take(self, index: Int64s | Bools) -> ForgottenOwners:
+    def select_owners(self, index: Int64s | Bools) -> ForgottenOwners:
         """Returns the forgotten owners at these indices."""
         return ForgottenOwners(self.mark[index], self.newest[index])
 
     @staticmethod
-    def union(*parts: ForgottenOwners) -> ForgottenOwners:
+    def merge_owners(*parts: ForgottenOwners) -> ForgottenOwners:
         """Merges several sets of forgotten owners. For an owner in more than one set, the latest time is kept."""
         none = ForgottenOwners(np.empty(0, np.uint64), np.empty(0, np.int64))
         mark, time = (np.concatenate([getattr(p, f.name) for p in (none, *parts)]) for f in fields(ForgottenOwners))
@@ -140,21 +140,21 @@ class GoldShardState:
 
     rebuild_id: str
     metrics: tuple[str, ...]
-    owners: Owners
+    owners: PointOwners
     rows: pa.Array
     owner: Int64s
     older: OlderPoints
-    tail: Points
+    tail: PointSet
     forgotten: ForgottenOwners
 
     @staticmethod
-    def empty(rebuild_id: str, metrics: tuple[str, ...]) -> GoldShardState:
+    def create_empty(rebuild_id: str, metrics: tuple[str, ...]) -> GoldShardState:
         """Returns a state without owners and points."""
         none, names = np.empty(0, np.int64), pa.array([], pa.string())
-        owners = Owners(names, none, none, none, np.empty(0, np.bool_), none)
+        owners = PointOwners(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = ForgottenOwners(np.empty(0, np.uint64), none)
         return GoldShardState(
-            rebuild_id, metrics, owners, names, none, OlderPoints.none_for(0), Points.empty(), forgotten
+            rebuild_id, metrics, owners, names, none, OlderPoints.none_for(0), PointSet.create_empty(), forgotten
         )
 
     def renumber_for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
@@ -228,13 +228,13 @@ class GoldShardState:
         rows = kept[self.owner]
         keys = np.repeat(rows, len(self.metrics))
         points = keys[self.tail.key]
-        tail = self.tail.take(points)
+        tail = self.tail.select_points(points)
         return replace(
             self,
-            owners=self.owners.take(kept),
+            owners=self.owners.select_owners(kept),
             rows=self.rows.filter(pa.array(rows)),
             owner=(np.cumsum(kept) - 1)[self.owner[rows]],
-            older=self.older.take(keys),
+            older=self.older.select_series(keys),
             tail=tail.with_keys((np.cumsum(keys) - 1)[tail.key]),
             forgotten=forgotten,
         )
@@ -247,15 +247,15 @@ class GoldShardState:
         keys = (one.tail.key + first * len(self.metrics) for one, first in zip(every, rows.tolist(), strict=False))
         return replace(
             self,
-            owners=Owners.concat(*(one.owners for one in every)),
+            owners=PointOwners.concat_owners(*(one.owners for one in every)),
             rows=pa.concat_arrays([one.rows for one in every]),
             owner=np.concatenate([one.owner + first for one, first in zip(every, owners.tolist(), strict=False)]),
-            older=OlderPoints.concat(*(one.older for one in every)),
-            tail=Points.concat(*(one.tail.with_keys(key) for one, key in zip(every, keys, strict=True))),
-            forgotten=ForgottenOwners.union(*(one.forgotten for one in every)),
+            older=OlderPoints.concat_series(*(one.older for one in every)),
+            tail=PointSet.concat_points(*(one.tail.with_keys(key) for one, key in zip(every, keys, strict=True))),
+            forgotten=ForgottenOwners.merge_owners(*(one.forgotten for one in every)),
         )
 
-    def encode(self) -> bytes:
+    def encode_state(self) -> bytes:
         """Encodes the state as MessagePack, with the format's version and the groups of columns as Arrow IPC."""
         tables = {
             "sessions": _narrow_table(_field_values(self.owners)),
@@ -270,19 +270,19 @@ class GoldShardState:
         return msgspec.msgpack.encode(content | stored)
 
     @staticmethod
-    def decode(content: bytes) -> GoldShardState:
+    def decode_state(content: bytes) -> GoldShardState:
         """Decodes a state that `encode` wrote.
 
         Raises:
             LakeError: The format is unknown, or the bytes are damaged.
         """
-        found = _decode(content)
+        found = _decode_fields(content)
         _require_format(found, FORMAT)
         older, rows, tail = (_read_columns(found[name]) for name in ("older", "rows", "tail"))
         return GoldShardState(
             found["made"],
             tuple(found["metrics"]),
-            Owners(**_read_columns(found["sessions"])),
+            PointOwners(**_read_columns(found["sessions"])),
             rows["name"],
             rows["session"],
             OlderPoints(**older),
@@ -310,12 +310,12 @@ def decode_states(content: bytes | None) -> dict[str, bytes]:
     """
     if content is None:
         return {}
-    found = _decode(content)
+    found = _decode_fields(content)
     _require_format(found, STATES)
     return dict(found["states"])
 
 
-def _decode(content: bytes) -> dict[str, Any]:
+def _decode_fields(content: bytes) -> dict[str, Any]:
     try:
         return msgspec.msgpack.decode(content, type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -342,14 +342,14 @@ def _field_values(record: Any) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
-def _point_columns(points: Points) -> dict[str, Any]:
+def _point_columns(points: PointSet) -> dict[str, Any]:
     columns = {name: getattr(points, name) for name in COLUMNS}
     return columns | ({} if points.by_seq is None else _field_values(points.by_seq))
 
 
-def _create_points(columns: dict[str, Any]) -> Points:
+def _create_points(columns: dict[str, Any]) -> PointSet:
     order = {f.name: columns.pop(f.name) for f in fields(SeqOrder) if f.name in columns}
-    return Points(**columns, by_seq=SeqOrder(**order) if order else None)
+    return PointSet(**columns, by_seq=SeqOrder(**order) if order else None)
 
 
 def _narrow_table(columns: dict[str, Any]) -> pa.Table:

@@ -74,7 +74,7 @@ def restart_states(
     """
     rebuild_id = f"{handover.read_next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
     _store_owners(settings, series, rebuild_id, _owners_by_shard(series, settings.gold.shards, rows))
-    lake.set_property(spark, series.table, REBUILD_ID, rebuild_id)
+    lake.set_property(spark, series.table_name, REBUILD_ID, rebuild_id)
 
 
 def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage) -> int:
@@ -82,16 +82,16 @@ def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage
 
     Restatements of later batches describe changes of the table's present rows.
     """
-    behind, _, _ = lake.storage.properties(spark, series.table).get(REBUILD_ID, "").rpartition("-")
+    behind, _, _ = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "").rpartition("-")
     return int(behind or -1)
 
 
 def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
     """Returns a table of averages together with its last rebuild's id, and the owners that the rebuilt table had."""
-    rebuild_id = lake.storage.properties(spark, series.table).get(REBUILD_ID, "")
+    rebuild_id = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "")
     if rebuild_id and not handover.read_next_batch(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
-        lake.set_property(spark, series.table, REBUILD_ID, "")
+        lake.set_property(spark, series.table_name, REBUILD_ID, "")
         return TrackedAverages(series)
     if not rebuild_id:
         return TrackedAverages(series)
@@ -99,7 +99,10 @@ def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series
     if not Path(held.folder).is_dir():
         # Rows added since the rebuild do no harm: their shards already have states.
         _store_owners(
-            settings, series, rebuild_id, _owners_by_shard(series, settings.gold.shards, lake.read(spark, series.table))
+            settings,
+            series,
+            rebuild_id,
+            _owners_by_shard(series, settings.gold.shards, lake.read(spark, series.table_name)),
         )
     return TrackedAverages(series, rebuild_id, held)
 
@@ -150,7 +153,7 @@ def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage,
     """
     from pyspark.sql import functions as F
 
-    table = SESSIONS if series.is_per_session else series.table
+    table = SESSIONS if series.is_per_session else series.table_name
     if not lake.exists(spark, table):
         return ShardsByHash(np.empty(0, np.uint64), np.empty(0, np.int64))
     owner = [*map(quote, series.owner_columns)]

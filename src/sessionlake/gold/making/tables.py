@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, delete_rows, fence_off, next_txn
+from sessionlake.delta.commit import append_rows, delete_rows, fence_off, next_txn
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
 from sessionlake.delta.storage.interface import delta_writer
@@ -57,14 +57,14 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
-    lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
+    lake.storage.save_to_table(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"Delta skipped the new rows of {table}, because a process with a higher lease number has written it",
             why=f"Lease numbers only fall if {LEASES} was dropped",
             fix=f"Drop {table}; the next start of gold creates and rebuilds it",
         )
-    lake.cluster(spark, table)
+    lake.set_clustering_keys(spark, table)
 
 
 def rebuild_late_points(
@@ -79,14 +79,14 @@ def rebuild_late_points(
     """
     from pyspark.sql import functions as F
 
-    txn, former = Txn(f"anew-{uuid4().hex[:12]}", 0), F.col("table") == product.table
+    txn, former = Txn(f"anew-{uuid4().hex[:12]}", 0), F.col("table") == product.table_name
     if not lake.read(spark, LATE_POINTS).where(former).isEmpty():
         delete_rows(spark, lake, LATE_POINTS, txn, former)
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
     late = PerBatchFunction(lambda some: add_constants(product.select_late_rows(some, declared), stamps))
-    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
+    append_rows(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
     Raises:
         LakeError: Gold stopped before it had read a whole version of silver's table.
     """
-    changes, table = read_changes(spark, lake, settings), product.table
+    changes, table = read_changes(spark, lake, settings), product.table_name
     for one in add_final_tables([product]):
         _ensure_columns(spark, lake, one, empty=changes is None)
     set_change_feeds(spark, lake, settings, [product])
@@ -124,7 +124,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         times = latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
             floors = compute_expiry_times(product, latest_by_topic(times))
-            store_expiry_times(spark, lake, [one.table for one in add_final_tables([product])], floors)
+            store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
             rows = drop_expired(rows, floors)
         rows = rows.localCheckpoint()
         rebuilt = RebuiltTable(
@@ -134,7 +134,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         _skip_batches_read(spark, lake, settings, table)
         for final in find_final_tables([product]):
             rebuild_final_rows(spark, lake, final, rows, times, read_next_batch(settings, GOLD) - 1)
-            _skip_batches_read(spark, lake, settings, final.table)
+            _skip_batches_read(spark, lake, settings, final.table_name)
         if isinstance(product, RollingAverage):
             restart_states(spark, lake, settings, product, rows)
             _skip_batches_read(spark, lake, settings, RESTATEMENTS)
@@ -144,18 +144,18 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
                 _skip_batches_read(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
     lake.storage.require_lease(table)
-    lake.set_property(spark, table, LOGIC, product.logic)
+    lake.set_property(spark, table, LOGIC, product.logic_hash)
     return rebuilt
 
 
 def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
     """Creates the table if it does not exist. A table with other columns than the declared ones is dropped before."""
-    present = lake.storage.columns(spark, table.table) if lake.exists(spark, table.table) else None
+    present = lake.storage.read_column_types(spark, table.table_name) if lake.exists(spark, table.table_name) else None
     # AVERAGES is never dropped: its properties store, for example, which tables gold maintains. Its keys never change.
-    if present is not None and table.table != AVERAGES and (empty or present != dict(table.columns)):
+    if present is not None and table.table_name != AVERAGES and (empty or present != dict(table.column_types)):
         # File statistics and clustering depend on the table's definition, so the table is created again.
-        lake.drop(spark, table.table)
-    lake.ensure(spark, [table.table])
+        lake.drop_table(spark, table.table_name)
+    lake.prepare_tables(spark, [table.table_name])
 
 
 def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:
@@ -185,7 +185,7 @@ def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable)
     """
     if live.isEmpty():
         return None
-    return compare_rows(product.table, product.row_keys, product.results, live, rows).first_difference
+    return compare_rows(product.table_name, product.row_keys, product.result_columns, live, rows).first_difference
 
 
 def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared: DeclaredColumns) -> DataFrame:
@@ -216,15 +216,17 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
     ]
     points = with_seq_order(events).select(*map(quote, columns))
 
-    def call(rows: pa.Table) -> pa.Table:
+    def recompute_group(rows: pa.Table) -> pa.Table:
         return pa.concat_tables(
             decode_dictionaries(emitted.rows)
             for emitted in recompute_averages(join_stored_points(series, rows), series)
         )
 
-    return map_groups(points, series.keys, GROUPS, call, series.ddl)
+    return map_groups(points, series.keys, GROUPS, recompute_group, series.columns_ddl)
 
 
 def _compute_products(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:
-    parts = changes.mapInArrow(PerBatchFunction(lambda some: product.aggregate_changes(some, declared)), product.ddl)
-    return map_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.ddl)
+    parts = changes.mapInArrow(
+        PerBatchFunction(lambda some: product.aggregate_changes(some, declared)), product.columns_ddl
+    )
+    return map_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.columns_ddl)

@@ -15,14 +15,21 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta import commit
-from sessionlake.delta.commit import append, fence_off, merge
+from sessionlake.delta.commit import append_rows, fence_off, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
-from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, Difference, Fault, Reference, find_difference
+from sessionlake.gold.enrich.reference import (
+    GONE_BY,
+    TAKEN_BY,
+    KeyFault,
+    ReferenceDifference,
+    ReferenceTable,
+    find_difference,
+)
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
 from sessionlake.protocol.names import ddl_of, quote
 from sessionlake.spark.frames import PerBatchFunction, map_batches
@@ -36,27 +43,30 @@ _CORRECTED = "sessionlake.corrected"
 """Table property of gold's copy: the number of the last correction after which all enriched rows were updated."""
 
 
-def read_reference(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
+def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
     """Returns the rows of a reference table as users wrote them, with the declared columns and types.
 
     Raises:
         LakeError: the table is missing, has other columns or types, or is too large.
     """
-    if not reader.exists(reference.table):
-        raise LakeError(f"{reference.table} does not exist", fix="Run `sessionlake run gold`, which creates it")
+    if not reader.exists(reference.table_name):
+        raise LakeError(f"{reference.table_name} does not exist", fix="Run `sessionlake run gold`, which creates it")
     try:
         return _read_declared(
-            reader, reference.table, reference.arrow_schema(), max_bytes=lake.limits.driver_bytes // MEMORY_FACTOR
+            reader,
+            reference.table_name,
+            reference.arrow_schema(),
+            max_bytes=lake.driver_limits.driver_bytes // MEMORY_FACTOR,
         )
     except TooLargeError as error:
         raise LakeError(
             f"{error}",
             why="Gold holds the rows of a reference table in memory",
-            fix=f"Remove rows from {reference.table} that no change needs any more",
+            fix=f"Remove rows from {reference.table_name} that no change needs any more",
         ) from error
 
 
-def read_applied_rows(lake: Lake, reader: TableReader, reference: Reference) -> pa.Table:
+def read_applied_rows(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
     """Returns the rows in gold's copy of a reference table that no correction has removed.
 
     Column `TAKEN_BY` has the number of the correction that added the row.
@@ -66,19 +76,19 @@ def read_applied_rows(lake: Lake, reader: TableReader, reference: Reference) -> 
     """
     schema, none = _applied_schema(reference), (GONE_BY, is_null, None)
     schema = schema.remove(schema.get_field_index(GONE_BY))
-    return _read_declared(reader, reference.applied_table, schema, none, max_bytes=lake.limits.driver_bytes)
+    return _read_declared(reader, reference.applied_table, schema, none, max_bytes=lake.driver_limits.driver_bytes)
 
 
 def _read_declared(
     reader: TableReader, table: str, schema: pa.Schema, *conditions: Condition, max_bytes: int
 ) -> pa.Table:
-    present = reader.schema(table).names
+    present = reader.read_table_schema(table).names
     if missing := [name for name in schema.names if name not in present]:
         raise LakeError(
             f"{table} lacks the columns {', '.join(missing)}; it has {', '.join(present)}",
             fix="Run `sessionlake run gold`, which adds them when it starts",
         )
-    rows = reader.table(table, *conditions, columns=schema.names, max_bytes=max_bytes)
+    rows = reader.read_arrow_table(table, *conditions, columns=schema.names, max_bytes=max_bytes)
     try:
         return rows.cast(schema)
     except pa.ArrowException as error:
@@ -88,7 +98,9 @@ def _read_declared(
         ) from error
 
 
-def find_unapplied_rows(lake: Lake, reader: TableReader, reference: Reference) -> tuple[Difference, list[Fault]]:
+def find_unapplied_rows(
+    lake: Lake, reader: TableReader, reference: ReferenceTable
+) -> tuple[ReferenceDifference, list[KeyFault]]:
     """Compares a reference table with gold's copy of it.
 
     Returns:
@@ -109,7 +121,7 @@ class AppliedRows:
         lock: makes joining a batch's changes and recording a correction exclude each other.
     """
 
-    def __init__(self, lake: Lake, references: Sequence[Reference]) -> None:
+    def __init__(self, lake: Lake, references: Sequence[ReferenceTable]) -> None:
         self._lake = lake
         self._references = references
         self._current: dict[str, pa.Table] = {}
@@ -123,32 +135,34 @@ class AppliedRows:
                 self._current[one.name] = read_applied_rows(self._lake, reader, one)
         return self._current
 
-    def record_correction(self, spark: SparkSession, reference: Reference, part: Difference) -> None:
+    def record_correction(self, spark: SparkSession, reference: ReferenceTable, part: ReferenceDifference) -> None:
         """Writes a difference to gold's copy of the reference table, as the next correction."""
         with self.lock:
             txn = next_txn(spark, self._lake, reference.applied_table)
             rows = _create_recorded_rows(reference, part, txn.version)
             token = self._lake.storage.lease_token(GOLD)
             if part.removed.num_rows:
-                merge(
+                merge_rows(
                     spark, self._lake, reference.applied_table, rows, _applied_upsert(reference), txn.fenced_by(token)
                 )
             else:
-                append(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
+                append_rows(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
             self._current.pop(reference.name, None)
 
-    def read_unfinished_correction(self, spark: SparkSession, reference: Reference) -> Difference | None:
+    def read_unfinished_correction(self, spark: SparkSession, reference: ReferenceTable) -> ReferenceDifference | None:
         """Returns the last recorded correction if enriched tables may not be updated for it yet, else None."""
-        done = int(self._lake.storage.properties(spark, reference.applied_table).get(_CORRECTED, 0))
+        done = int(self._lake.storage.read_properties(spark, reference.applied_table).get(_CORRECTED, 0))
         reader, schema = self._lake.reader(spark), _applied_schema(reference)
         removed, added = (
-            reader.table(reference.applied_table, (name, operator.gt, done), columns=schema.names).cast(schema)
+            reader.read_arrow_table(reference.applied_table, (name, operator.gt, done), columns=schema.names).cast(
+                schema
+            )
             for name in (GONE_BY, TAKEN_BY)
         )
-        found = Difference(removed, added)
+        found = ReferenceDifference(removed, added)
         return found if found.row_count else None
 
-    def mark_corrected(self, spark: SparkSession, reference: Reference) -> None:
+    def mark_corrected(self, spark: SparkSession, reference: ReferenceTable) -> None:
         """Marks all recorded corrections of a reference table as finished: all enriched rows are updated for them."""
         number = self._lake.latest_version(spark, reference.applied_table)
         self._lake.storage.require_lease(reference.applied_table)
@@ -167,12 +181,12 @@ def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str]
         fence_off(spark, lake, tables, Txn.before_lease_holder(app_id, token))
 
 
-def _applied_schema(reference: Reference) -> pa.Schema:
+def _applied_schema(reference: ReferenceTable) -> pa.Schema:
     numbers = [pa.field(name, pa.int64()) for name in (TAKEN_BY, GONE_BY)]
     return pa.schema([*reference.arrow_schema(), *numbers])
 
 
-def _create_recorded_rows(reference: Reference, part: Difference, number: int) -> pa.Table:
+def _create_recorded_rows(reference: ReferenceTable, part: ReferenceDifference, number: int) -> pa.Table:
     schema = _applied_schema(reference)
     removed = part.removed.append_column(GONE_BY, pa.array([number] * part.removed.num_rows, pa.int64()))
     added = part.added.append_column(TAKEN_BY, pa.array([number] * part.added.num_rows, pa.int64()))
@@ -180,7 +194,7 @@ def _create_recorded_rows(reference: Reference, part: Difference, number: int) -
     return pa.concat_tables([removed.select(schema.names).cast(schema), added.select(schema.names).cast(schema)])
 
 
-def _applied_upsert(reference: Reference) -> Upsert:
+def _applied_upsert(reference: ReferenceTable) -> Upsert:
     keys = (*reference.key_names, "valid_from", TAKEN_BY)
     others = tuple(name for name in _applied_schema(reference).names if name not in keys)
     return Upsert(keys, others, pruned_by=reference.key_names[:1])
@@ -201,4 +215,4 @@ def join_on_cluster(spark: SparkSession, lake: Lake, changes: DataFrame, table: 
     versions = {join.reference.name: read_applied_rows(lake, reader, join.reference) for join in table.joins}
     needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.change_column_names)
     own = changes.select(*map(quote, needed))
-    return map_batches(own, PerBatchFunction(lambda rows: table.join_rows(rows, versions)), ddl_of(table.columns))
+    return map_batches(own, PerBatchFunction(lambda rows: table.join_rows(rows, versions)), ddl_of(table.column_types))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.faults import fault_point
@@ -20,13 +20,13 @@ from sessionlake.gold.enrich.asof import OPEN_END
 from sessionlake.gold.enrich.reference import (
     BEGIN,
     END,
-    Difference,
-    Reference,
+    ReferenceDifference,
+    ReferenceTable,
     are_in_spans,
     find_changed_spans,
     find_difference,
 )
-from sessionlake.gold.enrich.table import CHANGE_ID, EnrichedTable, Join, find_joins
+from sessionlake.gold.enrich.table import CHANGE_ID, EnrichedTable, ReferenceJoin, find_joins
 from sessionlake.gold.references.applied import (
     MEMORY_FACTOR,
     AppliedRows,
@@ -47,7 +47,7 @@ All rows of an enriched table that a correction changes are updated in one commi
 """
 
 
-class Corrections:
+class CorrectionRunner:
     """Updates enriched tables when the reference tables that they join change.
 
     Args:
@@ -61,7 +61,7 @@ class Corrections:
         self,
         spark: SparkSession,
         lake: Lake,
-        references: Sequence[Reference],
+        references: Sequence[ReferenceTable],
         tables: Sequence[EnrichedTable],
         applied: AppliedRows,
     ) -> None:
@@ -69,14 +69,14 @@ class Corrections:
         self._tables = tables
         self._references = references
         self._seen_versions: dict[str, int] = {}
-        self._slices: dict[str, Iterator[Difference]] = {one.name: iter(()) for one in references}
+        self._slices: dict[str, Iterator[ReferenceDifference]] = {one.name: iter(()) for one in references}
 
     def finish_interrupted(self) -> None:
         """Updates enriched tables for corrections that a process recorded before it died.
 
         Call it before the stream starts.
         """
-        written = [*(one.applied_table for one in self._references), *(table.table for table in self._tables)]
+        written = [*(one.applied_table for one in self._references), *(table.table_name for table in self._tables)]
         block_earlier_writers(self._spark, self._lake, written)
         for one in self._references:
             part = self._applied.read_unfinished_correction(self._spark, one)
@@ -85,15 +85,15 @@ class Corrections:
 
     def apply_all(self) -> None:
         """Applies all changes of the reference tables, then returns."""
-        while self.step():
+        while self.apply_next_corrections():
             pass
 
-    def step(self) -> bool:
+    def apply_next_corrections(self) -> bool:
         """Applies the next correction of each reference table. Returns True if there was one."""
-        found = [self._apply_next(one) for one in self._references]
+        found = [self._apply_next_correction(one) for one in self._references]
         return any(found)
 
-    def _apply_next(self, reference: Reference) -> bool:
+    def _apply_next_correction(self, reference: ReferenceTable) -> bool:
         part = next(self._slices[reference.name], None)
         if part is None:
             self._slices[reference.name] = self._pending_slices(reference)
@@ -101,13 +101,13 @@ class Corrections:
         if part is None:
             return False
         self._applied.record_correction(self._spark, reference, part)
-        fault_point(f"taken:{reference.table}")
+        fault_point(f"taken:{reference.table_name}")
         self._correct_tables(reference, part)
         return True
 
-    def _pending_slices(self, reference: Reference) -> Iterator[Difference]:
+    def _pending_slices(self, reference: ReferenceTable) -> Iterator[ReferenceDifference]:
         """Returns the parts of the difference to apply next; empty if the table has not changed since the last call."""
-        version = self._lake.latest_version(self._spark, reference.table)
+        version = self._lake.latest_version(self._spark, reference.table_name)
         if version == self._seen_versions.get(reference.name):
             return iter(())
         self._seen_versions[reference.name] = version
@@ -116,26 +116,26 @@ class Corrections:
         except LakeError:  # skipped until the table changes again; `sessionlake reference list` shows the reason
             return iter(())
         applied = self._applied.read_current(self._spark)[reference.name]
-        return find_difference(reference, applied, now)[0].split(reference, _SLICE_ROWS)
+        return find_difference(reference, applied, now)[0].split_into_parts(reference, _SLICE_ROWS)
 
-    def _correct_tables(self, reference: Reference, part: Difference) -> None:
+    def _correct_tables(self, reference: ReferenceTable, part: ReferenceDifference) -> None:
         spans = find_changed_spans(reference, part)
         if spans.num_rows:
             for table, join in find_joins(self._tables, reference):
                 self._correct_table(table, join, spans)
         self._applied.mark_corrected(self._spark, reference)
 
-    def _correct_table(self, table: EnrichedTable, join: Join, spans: pa.Table) -> None:
+    def _correct_table(self, table: EnrichedTable, join: ReferenceJoin, spans: pa.Table) -> None:
         """Repeats the join for the rows of an enriched table in some spans, and updates these rows.
 
         Args:
             spans: keys and spans of event time in which the reference table's rows have changed.
         """
         columns = [*dict.fromkeys((*CHANGE_ID, "ts", *join.on))]
-        identity = [column for column in table.columns if column[0] in CHANGE_ID]
+        identity = [column for column in table.column_types if column[0] in CHANGE_ID]
         versions = self._applied.read_current(self._spark)[join.reference.name]
 
-        def rejoined(rows: pa.Table) -> pa.Table:
+        def join_again(rows: pa.Table) -> pa.Table:
             """Returns `CHANGE_ID` and the columns that the join adds, for rows in the spans."""
             keys = [rows[name] for name in join.on]
             touched = rows.filter(pa.array(are_in_spans(join.reference, spans, keys, rows["ts"].to_numpy())))
@@ -145,25 +145,27 @@ class Corrections:
 
         rows: Rows
         try:
-            reader, most = self._lake.reader(self._spark), self._lake.limits.driver_bytes // MEMORY_FACTOR
-            near = reader.table(table.table, *_span_conditions(join, spans), columns=columns, max_bytes=most)
+            reader, most = self._lake.reader(self._spark), self._lake.driver_limits.driver_bytes // MEMORY_FACTOR
+            near = reader.read_arrow_table(
+                table.table_name, *_span_conditions(join, spans), columns=columns, max_bytes=most
+            )
         except TooLargeError:
-            frame = self._lake.read(self._spark, table.table).select(*map(quote, columns))
+            frame = self._lake.read(self._spark, table.table_name).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
             rows = map_batches(
-                frame, PerBatchFunction(rejoined), ddl_of((*identity, *join.added_columns))
+                frame, PerBatchFunction(join_again), ddl_of((*identity, *join.added_columns))
             ).localCheckpoint()
         else:
-            rows = rejoined(near)
+            rows = join_again(near)
             if not rows.num_rows:
                 return
-        txn = next_txn(self._spark, self._lake, table.table).fenced_by(self._lake.storage.lease_token(GOLD))
+        txn = next_txn(self._spark, self._lake, table.table_name).fenced_by(self._lake.storage.lease_token(GOLD))
         added = tuple(name for name, _ in join.added_columns)
         upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
-        merge(self._spark, self._lake, table.table, rows, upsert, txn)
+        merge_rows(self._spark, self._lake, table.table_name, rows, upsert, txn)
 
 
-def _span_conditions(join: Join, spans: pa.Table) -> list[Condition]:
+def _span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:
     """Returns conditions for reading the rows in the spans. They may also select some rows outside the spans."""
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
     found = [*key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.storage.reading import Condition, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError, LakeError
 from sessionlake.feeds.values import feed_column
-from sessionlake.gold.enrich.reference import Reference
-from sessionlake.gold.enrich.table import BATCH, EnrichedTable, Join, find_joins
+from sessionlake.gold.enrich.reference import ReferenceTable
+from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins
 from sessionlake.gold.enrich.upsert import Key
 from sessionlake.gold.references.applied import next_txn
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
@@ -73,7 +73,7 @@ class LookupRunner:
         self,
         spark: SparkSession,
         lake: Lake,
-        reference: Reference,
+        reference: ReferenceTable,
         settings: LookupSettings,
         lookup: Lookup,
         tables: Sequence[EnrichedTable],
@@ -94,7 +94,7 @@ class LookupRunner:
         """Schedules a search for keys in the changes of silver batches `first` to `last`. Any thread may call it."""
         self._unread_batches.append((first, last))
 
-    def step(self) -> bool:
+    def request_next_keys(self) -> bool:
         """Requests the next keys, as many as the settings allow at once, and writes the answers.
 
         Returns:
@@ -108,11 +108,11 @@ class LookupRunner:
             return False
         batches = [keys[i : i + self._settings.batch] for i in range(0, len(keys), self._settings.batch)]
         with ThreadPoolExecutor(self._settings.in_flight, "lookup") as pool:
-            found = [*pool.map(self._fetch, batches)]
+            found = [*pool.map(self._request_keys, batches)]
         failed = {key: why for _, part in found for key, why in part.items()}
-        return self._store([row for rows, _ in found for row in rows], failed, keys)
+        return self._store_answers([row for rows, _ in found for row in rows], failed, keys)
 
-    def _fetch(self, keys: Sequence[Key]) -> tuple[list[Row], dict[Key, tuple[str, str]]]:
+    def _request_keys(self, keys: Sequence[Key]) -> tuple[list[Row], dict[Key, tuple[str, str]]]:
         """Requests keys. Returns the usable rows, and for each failed key the kind of failure and the reason."""
         names = self._reference.key_names
         try:
@@ -137,7 +137,7 @@ class LookupRunner:
         failed |= {key: unknown for key in keys if key not in used and key not in failed}
         return [row for key, found in used.items() if key not in failed for row in found], failed
 
-    def _store(self, rows: list[Row], failed: dict[Key, tuple[str, str]], keys: Sequence[Key]) -> bool:
+    def _store_answers(self, rows: list[Row], failed: dict[Key, tuple[str, str]], keys: Sequence[Key]) -> bool:
         """Writes fetched rows and failures. Returns False if another process is writing the reference table.
 
         In that case the keys are requested again later.
@@ -196,10 +196,12 @@ class LookupRunner:
 
     def _write_failures(self, rows: list[Row]) -> None:
         if rows:
-            schema = self._lake.reader(self._spark).schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
+            schema = (
+                self._lake.reader(self._spark).read_table_schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
+            )
             source = pa.Table.from_pylist(rows, schema)
             txn = next_txn(self._spark, self._lake, LOOKUP_FAILURES)
-            merge(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
+            merge_rows(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
     def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
         """Returns the rows of `gold.lookup_failures` of these keys, by key."""
@@ -211,7 +213,7 @@ class LookupRunner:
     def _read_failures(self, *conditions: Condition) -> Iterator[Row]:
         """Yields rows of `gold.lookup_failures` for this reference table."""
         of_reference = ("reference", operator.eq, self._reference.name)
-        return self._lake.reader(self._spark).rows(LOOKUP_FAILURES, of_reference, *conditions)
+        return self._lake.reader(self._spark).read_rows(LOOKUP_FAILURES, of_reference, *conditions)
 
     def _queue_keys(self) -> None:
         """Adds keys to the queue of requests: failed keys whose pause has ended, and keys in newly added changes.
@@ -229,7 +231,9 @@ class LookupRunner:
             found = {key for key in named if self._is_due(key, now)}
             self._queue |= dict.fromkeys(found - self._read_failures_of_keys(found).keys())
 
-    def _read_missing_keys(self, table: EnrichedTable, join: Join, batches: tuple[int, int] | None) -> Iterator[Key]:
+    def _read_missing_keys(
+        self, table: EnrichedTable, join: ReferenceJoin, batches: tuple[int, int] | None
+    ) -> Iterator[Key]:
         """Yields keys in an enriched table's rows, for which the reference table may lack rows.
 
         Args:
@@ -242,7 +246,7 @@ class LookupRunner:
         if batches is None or self._settings.ttl is None:
             conditions.append((join.version_column, is_null, None))
         names = [*dict.fromkeys(join.on)]
-        for values in self._lake.reader(self._spark).count_by(table.table, names, *conditions):
+        for values in self._lake.reader(self._spark).count_by(table.table_name, names, *conditions):
             row = dict(zip(names, values, strict=True))
             if None not in values:
                 yield tuple(row[name] for name in join.on)
@@ -260,7 +264,7 @@ def _decode_key(row: Row) -> Key:
     return tuple(json.loads(row["key"]))
 
 
-def _convert_row(reference: Reference, row: Row) -> Row:
+def _convert_row(reference: ReferenceTable, row: Row) -> Row:
     """Returns a fetched row with the columns and types of the reference table.
 
     Raises:

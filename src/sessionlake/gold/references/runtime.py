@@ -14,7 +14,7 @@ from sessionlake.gold.declared.tables import GoldTable
 from sessionlake.gold.enrich.reference import applied_columns
 from sessionlake.gold.enrich.table import EnrichedTable, find_joins
 from sessionlake.gold.references.applied import AppliedRows
-from sessionlake.gold.references.corrections import Corrections
+from sessionlake.gold.references.corrections import CorrectionRunner
 from sessionlake.gold.references.lookup import create_lookup
 from sessionlake.gold.references.lookups import LookupRunner
 from sessionlake.gold.references.step import EnrichStep
@@ -36,20 +36,20 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     """
     tables = declared_enriched_tables(settings)
     for one in declared_references(settings):
-        if lake.exists(spark, one.table):
-            lake.add_missing_columns(spark, one.table)  # others write this table, so their further columns stay
-            lake.storage.set_retention(spark, one.table)
+        if lake.exists(spark, one.table_name):
+            lake.add_missing_columns(spark, one.table_name)  # others write this table, so their further columns stay
+            lake.storage.set_retention(spark, one.table_name)
         else:
-            lake.ensure(spark, [one.table])
+            lake.prepare_tables(spark, [one.table_name])
         exists = lake.exists(spark, one.applied_table)
-        if not exists or lake.storage.columns(spark, one.applied_table) != dict(applied_columns(one)):
+        if not exists or lake.storage.read_column_types(spark, one.applied_table) != dict(applied_columns(one)):
             dependent = [table for table, _ in find_joins(tables, one)]
             # If the copy is lost, only complete tables of current logic are rebuilt; others wait for a command.
             for table in dependent if exists else find_complete_tables(spark, lake, dependent):
                 mark_incomplete(spark, lake, table)
             if exists:
-                lake.drop(spark, one.applied_table)
-        lake.ensure(spark, [one.applied_table])
+                lake.drop_table(spark, one.applied_table)
+        lake.prepare_tables(spark, [one.applied_table])
 
 
 class ReferenceRuntime:
@@ -80,13 +80,13 @@ class ReferenceRuntime:
         lookups = _create_lookup_runners(spark, lake, settings, tables) if runs_lookups else []
         self.step = EnrichStep(lake, tables, applied, [one.add_batches for one in lookups])
         corrections_session = separate_session(spark) if references else spark
-        self._corrections = Corrections(corrections_session, lake, references, tables, applied)
+        self._corrections = CorrectionRunner(corrections_session, lake, references, tables, applied)
         self._corrections.finish_interrupted()
         self.background: list[BackgroundStep] = []
         if references:
             pause = settings.gold.trigger.total_seconds()
-            self.background += [BackgroundStep(f"lookup-{one.name}", one.step, pause) for one in lookups]
-            self.background.append(BackgroundStep("references", self._corrections.step, pause))
+            self.background += [BackgroundStep(f"lookup-{one.name}", one.request_next_keys, pause) for one in lookups]
+            self.background.append(BackgroundStep("references", self._corrections.apply_next_corrections, pause))
 
     def apply_all(self) -> None:
         """Applies all changes of reference tables to enriched tables, then returns. Lookups do not run."""
@@ -101,7 +101,7 @@ def _create_lookup_runners(
     for one in declared_references(settings):
         lookup = declared[one.name]
         if lookup is not None and find_joins(tables, one):
-            lake.ensure(spark, [LOOKUP_FAILURES])
+            lake.prepare_tables(spark, [LOOKUP_FAILURES])
             client = create_lookup(lookup, f"gold.references.{one.name}")
             found.append(LookupRunner(separate_session(spark), lake, one, lookup, client, tables))
     return found
@@ -121,14 +121,14 @@ class BackgroundStep:
     def __init__(self, name: str, step: Callable[[], bool], pause: float) -> None:
         self._step, self._pause = step, pause
         self._stop, self._idle, self._wake = (threading.Event() for _ in range(3))
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name=name, daemon=True)
         self.error: BaseException | None = None
 
-    def start(self) -> None:
+    def start_thread(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop_thread(self) -> None:
         """Stops the thread and waits until the current call of the step returns."""
         self._stop.set()
         self._wake.set()
@@ -148,7 +148,7 @@ class BackgroundStep:
             found = True
         return found
 
-    def drain(self) -> None:
+    def wait_until_idle(self) -> None:
         """Waits until the step has been called again and found no work. Returns at once if the thread does not run."""
         for _ in range(2):
             self._idle.clear()
@@ -156,7 +156,7 @@ class BackgroundStep:
             while self._thread.is_alive() and not self._idle.wait(0.1):
                 pass
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         try:
             while True:
                 self._wake.clear()
@@ -186,13 +186,13 @@ class QueryWithBackground(LayerQuery):
         """Starts the threads of background steps. With `once`, the steps run after the stream has ended instead."""
         self._background = background
         for one in () if once else background:
-            one.start()
+            one.start_thread()
         return self
 
     def stop(self) -> None:
         super().stop()
         for one in self._background:
-            one.stop()
+            one.stop_thread()
 
     def wait(self, seconds: float | None = None) -> bool:
         ended = super().wait(seconds)
@@ -216,5 +216,5 @@ class QueryWithBackground(LayerQuery):
     def drain(self) -> None:
         super().drain()
         for one in self._background:
-            one.drain()
+            one.wait_until_idle()
         self.check()

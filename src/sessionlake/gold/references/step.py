@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, merge
+from sessionlake.delta.commit import append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
@@ -54,11 +54,11 @@ class EnrichStep:
         """
         if not self._tables or read.first_batch is None or read.last_batch is None:
             return []
-        batches = _subtract(range(read.first_batch, read.last_batch + 1), self._added_batches)
+        batches = _find_batches_to_add(range(read.first_batch, read.last_batch + 1), self._added_batches)
         if not batches:
             return []
         if not self._retired:
-            block_earlier_writers(spark, self._lake, [table.table for table in self._tables], txn.app_id)
+            block_earlier_writers(spark, self._lake, [table.table_name for table in self._tables], txn.app_id)
             self._retired = True
         # A correction that came between the join and the commit would not update the rows of this commit.
         with self._applied.lock:
@@ -74,7 +74,9 @@ class EnrichStep:
         reader = self._lake.reader(spark)
         conditions = ((BATCH, operator.ge, batches.start), (BATCH, operator.lt, batches.stop))
         changes = (
-            self._read_changes_in_memory(reader, conditions) if changed <= self._lake.limits.driver_changes else None
+            self._read_changes_in_memory(reader, conditions)
+            if changed <= self._lake.driver_limits.driver_changes
+            else None
         )
         versions = {} if changes is None else self._applied.read_current(spark)
         found = []
@@ -84,11 +86,11 @@ class EnrichStep:
                 rows = table.join_rows(changes, versions)
             else:
                 rows = join_on_cluster(spark, self._lake, self._read_changes_frame(spark, batches), table)
-            may_exist = reader.has_rows(table.table, *conditions)
-            self._write(spark, table, rows, txn, may_exist=may_exist)
-            commit = self._lake.last_commit(spark, table.table)
+            may_exist = reader.has_rows(table.table_name, *conditions)
+            self._add_rows(spark, table, rows, txn, may_exist=may_exist)
+            commit = self._lake.last_commit(spark, table.table_name)
             count = rows.num_rows if isinstance(rows, pa.Table) else commit.rows
-            found.append(TableOutput(table.table, commit.version, count))
+            found.append(TableOutput(table.table_name, commit.version, count))
         return found
 
     def _read_changes_in_memory(self, reader: TableReader, conditions: Sequence[Condition]) -> pa.Table | None:
@@ -97,8 +99,8 @@ class EnrichStep:
             SILVER_NAMES.get(name, name) for table in self._tables for name in table.change_column_names
         )
         try:
-            return reader.table(
-                CHANGES, *conditions, columns=[*names], max_bytes=self._lake.limits.driver_bytes // MEMORY_FACTOR
+            return reader.read_arrow_table(
+                CHANGES, *conditions, columns=[*names], max_bytes=self._lake.driver_limits.driver_bytes // MEMORY_FACTOR
             )
         except TooLargeError:
             return None
@@ -108,20 +110,20 @@ class EnrichStep:
 
         return self._lake.read(spark, CHANGES).where(F.col("_batch").between(batches.start, batches.stop - 1))
 
-    def _write(self, spark: SparkSession, table: EnrichedTable, rows: Rows, txn: Txn, *, may_exist: bool) -> None:
+    def _add_rows(self, spark: SparkSession, table: EnrichedTable, rows: Rows, txn: Txn, *, may_exist: bool) -> None:
         """Adds rows to an enriched table. Rows that already exist stay as they are, because they may be corrected.
 
         Args:
             may_exist: True if the table may have some of the rows already.
         """
         if may_exist:
-            upsert = Upsert(CHANGE_ID, (*table.results, BATCH), pruned_by=("topic", "offset"), updates=False)
-            merge(spark, self._lake, table.table, rows, upsert, txn)
+            upsert = Upsert(CHANGE_ID, (*table.result_columns, BATCH), pruned_by=("topic", "offset"), updates=False)
+            merge_rows(spark, self._lake, table.table_name, rows, upsert, txn)
         else:
-            append(spark, self._lake, table.table, rows, txn)
+            append_rows(spark, self._lake, table.table_name, rows, txn)
 
 
-def _subtract(batches: range, added: range) -> range:
+def _find_batches_to_add(batches: range, added: range) -> range:
     """Returns `batches` without the first and last ones that are in `added`. Both are ranges of silver batches."""
     start = added.stop if batches.start in added else batches.start
     stop = added.start if batches.stop - 1 in added else batches.stop

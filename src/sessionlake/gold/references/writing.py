@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.far_times import time_to_micros
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
-from sessionlake.gold.enrich.reference import FROM, TO, Reference
+from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
 from sessionlake.gold.enrich.upsert import Key, plan_upsert
 from sessionlake.gold.references.applied import next_txn, read_reference
 from sessionlake.protocol.names import DELETE
@@ -44,7 +44,13 @@ class WriteResult:
 
 
 def write_reference(
-    spark: SparkSession, lake: Lake, reference: Reference, rows: pa.Table, now: datetime, *, skip_refused: bool = False
+    spark: SparkSession,
+    lake: Lake,
+    reference: ReferenceTable,
+    rows: pa.Table,
+    now: datetime,
+    *,
+    skip_refused: bool = False,
 ) -> WriteResult:
     """Writes rows to a reference table in one commit. Existing rows that they overlap in time are shortened.
 
@@ -59,13 +65,13 @@ def write_reference(
         LakeError: the table is missing, has other columns or types, or is too large.
         UsageError: the rows of a key cannot be written; nothing is written then.
     """
-    with lake.storage.claim(spark, f"reference-{reference.name}", f"writes {reference.table}"):
+    with lake.storage.hold_claim(spark, f"reference-{reference.name}", f"writes {reference.table_name}"):
         current = read_reference(lake, lake.reader(spark), reference)
         plan = plan_upsert(reference, current, rows, time_to_micros(now))
         if plan.refused and not skip_refused:
             key, why = next(iter(plan.refused.items()))
             raise UsageError(
-                f"{reference.table}: the rows of key {', '.join(map(repr, key))} cannot be written: {why}",
+                f"{reference.table_name}: the rows of key {', '.join(map(repr, key))} cannot be written: {why}",
                 fix="Correct these rows and run the command again; nothing was written",
             )
         counts = (plan.written.num_rows, plan.removed.num_rows)
@@ -76,11 +82,18 @@ def write_reference(
             keys = (*reference.key_names, FROM)
             others = (TO, *(name for name, _ in reference.columns))
             upsert = Upsert(keys, others, pruned_by=reference.key_names[:1], deletes=True)
-            merge(spark, lake, reference.table, pa.concat_tables(parts), upsert, next_txn(spark, lake, reference.table))
+            merge_rows(
+                spark,
+                lake,
+                reference.table_name,
+                pa.concat_tables(parts),
+                upsert,
+                next_txn(spark, lake, reference.table_name),
+            )
         return WriteResult(*counts, plan.refused)
 
 
-def read_rows_file(reference: Reference, file: Path) -> pa.Table:
+def read_rows_file(reference: ReferenceTable, file: Path) -> pa.Table:
     """Returns the rows of a CSV or Parquet file, with the table's columns.
 
     Raises:
@@ -95,7 +108,7 @@ def read_rows_file(reference: Reference, file: Path) -> pa.Table:
     return _with_table_columns(reference, rows, str(file))
 
 
-def _with_table_columns(reference: Reference, rows: pa.Table, where: str) -> pa.Table:
+def _with_table_columns(reference: ReferenceTable, rows: pa.Table, where: str) -> pa.Table:
     """Returns rows with the table's columns, in order. Missing columns `valid_from` and `valid_to` are added as nulls.
 
     Args:
@@ -126,7 +139,7 @@ def _with_table_columns(reference: Reference, rows: pa.Table, where: str) -> pa.
     return pa.table(columns, schema=schema)
 
 
-def _read_file(reference: Reference, file: Path) -> pa.Table:
+def _read_file(reference: ReferenceTable, file: Path) -> pa.Table:
     if file.suffix == ".parquet":
         return parquet.read_table(file)
     if file.suffix != ".csv":
@@ -139,7 +152,7 @@ def _read_file(reference: Reference, file: Path) -> pa.Table:
     return csv.read_csv(file, convert_options=options)
 
 
-def find_reference(references: Sequence[Reference], name: str) -> Reference:
+def find_reference(references: Sequence[ReferenceTable], name: str) -> ReferenceTable:
     """Returns the declared reference table with a name. The name may begin with `reference.`.
 
     Raises:

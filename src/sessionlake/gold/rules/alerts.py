@@ -47,7 +47,7 @@ class Alert(NamedTuple):
     event: str
 
 
-class Evidence(NamedTuple):
+class AlertEvidence(NamedTuple):
     """The data that led to an alert.
 
     Attributes:
@@ -59,7 +59,7 @@ class Evidence(NamedTuple):
     values: Mapping[str, float]
 
 
-class Cause(StrEnum):
+class LogRowCause(StrEnum):
     """Why a row is written to the log of alerts."""
 
     ON_TIME = "on time"
@@ -78,10 +78,10 @@ class LogChange:
 
     alert: Alert
     retracted: bool
-    evidence: Evidence | None
+    evidence: AlertEvidence | None
 
 
-def log_difference(truth: Mapping[Alert, Evidence], logged: Iterable[Alert]) -> list[LogChange]:
+def log_difference(truth: Mapping[Alert, AlertEvidence], logged: Iterable[Alert]) -> list[LogChange]:
     """Returns the changes after which the log has exactly the alerts in `truth`, ordered by event time.
 
     Args:

@@ -21,10 +21,10 @@ from sessionlake.gold.rules import conditions, patterns
 from sessionlake.gold.rules.alerts import (
     KEY,
     Alert,
-    Cause,
-    Evidence,
+    AlertEvidence,
     Key,
     LogChange,
+    LogRowCause,
     StreamTimes,
     is_decidable,
     key_of_row,
@@ -77,7 +77,7 @@ class LogRow(NamedTuple):
     change: LogChange
     rule: Rule
     late: bool
-    cause: Cause
+    cause: LogRowCause
     late_ts: int | None
 
 
@@ -98,7 +98,7 @@ class _TimeSpan:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _RuleTask:
     """Rules to evaluate at the minutes `first` to `last`, both included.
 
     `keys` has one row per key to evaluate. If `topics` or `keys` is None, they are not limited.
@@ -164,14 +164,14 @@ def _condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) ->
         if task.keys is not None:
             keys = {key_of_row(by, row | {VALUE: None}) for row in task.keys.to_pylist()}
 
-        def is_wanted(alert: Alert, task: _Task = task, keys: set[Key] | None = keys, names: Any = names) -> bool:
+        def belongs_to_task(alert: Alert, task: _RuleTask = task, keys: Any = keys, names: Any = names) -> bool:
             inside = task.topics is None or alert.key[0] in task.topics
             asked = alert.rule in names and inside and (keys is None or alert.key in keys)
             return asked and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
-        truth = {alert: evidence for alert, evidence in _evaluate_task(task, stored) if is_wanted(alert)}
+        truth = {alert: evidence for alert, evidence in _evaluate_task(task, stored) if belongs_to_task(alert)}
         rows = stored.read_log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
-        logged = logged_alerts(rows, is_wanted)
+        logged = logged_alerts(rows, belongs_to_task)
         for one in log_difference(truth, logged):
             rule = names[one.alert.rule]
             yield _log_row(one, rule, batch, partial(_late_bucket_time, one.alert, rule, batch.touched_buckets))
@@ -182,18 +182,18 @@ def _new_condition_changes(rules: Sequence[Rule], batch: RuleBatch, stored: Stor
 
     They are compared with all log rows of the same rule name: an older version may have had different topics and keys.
     """
-    truth: dict[Alert, Evidence] = {}
+    truth: dict[Alert, AlertEvidence] = {}
     for span in _time_spans(rules, batch):
         for task in _create_tasks(replace(span, minute_before=None), batch.touched_buckets):
             found = _evaluate_task(task, stored)
             truth.update((alert, at) for alert, at in found if task.topics is None or alert.key[0] in task.topics)
     names = {rule.name: rule for rule in rules}
 
-    def is_wanted(alert: Alert) -> bool:
+    def belongs_to_new_rule(alert: Alert) -> bool:
         return alert.rule in names and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
-    truth = {alert: evidence for alert, evidence in truth.items() if is_wanted(alert)}
-    logged = logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), is_wanted) if names else ()
+    truth = {alert: evidence for alert, evidence in truth.items() if belongs_to_new_rule(alert)}
+    logged = logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), belongs_to_new_rule) if names else ()
     for one in log_difference(truth, logged):
         yield _log_row(one, names[one.alert.rule], batch, None)
 
@@ -208,19 +208,19 @@ def _log_row(change: LogChange, rule: Rule, batch: RuleBatch, late_ts: Callable[
     # A retracted alert of an older version is late, whatever topics the new version reads.
     late = (late_ts is None and change.retracted) or (passed is not None and change.alert.at_ms <= passed)
     if not late:
-        return LogRow(change, rule, late, Cause.ON_TIME, None)
+        return LogRow(change, rule, late, LogRowCause.ON_TIME, None)
     if late_ts is None:
-        return LogRow(change, rule, late, Cause.RULE_CHANGE, None)
-    return LogRow(change, rule, late, Cause.LATE_DATA, late_ts())
+        return LogRow(change, rule, late, LogRowCause.RULE_CHANGE, None)
+    return LogRow(change, rule, late, LogRowCause.LATE_DATA, late_ts())
 
 
-def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
+def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_RuleTask]:
     if span.minute_before is None:
         since = min(-_NEVER if rule.since_ms is None else rule.since_ms // MINUTE_MS for rule in span.rules)
-        yield _Task(span.rules, span.topics, None, since, span.minute_after)
+        yield _RuleTask(span.rules, span.topics, None, since, span.minute_after)
         return
     if span.minute_before < span.minute_after:
-        yield _Task(span.rules, span.topics, None, span.minute_before + 1, span.minute_after)
+        yield _RuleTask(span.rules, span.topics, None, span.minute_before + 1, span.minute_after)
     late = touched.filter(pa.array(touched["end"].to_numpy() <= span.minute_before))
     if span.topics is not None:
         late = late.filter(pc.is_in(late["topic"], pa.array(sorted(span.topics), pa.string())))
@@ -235,19 +235,19 @@ def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_Task]:
         for age in np.unique(ages).tolist():
             some = keys.filter(pa.array(ages == age))
             first, last = pc.min(some["end_min"]).as_py(), pc.max(some["end_max"]).as_py() + longest
-            yield _Task(rules, span.topics, some.select(list(by)), first, min(last, span.minute_before))
+            yield _RuleTask(rules, span.topics, some.select(list(by)), first, min(last, span.minute_before))
 
 
-def _evaluate_task(task: _Task, stored: StoredData) -> Iterator[tuple[Alert, Evidence]]:
-    lengths = [window.minutes for rule in task.rules for window in rule.windows]
-    columns = columns_of_functions({window.function for rule in task.rules for window in rule.windows})
+def _evaluate_task(task: _RuleTask, stored: StoredData) -> Iterator[tuple[Alert, AlertEvidence]]:
+    lengths = [window.minutes for rule in task.rules for window in rule.distinct_windows]
+    columns = columns_of_functions({window.function for rule in task.rules for window in rule.distinct_windows})
     for first, last in _memory_sized_ranges(task, lengths, stored):
         ends = conditions.needed_buckets(lengths, first, last)
         buckets = stored.read_buckets(BucketQuery(ends, task.topics, task.keys, columns))
         yield from conditions.evaluate_conditions(task.rules, buckets, first, last).items()
 
 
-def _memory_sized_ranges(task: _Task, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
+def _memory_sized_ranges(task: _RuleTask, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
     """Yields a task's minutes as ranges `(first, last)` that fit into memory. Minutes without data are left out."""
     if task.last - task.first < _MIN_STEP:
         yield task.first, task.last
@@ -317,7 +317,7 @@ def _group_changes(
         by: the key columns, as named in `patterns.MATCH`; None if keys without an event in the batch can change too.
     """
     since = min(scope.first_ms for scope in scopes.values())
-    ids = sorted({event.id for rule in scopes for event in patterns.pattern_events(rule)})
+    ids = sorted({event.event_id for rule in scopes for event in patterns.pattern_events(rule)})
     back = max((_pattern_duration_ms(rule) for rule in scopes), default=0)
     begin = None if since - back <= -_NEVER // 2 else since - back
     if by is None:
@@ -396,5 +396,5 @@ def _late_event_time(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
 
 
 def _select_matches(rule: Rule, matches: pa.Table) -> pa.Table:
-    ids = pa.array([event.id for event in patterns.pattern_events(rule)])
+    ids = pa.array([event.event_id for event in patterns.pattern_events(rule)])
     return matches.filter(pc.is_in(matches["event"], ids))

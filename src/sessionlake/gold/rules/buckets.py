@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.functions import Aggregate
-from sessionlake.gold.aggregate.groups import Columns, Groups
+from sessionlake.gold.aggregate.groups import Columns, RowGroups
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.aggregate.standard import METRICS_1M
@@ -123,7 +123,7 @@ class MetricBuckets:
     length: Int64s
     columns: Columns
 
-    def take(self, rows: Bools) -> MetricBuckets:
+    def select_buckets(self, rows: Bools) -> MetricBuckets:
         """Returns the buckets of some series.
 
         Args:
@@ -175,7 +175,7 @@ def buckets_from_rows(
         return buckets
     wanted_keys = {*zip(*(keys[name].to_pylist() for name in keys.column_names), strict=True)}
     series_keys = zip(*(series[name].to_pylist() for name in keys.column_names), strict=True)
-    return buckets.take(np.array([key in wanted_keys for key in series_keys], np.bool_))
+    return buckets.select_buckets(np.array([key in wanted_keys for key in series_keys], np.bool_))
 
 
 def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
@@ -210,7 +210,7 @@ class RuleKeys:
             series: one row per series.
             by: the rule's key columns.
         """
-        groups = Groups.group_rows(series, by)
+        groups = RowGroups.group_rows(series, by)
         return RuleKeys(groups.group_numbers, series.select(list(by)).take(pa.array(groups.first_rows)))
 
 
@@ -266,13 +266,13 @@ class MovingWindows:
         return self.keys.table.num_rows
 
     @cached_property
-    def _aggregates(self) -> dict[str, Aggregate]:
+    def _aggregate_by_column(self) -> dict[str, Aggregate]:
         names = {name for function in self.functions for name in _FUNCTION_COLUMNS[function]}
         return {name: _create_aggregate(name) for name in sorted(names)}
 
     @cached_property
     def _column_names(self) -> list[str]:
-        return [column for name, one in self._aggregates.items() for column, _ in one.stored_columns(name)]
+        return [column for name, one in self._aggregate_by_column.items() for column, _ in one.stored_columns(name)]
 
     def aggregate_at(self, minutes: Int64s) -> Columns:
         """Returns the aggregates in windows: for each column an array of shape `(minutes, keys)`.
@@ -280,7 +280,7 @@ class MovingWindows:
         Args:
             minutes: the minutes since 1970 at which the windows end, in ascending order.
         """
-        tiers = self._tiers(int(minutes[0]), int(minutes[-1]))
+        tiers = self._group_buckets_by_length(int(minutes[0]), int(minutes[-1]))
         parts, begin = [], 0
         while begin < len(minutes):
             end = int(np.searchsorted(minutes, minutes[begin] + self.minutes))
@@ -288,7 +288,7 @@ class MovingWindows:
             begin = end
         return {name: np.concatenate([part[name] for part in parts]) for name in self._column_names}
 
-    def _tiers(self, first: int, last: int) -> _Tiers:
+    def _group_buckets_by_length(self, first: int, last: int) -> _Tiers:
         """Returns the buckets that windows ending at minutes `first` to `last` can contain, by bucket length."""
         buckets, found = self.buckets, {}
         for length in self.lengths:
@@ -310,7 +310,7 @@ class MovingWindows:
         contents = [heads[-1]]
         for at in range(len(moments) - 2, -1, -1):
             tail = self._add_buckets(tiers, tail, moments[at] - self.minutes, moments[at + 1] - self.minutes)
-            contents.append(self._combine(tail, heads[at]))
+            contents.append(self._combine_columns(tail, heads[at]))
         return {name: np.stack([columns[name] for columns in reversed(contents)]) for name in self._column_names}
 
     def _add_buckets(self, tiers: _Tiers, contents: Columns, after: int, until: int) -> Columns:
@@ -318,7 +318,7 @@ class MovingWindows:
         key, columns = _sum_between(tiers[1], after, until)
         if not len(key):
             return contents
-        return self._combine(
+        return self._combine_columns(
             contents,
             self._merge_per_key(*(self._merge_by_number(key, columns) if until - after > 1 else (key, columns))),
         )
@@ -349,13 +349,13 @@ class MovingWindows:
         """Merges the rows that have the same number. Returns the distinct numbers, ascending, and their aggregates."""
         order = np.argsort(number, kind="stable")
         starts = np.flatnonzero(np.diff(number[order], prepend=_MIN_INT64))
-        groups = Groups(order, np.diff(starts, append=len(order)))
-        return number[groups.first_rows] if len(order) else number, groups.merge_rows(columns, self._combine)
+        groups = RowGroups(order, np.diff(starts, append=len(order)))
+        return number[groups.first_rows] if len(order) else number, groups.merge_rows(columns, self._combine_columns)
 
-    def _combine(self, left: Columns, right: Columns) -> Columns:
+    def _combine_columns(self, left: Columns, right: Columns) -> Columns:
         out: dict[str, Any] = {}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
-            for name, aggregate in self._aggregates.items():
+            for name, aggregate in self._aggregate_by_column.items():
                 out |= aggregate.combine(name, left, right)
         return out
 

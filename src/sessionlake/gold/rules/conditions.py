@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sessionlake.gold.aggregate.groups import Columns
-from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, Evidence, key_of_row
+from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, AlertEvidence, key_of_row
 from sessionlake.gold.rules.buckets import (
     MetricBuckets,
     MovingWindows,
@@ -42,7 +42,9 @@ from sessionlake.protocol.types import Bools, Int64s
 _MAX_CELLS = 200_000
 
 
-def evaluate_conditions(rules: Sequence[Rule], buckets: MetricBuckets, first: int, last: int) -> dict[Alert, Evidence]:
+def evaluate_conditions(
+    rules: Sequence[Rule], buckets: MetricBuckets, first: int, last: int
+) -> dict[Alert, AlertEvidence]:
     """Returns the alerts that rules with windows have at the minutes `first` to `last`, both included.
 
     A rule is true for a key if its condition is true and at least one of its windows has points. A key without points
@@ -53,7 +55,7 @@ def evaluate_conditions(rules: Sequence[Rule], buckets: MetricBuckets, first: in
         first: the first minute, counted since 1970.
         last: the last minute, counted since 1970.
     """
-    found: dict[Alert, Evidence] = {}
+    found: dict[Alert, AlertEvidence] = {}
     for by in dict.fromkeys(rule.key_columns for rule in rules):
         same_key = [rule for rule in rules if rule.key_columns == by]
         found.update(_evaluate_key_kind(same_key, buckets, RuleKeys.from_series(buckets.series, by), first, last))
@@ -93,7 +95,7 @@ def _merge_ranges(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _evaluate_key_kind(
     rules: Sequence[Rule], buckets: MetricBuckets, keys: RuleKeys, first: int, last: int
-) -> Iterator[tuple[Alert, Evidence]]:
+) -> Iterator[tuple[Alert, AlertEvidence]]:
     count = keys.table.num_rows
     if not count:
         return
@@ -119,7 +121,9 @@ def _evaluate_key_kind(
                 )
                 yield (
                     alert,
-                    Evidence((minute - rule.longest_minutes) * MINUTE_MS, moments.values_at(rule, int(at), int(key))),
+                    AlertEvidence(
+                        (minute - rule.longest_minutes) * MINUTE_MS, moments.values_at(rule, int(at), int(key))
+                    ),
                 )
 
 
@@ -129,7 +133,7 @@ def _find_change_minutes(rules: Sequence[Rule], buckets: MetricBuckets, first: i
     The minute before `first` is included, to compare the first minute with it.
     """
     ends = np.unique(buckets.end[buckets.length == 1])
-    lengths = {0, *(window.minutes for rule in rules for window in rule.windows)}
+    lengths = {0, *(window.minutes for rule in rules for window in rule.distinct_windows)}
     since_minutes = [-(-rule.since_ms // MINUTE_MS) for rule in rules if rule.since_ms is not None]
     found = np.unique(
         np.concatenate([[first - 1], since_minutes, *(ends + length for length in lengths)]).astype(np.int64)
@@ -150,10 +154,10 @@ def _create_moving_windows(
     """
     functions: dict[_Series, set[Function]] = {}
     for rule in rules:
-        for window in rule.windows:
+        for window in rule.distinct_windows:
             functions.setdefault(_series_of(window), set()).add(window.function)
     chosen = {(of, metric): select_series(buckets.series, of, metric) for of, metric, _ in functions}
-    parts = {one: (buckets.take(mask), RuleKeys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
+    parts = {one: (buckets.select_buckets(mask), RuleKeys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
         (of, metric, minutes): MovingWindows(
             *parts[of, metric], tuple(sorted(needed)), minutes, usable_lengths(minutes, first, last)
@@ -187,7 +191,7 @@ class _WindowValues:
             raise TypeError(f"{rule.name} is a pattern, not a condition")
         found = self._is_met(rule.tree)
         found = found & reduce(
-            np.logical_or, (has_points(self._read_aggregates(_series_of(one))) for one in rule.windows)
+            np.logical_or, (has_points(self._read_aggregates(_series_of(one))) for one in rule.distinct_windows)
         )
         if rule.since_ms is not None:
             found = found & (self.minutes * MINUTE_MS >= rule.since_ms)[:, None]
@@ -203,7 +207,7 @@ class _WindowValues:
             key: index of the key.
         """
         found = {}
-        for window in rule.windows:
+        for window in rule.distinct_windows:
             value, has_value = self._evaluate_window(window)
             if has_value[moment, key]:
                 found[window.label] = float(value[moment, key])

@@ -19,7 +19,7 @@ _NAME, _WHEN = "name", "when"
 
 
 @dataclass(frozen=True)
-class Problem:
+class RuleProblem:
     """Why a rule cannot be used, and where its text is wrong.
 
     Attributes:
@@ -45,7 +45,7 @@ class StoredRule:
     text: str
 
 
-def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredRule], list[Problem]]:
+def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredRule], list[RuleProblem]]:
     """Parses the text of a file of rules, `rules: [{name: …, when: …}, …]`.
 
     Args:
@@ -68,7 +68,7 @@ def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredR
     return rules, problems
 
 
-def parse_rule_text(name: str, text: str, declared: DeclaredColumns) -> Rule | Problem:
+def parse_rule_text(name: str, text: str, declared: DeclaredColumns) -> Rule | RuleProblem:
     """Returns the rule that a row of `gold.rules` has, or its first problem. It never raises an exception.
 
     Args:
@@ -80,29 +80,31 @@ def parse_rule_text(name: str, text: str, declared: DeclaredColumns) -> Rule | P
         root, problems = _parse_mapping(text)
         found = problems if root is None else _read_rule(root, name, declared, text)
     except Exception as error:  # noqa: BLE001 - one unreadable text must not stop the other rules
-        return Problem(1, 1, f"the rule cannot be read ({type(error).__name__}: {error})")
+        return RuleProblem(1, 1, f"the rule cannot be read ({type(error).__name__}: {error})")
     return found.rule if isinstance(found, StoredRule) else found[0]
 
 
-def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[Problem]]:
+def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[RuleProblem]]:
     try:
         root = yaml.compose(text, BoundedLoader)
     except yaml.YAMLError as error:
         line, column = error_position(error, text)
-        return None, [Problem(line or 1, column or 1, f"not YAML: {getattr(error, 'problem', None) or error}")]
+        return None, [RuleProblem(line or 1, column or 1, f"not YAML: {getattr(error, 'problem', None) or error}")]
     if not isinstance(root, yaml.MappingNode):
-        return None, [Problem(1, 1, "expected a mapping of keys to values")]
+        return None, [RuleProblem(1, 1, "expected a mapping of keys to values")]
     return root, []
 
 
-def _read_rule(node: yaml.Node, name: str | None, declared: DeclaredColumns, text: str) -> StoredRule | list[Problem]:
+def _read_rule(
+    node: yaml.Node, name: str | None, declared: DeclaredColumns, text: str
+) -> StoredRule | list[RuleProblem]:
     if not isinstance(node, yaml.MappingNode):
         return [_create_problem_at(node, "expected a mapping with the keys name and when")]
     try:
         value: dict[str, Any] = BoundedLoader("").construct_document(node)
     except yaml.YAMLError as error:
         line, column = error_position(error, text)
-        return [Problem(line, column, f"not YAML: {getattr(error, 'problem', None) or error}")]
+        return [RuleProblem(line, column, f"not YAML: {getattr(error, 'problem', None) or error}")]
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
     if value.get(_NAME, called) != called:
@@ -116,16 +118,16 @@ def _read_rule(node: yaml.Node, name: str | None, declared: DeclaredColumns, tex
     except ParseError as error:
         when = _value_node(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
-        return [Problem(*_line_and_column(when, error.position, text), error.reason, label)]
+        return [RuleProblem(*_line_and_column(when, error.position, text), error.reason, label)]
     stored = {key: one for key, one in value.items() if key != _NAME}
-    return StoredRule(rule, yaml.dump(stored, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
+    return StoredRule(rule, yaml.dump(stored, Dumper=_RuleDumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
-class _Dumper(yaml.SafeDumper):
+class _RuleDumper(yaml.SafeDumper):
     """Writes texts of several lines in YAML's literal style (`|`)."""
 
 
-_Dumper.add_representer(
+_RuleDumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
 )
@@ -137,7 +139,7 @@ def _value_node(node: yaml.Node, key: str) -> yaml.Node | None:
     return next((value for found, value in node.value if found.value == key), None)
 
 
-def _create_problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None) -> Problem:
+def _create_problem(node: yaml.Node, path: Sequence[int | str], message: str, rule: str | None) -> RuleProblem:
     """Returns a problem with the position of the setting that the path names, or of the nearest setting that exists."""
     at, named = node, ".".join(map(str, path))
     for step in path:
@@ -152,8 +154,8 @@ def _create_problem(node: yaml.Node, path: Sequence[int | str], message: str, ru
     return _create_problem_at(at, f"{named}: {message.removeprefix('Value error, ')}", rule)
 
 
-def _create_problem_at(node: yaml.Node, reason: str, rule: str | None = None) -> Problem:
-    return Problem(node.start_mark.line + 1, node.start_mark.column + 1, reason, rule)
+def _create_problem_at(node: yaml.Node, reason: str, rule: str | None = None) -> RuleProblem:
+    return RuleProblem(node.start_mark.line + 1, node.start_mark.column + 1, reason, rule)
 
 
 def _line_and_column(node: yaml.ScalarNode, at: int, text: str) -> tuple[int, int]:

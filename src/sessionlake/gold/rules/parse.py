@@ -65,19 +65,19 @@ class ParseError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Token:
+class _ConditionToken:
     kind: str
     text: str
     position: int
 
     @property
-    def name(self) -> str:
+    def column_name(self) -> str:
         """The column name, without its backticks if it is quoted."""
         return self.text[1:-1] if self.kind == "quoted" else self.text
 
 
 @dataclass(frozen=True)
-class Scope:
+class NameScope:
     """The names that a condition may use.
 
     Attributes:
@@ -91,76 +91,79 @@ class Scope:
     sources: Mapping[str, Selection]
 
 
-def parse_condition(text: str, scope: Scope) -> Tree:
+def parse_condition(text: str, scope: NameScope) -> Tree:
     """Parses the text of a condition and returns it as a tree.
 
     Raises:
         ParseError: the text is not a valid condition.
     """
-    return _Parser(_split_tokens(text), scope).parse_all()
+    return _ConditionParser(_split_tokens(text), scope).parse_all()
 
 
-def _split_tokens(text: str) -> list[_Token]:
+def _split_tokens(text: str) -> list[_ConditionToken]:
     found, at = [], 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise ParseError(at, f"{text[at]!r} is not allowed here; write texts in single quotes, as in 'open'")
         if match.lastgroup:
-            found.append(_Token(match.lastgroup, match.group(), at))
+            found.append(_ConditionToken(match.lastgroup, match.group(), at))
         at = match.end()
-    return [*found, _Token("end", "", len(text))]
+    return [*found, _ConditionToken("end", "", len(text))]
 
 
-class _Parser:
-    def __init__(self, tokens: list[_Token], scope: Scope) -> None:
+class _ConditionParser:
+    def __init__(self, tokens: list[_ConditionToken], scope: NameScope) -> None:
         self._tokens, self._scope = tokens, scope
         self._index = self._depth = 0
 
     def parse_all(self) -> Tree:
         tree = self._parse_pattern()
-        if self._peek().kind != "end":
+        if self._peek_token().kind != "end":
             raise self._create_error("expected and, or, then, without, not followed by, or the end")
         return tree
 
-    def _peek(self, ahead: int = 0) -> _Token:
+    def _peek_token(self, ahead: int = 0) -> _ConditionToken:
         return self._tokens[min(self._index + ahead, len(self._tokens) - 1)]
 
-    def _next_token(self) -> _Token:
-        token = self._peek()
+    def _consume_token(self) -> _ConditionToken:
+        token = self._peek_token()
         self._index += 1
         return token
 
     def _next_is(self, *words: str) -> bool:
         """Returns True if the next tokens are these words, in any case of letters."""
-        return all(self._peek(i).kind != "text" and self._peek(i).text.lower() == word for i, word in enumerate(words))
+        return all(
+            self._peek_token(i).kind != "text" and self._peek_token(i).text.lower() == word
+            for i, word in enumerate(words)
+        )
 
-    def _accept(self, *words: str) -> bool:
+    def _accept_words(self, *words: str) -> bool:
         found = self._next_is(*words)
         self._index += len(words) if found else 0
         return found
 
-    def _expect(self, *words: str) -> None:
-        if not self._accept(*words):
+    def _require_words(self, *words: str) -> None:
+        if not self._accept_words(*words):
             raise self._create_error(f"expected {' '.join(words)}")
 
-    def _create_error(self, expected: str, token: _Token | None = None) -> ParseError:
-        found = token or self._peek()
+    def _create_error(self, expected: str, token: _ConditionToken | None = None) -> ParseError:
+        found = token or self._peek_token()
         return ParseError(found.position, f"{expected}, found {found.text or 'the end'}")
 
     def _parse_pattern(self) -> Tree:
-        start = self._peek()
+        start = self._peek_token()
         first = self._parse_or()
-        if self._accept("then"):
+        if self._accept_words("then"):
             second = self._parse_event()
             return self._parse_time_limit(PatternKind.THEN, self._as_event(first, start), second)
-        if self._accept("without"):
+        if self._accept_words("without"):
             second = self._parse_event()
-            self._expect("before")
-            self._accept("it")
-            within = self._parse_duration_ms() if self._accept("within") else None
+            self._require_words("before")
+            self._accept_words("it")
+            within = self._parse_duration_ms() if self._accept_words("within") else None
             return Pattern(PatternKind.WITHOUT, second, self._as_event(first, start), within)
-        if self._accept("not", "followed", "by"):
+        if self._accept_words("not", "followed", "by"):
             second = self._parse_event()
             return self._parse_time_limit(PatternKind.NOT_FOLLOWED, self._as_event(first, start), second)
         if any(not isinstance(leaf, Compared) for leaf in find_comparisons(first)):
@@ -172,14 +175,14 @@ class _Parser:
         return first
 
     def _parse_time_limit(self, kind: PatternKind, first: Condition, second: Condition) -> Pattern:
-        self._expect("within")
+        self._require_words("within")
         return Pattern(kind, first, second, self._parse_duration_ms())
 
     def _parse_event(self) -> Condition:
-        start = self._peek()
+        start = self._peek_token()
         return self._as_event(self._parse_or(), start)
 
-    def _as_event(self, condition: Condition, start: _Token) -> Condition:
+    def _as_event(self, condition: Condition, start: _ConditionToken) -> Condition:
         selections = {leaf.of for leaf in find_comparisons(condition) if not isinstance(leaf, Compared)}
         if len(selections) != 1 or any(isinstance(leaf, Compared) for leaf in find_comparisons(condition)):
             raise ParseError(
@@ -190,47 +193,47 @@ class _Parser:
 
     def _parse_or(self) -> Condition:
         parts = [self._parse_and()]
-        while self._accept("or"):
+        while self._accept_words("or"):
             parts.append(self._parse_and())
         return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
 
     def _parse_and(self) -> Condition:
         parts = [self._parse_not()]
-        while self._accept("and"):
+        while self._accept_words("and"):
             parts.append(self._parse_not())
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
     def _parse_not(self) -> Condition:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ParseError(self._peek().position, f"nested more than {MAX_DEPTH} levels deep")
+            raise ParseError(self._peek_token().position, f"nested more than {MAX_DEPTH} levels deep")
         found = self._parse_primary()
         self._depth -= 1
         return found
 
     def _parse_primary(self) -> Condition:
-        if self._accept("not"):
+        if self._accept_words("not"):
             return Not(self._parse_not())
-        if self._accept("("):
+        if self._accept_words("("):
             inside = self._parse_or()
-            self._expect(")")
+            self._require_words(")")
             return inside
         for word, made in (("all", AllOf), ("any", AnyOf)):
-            if self._accept(word, "("):
+            if self._accept_words(word, "("):
                 parts = [self._parse_or()]
-                while self._accept(","):
+                while self._accept_words(","):
                     parts.append(self._parse_or())
-                self._expect(")")
+                self._require_words(")")
                 return made(tuple(parts))
         return self._parse_comparison()
 
     def _parse_comparison(self) -> Condition:
         for word, functions in _QUANTIFIERS.items():
-            if self._next_is(word) and self._peek(1).kind in ("name", "quoted"):
+            if self._next_is(word) and self._peek_token(1).kind in ("name", "quoted"):
                 return self._parse_quantified(functions)
-        is_window = self._peek().text.lower() in {*Function} and self._peek(1).text == "("
-        if is_window or self._peek().kind == "number" or self._peek().text == "-":
-            start = self._peek()
+        is_window = self._peek_token().text.lower() in {*Function} and self._peek_token(1).text == "("
+        if is_window or self._peek_token().kind == "number" or self._peek_token().text == "-":
+            start = self._peek_token()
             left = self._parse_operand()
             compare = self._parse_comparison_sign()
             right = self._parse_operand()
@@ -241,10 +244,10 @@ class _Parser:
 
     def _parse_quantified(self, functions: Mapping[str, Function]) -> Condition:
         """Parses `every …` and `some …`: `every price over 2 h > 5` becomes `min(price) over 2 h > 5`."""
-        self._next_token()
+        self._consume_token()
         of, metric, name = self._parse_column(self._scope.declared.numbers, "number")
         minutes, over = self._parse_window_length()
-        token = self._peek()
+        token = self._peek_token()
         compare = self._parse_comparison_sign()
         if compare not in functions:
             raise self._create_error("expected <, <=, > or >=", token)
@@ -254,24 +257,24 @@ class _Parser:
         )
 
     def _parse_operand(self) -> Operand:
-        token = self._next_token()
-        if token.text == "-" and self._peek().kind == "number":
-            return -float(self._next_token().text)
+        token = self._consume_token()
+        if token.text == "-" and self._peek_token().kind == "number":
+            return -float(self._consume_token().text)
         if token.kind == "number":
             return float(token.text)
         word = token.text.lower()
-        if word not in {*Function} or not self._accept("("):
+        if word not in {*Function} or not self._accept_words("("):
             raise self._create_error(
                 f"expected a number or one of {', '.join(Function)}, as in max(price) over 5 min", token
             )
         of, metric, name = self._parse_column(self._scope.declared.numbers, "number")
-        self._expect(")")
+        self._require_words(")")
         minutes, over = self._parse_window_length()
         return Window(Function(word), of, metric, minutes, f"{word}({name}) over {over}")
 
     def _parse_window_length(self) -> tuple[int, str]:
-        self._expect("over")
-        token = self._peek()
+        self._require_words("over")
+        token = self._peek_token()
         length = self._parse_duration_ms()
         minutes, rest = divmod(length, MINUTE_MS)
         if rest or not 1 <= minutes <= MAX_WINDOW_MINUTES:
@@ -281,7 +284,7 @@ class _Parser:
         return minutes, " ".join(found.text for found in self._tokens[self._index - 2 : self._index])
 
     def _parse_duration_ms(self) -> int:
-        number, unit = self._next_token(), self._next_token()
+        number, unit = self._consume_token(), self._consume_token()
         try:
             return milliseconds(_DURATION.validate_python(f"{number.text} {unit.text}"))
         except ValidationError as error:
@@ -290,7 +293,7 @@ class _Parser:
             raise ParseError(number.position, "this duration is too long") from None
 
     def _parse_comparison_sign(self) -> str:
-        token = self._next_token()
+        token = self._consume_token()
         sign = _SYNONYMS.get(token.text, token.text)
         if sign not in OPERATORS:
             raise self._create_error(f"expected one of {', '.join(OPERATORS)}", token)
@@ -302,32 +305,32 @@ class _Parser:
         Returns:
             The topics and rows that it is read from, its name without prefix, and the text as written.
         """
-        of, token = self._scope.default, self._next_token()
+        of, token = self._scope.default, self._consume_token()
         written = token.text
-        if self._accept("."):
+        if self._accept_words("."):
             if token.text not in self._scope.sources:
                 available = ", ".join(self._scope.sources) or "none"
                 raise ParseError(token.position, f"{token.text} is not a source of the rule; available: {available}")
-            of, token = self._scope.sources[token.text], self._next_token()
+            of, token = self._scope.sources[token.text], self._consume_token()
             written = f"{written}.{token.text}"
-        if token.name not in columns:
+        if token.column_name not in columns:
             raise ParseError(
                 token.position,
                 f"{token.text or 'the end'} is not a {kind} column; available: {', '.join(columns) or 'none'}",
             )
-        return of, token.name, written
+        return of, token.column_name, written
 
     def _parse_field(self) -> Condition:
-        declared, start = self._scope.declared, self._peek()
+        declared, start = self._scope.declared, self._peek_token()
         of, column, _ = self._parse_column((*declared.numbers, *declared.texts, "deleted"), "number or text")
-        if column == "deleted" and self._peek().text not in {*OPERATORS, *_SYNONYMS}:
+        if column == "deleted" and self._peek_token().text not in {*OPERATORS, *_SYNONYMS}:
             return Deleted(of)
-        sign = self._peek()
+        sign = self._peek_token()
         compare = self._parse_comparison_sign()
         if column in declared.texts:
             if compare not in {"=", "!="}:
                 raise self._create_error("text columns can be compared with = and != only", sign)
-            value = self._next_token()
+            value = self._consume_token()
             if value.kind != "text":
                 raise self._create_error(f"{column} is a text column: expected a text in single quotes", value)
             return FieldIs(of, column, compare, value.text[1:-1].replace("''", "'"))

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.groups import Groups
+from sessionlake.gold.aggregate.groups import RowGroups
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
 from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, text_field, value_field
-from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, Evidence, key_of_row
+from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, key_of_row
 from sessionlake.gold.rules.buckets import map_distinct
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import (
@@ -73,7 +73,7 @@ class Event:
     column: str | None
 
     @property
-    def id(self) -> str:
+    def event_id(self) -> str:
         """The event's id in `gold.rule_matches`: a hash of its condition and column."""
         return sha256(repr(self).encode()).hexdigest()[:12]
 
@@ -95,7 +95,7 @@ class Event:
             found &= value.is_valid().to_numpy()
         ts = changes["ts"].to_numpy()
         found &= (ts >= FIRST_MS) & (ts <= LAST_MS)
-        event = pa.array([self.id]).take(pa.array(np.zeros(changes.num_rows, np.int32)))
+        event = pa.array([self.event_id]).take(pa.array(np.zeros(changes.num_rows, np.int32)))
         marks = [changes[name] for name in (*SERIES_KEY, PARTITION, "ts", LIFE, TURN, "ordinal")]
         return pa.table([event, *marks, value], schema=MATCH).filter(pa.array(found))
 
@@ -141,7 +141,7 @@ def events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
 
 def evaluate_pattern(
     rule: Rule, matches: pa.Table, first_ms: int, until: dict[str, int] | int
-) -> dict[Alert, Evidence]:
+) -> dict[Alert, AlertEvidence]:
     """Returns the alerts of a pattern whose event time is `first_ms` or later.
 
     Args:
@@ -153,22 +153,22 @@ def evaluate_pattern(
     pattern, (one, other) = rule.tree, pattern_events(rule)
     assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     by = match_columns_of_key(rule)
-    flagged = matches.filter(pc.is_in(matches["event"], pa.array([one.id, other.id])))
+    flagged = matches.filter(pc.is_in(matches["event"], pa.array([one.event_id, other.event_id])))
     if not flagged.num_rows:
         return {}
-    events = _Events.from_matches(flagged, one.id, other.id, by)
+    events = _MatchedEvents.from_matches(flagged, one.event_id, other.event_id, by)
     since = max(first_ms, _MIN_INT64 if rule.since_ms is None else rule.since_ms)
     found = [one for one in _alert_places(pattern, events, until) if one[1] >= since]
     named = events.rows.take(pa.array([at for at, _, _ in found], pa.int64())).select([*KEY]).to_pylist()
     keys = (key_of_row(by, row) for row in named)
     return {
-        Alert(rule.name, key, moment, RAISED): Evidence(start, {})
+        Alert(rule.name, key, moment, RAISED): AlertEvidence(start, {})
         for key, (_, moment, start) in zip(keys, found, strict=True)
     }
 
 
 @dataclass(frozen=True)
-class _Events:
+class _MatchedEvents:
     """Matches of a pattern's two events, ordered by key and time. All arrays have one item per row.
 
     Attributes:
@@ -186,9 +186,11 @@ class _Events:
     is_second: Bools
 
     @staticmethod
-    def from_matches(matches: pa.Table, first: str, second: str, by: tuple[str, ...]) -> _Events:
+    def from_matches(matches: pa.Table, first: str, second: str, by: tuple[str, ...]) -> _MatchedEvents:
         texts = pc.fill_null(matches[VALUE], "")
-        key = Groups.group_rows(matches.set_column(matches.column_names.index(VALUE), VALUE, texts), by).group_numbers
+        key = RowGroups.group_rows(
+            matches.set_column(matches.column_names.index(VALUE), VALUE, texts), by
+        ).group_numbers
         marks = [
             _order_across_sessions(matches) if name == "across" else _rank_values(matches[name])
             for name in reversed(_ORDER)
@@ -201,7 +203,7 @@ class _Events:
         kinds = [map_distinct(matches["event"], kind.__eq__)[order] for kind in (first, second)]
         is_first, is_second = (np.logical_or.reduceat(kind, starts) for kind in kinds)
         rows = matches.take(pa.array(order[starts]))
-        return _Events(rows, key[order][starts], rows["ts"].to_numpy(), is_first, is_second)
+        return _MatchedEvents(rows, key[order][starts], rows["ts"].to_numpy(), is_first, is_second)
 
 
 def _order_across_sessions(matches: pa.Table) -> Int64s:
@@ -211,7 +213,7 @@ def _order_across_sessions(matches: pa.Table) -> Int64s:
 
 
 def _alert_places(
-    pattern: Pattern, events: _Events, until: dict[str, int] | int
+    pattern: Pattern, events: _MatchedEvents, until: dict[str, int] | int
 ) -> Iterator[tuple[int, int, int | None]]:
     """Yields the alerts of a pattern.
 
@@ -239,7 +241,7 @@ def _alert_places(
             yield at, int(ts[at]), None if within is None else int(ts[at]) - within
 
 
-def _are_followed(events: _Events, within: int) -> Bools:
+def _are_followed(events: _MatchedEvents, within: int) -> Bools:
     """Returns True for each row that the pattern's second event follows, with the same key, within `within` ms."""
     count = len(events.ts)
     place = np.where(events.is_second, np.arange(count), count)

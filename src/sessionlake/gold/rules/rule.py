@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, AwareDatetime, Field, field_validator
 
 from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, are_session_keys
-from sessionlake.gold.rules.parse import ParseError, Scope, parse_condition
+from sessionlake.gold.rules.parse import NameScope, ParseError, parse_condition
 from sessionlake.gold.rules.tree import (
     Compared,
     Function,
@@ -93,14 +93,14 @@ class Rule:
         return (*self.by, PARTITION) if are_session_keys(self.by) else self.by
 
     @property
-    def windows(self) -> list[Window]:
+    def distinct_windows(self) -> list[Window]:
         """The distinct aggregates over time in the condition; empty for a pattern."""
         return find_windows(self.tree)
 
     @property
     def longest_minutes(self) -> int:
         """Length of the longest window, in minutes."""
-        return max(window.minutes for window in self.windows)
+        return max(window.minutes for window in self.distinct_windows)
 
     @property
     def key_column(self) -> str | None:
@@ -108,7 +108,7 @@ class Rule:
         return next((name for name in self.by if name not in SERIES_KEY), None)
 
     @property
-    def selections(self) -> set[Selection]:
+    def read_selections(self) -> set[Selection]:
         """The topics and rows that the condition reads, one selection for each prefix that it uses."""
         return {
             side.of
@@ -119,7 +119,7 @@ class Rule:
 
     def reads_topic(self, topic: str) -> bool:
         """Returns whether the condition reads the topic."""
-        return any(of.includes_topic(topic) for of in self.selections)
+        return any(of.includes_topic(topic) for of in self.read_selections)
 
 
 def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
@@ -136,7 +136,7 @@ def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
         name: Selection(one.topics if one.topics is not None else selection.topics, one.rows)
         for name, one in settings.sources.items()
     }
-    tree = parse_condition(settings.when, Scope(declared, selection, sources))
+    tree = parse_condition(settings.when, NameScope(declared, selection, sources))
     _require_valid_key(settings.by, tree, declared)
     since = None if settings.since is None else int(settings.since.timestamp() * 1000)
     content = (settings.by, selection, tree, since, [window.label for window in find_windows(tree)])

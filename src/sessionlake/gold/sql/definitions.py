@@ -85,19 +85,21 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     }
     floors = _NO_FLOORS
     if lake.exists(spark, RETAINED):
-        named = {f"{name}s": tier.table for name, tier in tiers.items()}
-        floors = _FLOORS.format(retained=lake.identifier(RETAINED), **named)
+        named = {f"{name}s": tier.table_name for name, tier in tiers.items()}
+        floors = _FLOORS.format(retained=lake.to_sql_identifier(RETAINED), **named)
     body = _BODY.format(
         floors=floors,
         gone=_GONE.format(**edges),
-        columns=", ".join(name for name, _ in METRICS_1M.columns),
+        columns=", ".join(name for name, _ in METRICS_1M.column_types),
         keys=", ".join(answer.row_keys),
         **{f"{end}_at": f"struct({', '.join(f'_{end}_{part}' for part, _, _ in ORDER)})" for end in ("first", "last")},
-        **{f"{name}s": lake.identifier(tier.table) for name, tier in tiers.items()},
+        **{f"{name}s": lake.to_sql_identifier(tier.table_name) for name, tier in tiers.items()},
         **edges,
     )
-    types = dict(answer.columns)
-    columns = ", ".join(f"{name} {types[name]}" for name in (*answer.row_keys, *answer.results)) + ", whole BOOLEAN"
+    types = dict(answer.column_types)
+    columns = (
+        ", ".join(f"{name} {types[name]}" for name in (*answer.row_keys, *answer.result_columns)) + ", whole BOOLEAN"
+    )
     parameters = "since TIMESTAMP, until TIMESTAMP"
     return create_table_function(spark, lake, f"gold.{METRICS_BETWEEN}", parameters, columns, body)
 
@@ -115,8 +117,8 @@ def create_views_and_functions(spark: SparkSession, lake: Lake) -> None:
     if not lake.storage.functions_persist:
         return
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
-    read += [*(tier.table for tier in TIERS), RETAINED]
-    lake.ensure(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
+    read += [*(tier.table_name for tier in TIERS), RETAINED]
+    lake.prepare_tables(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
     create_quality_since(spark, lake)
     create_metrics_between(spark, lake)

@@ -103,7 +103,7 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
-    there = [table for table in declared_gold_tables(lake.settings) if lake.exists(spark, table.table)]
+    there = [table for table in declared_gold_tables(lake.settings) if lake.exists(spark, table.table_name)]
     columns = ", ".join(
         f"{quote(name)} {sql}" for name, sql in {"table": "STRING", **_KEYS, "events": "BIGINT"}.items()
     )
@@ -113,10 +113,10 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
 
 def _create_body(lake: Lake, tables: list[GoldTable], existing: list[str]) -> str:
     declared = declared_columns(lake.settings)
-    known = [lake.identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in existing]
+    known = [lake.to_sql_identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in existing]
     named = {"gold": GOLD, "silver": SILVER, "rebuild": REBUILD}
     entries = (_ENTRIES.format(table=table, **named) for table in known)
-    retained = lake.identifier(RETAINED) if RETAINED in existing else None
+    retained = lake.to_sql_identifier(RETAINED) if RETAINED in existing else None
     none = ", ".join(f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in _KEYS.items())
     nothing = f"SELECT '' AS `table`, {none}, 0L AS events WHERE false"
     return _BODY.format(
@@ -156,7 +156,7 @@ def _changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     A declared column could otherwise have the same name as the function.
     """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
-    return subquery_sql(lake.identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
+    return subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
 
 
 def _rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
@@ -168,7 +168,7 @@ def _rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     """
     keys = ", ".join(map(quote, table.row_keys))
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
-    columns = ", ".join([sql_string(table.table), *own])
+    columns = ", ".join([sql_string(table.table_name), *own])
     if isinstance(table, EnrichedTable):
         return _ENRICHED.format(columns=columns, changes=_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
@@ -186,7 +186,7 @@ def _product_sql(product: Product, columns: str, keys: str, retained: str | None
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
         late=late_condition(product),
-        kept=_KEPT.format(retained=retained, table=sql_string(product.table), window=START) if cut else "",
+        kept=_KEPT.format(retained=retained, table=sql_string(product.table_name), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )
 
@@ -201,5 +201,5 @@ def _averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -
         place=", ".join(f"own.{quote(name)}" for name in series.sort_columns),
         order=", ".join(f"t.{quote(name)}" for name in series.sort_columns),
         same=" AND ".join(f"t.{quote(name)} = own.{quote(name)}" for name in series.keys),
-        table=lake.identifier(series.table),
+        table=lake.to_sql_identifier(series.table_name),
     )

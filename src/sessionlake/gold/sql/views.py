@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class View:
+class ViewDefinition:
     """A SQL view: a query with a description and a comment for each column.
 
     Attributes:
@@ -167,8 +167,8 @@ _SINCE = {
 }
 _EVER = dict.fromkeys(_SINCE, "true")
 
-DEFINITIONS: dict[str, View] = {
-    SESSION_SUMMARY: View(
+DEFINITIONS: dict[str, ViewDefinition] = {
+    SESSION_SUMMARY: ViewDefinition(
         "One row per session: state and counts of its current life",
         {
             "topic": "",
@@ -193,7 +193,7 @@ DEFINITIONS: dict[str, View] = {
         {"sessions": SESSIONS, "rows": ROWS, "quarantine": QUARANTINE, "events": EVENTS},
         _SUMMARY,
     ),
-    DATA_QUALITY: View(
+    DATA_QUALITY: ViewDefinition(
         "One row per topic and hour of Kafka time (UTC): number of messages, freshness, and problems by kind",
         {
             "topic": "",
@@ -255,7 +255,7 @@ def create_quality_since(spark: SparkSession, lake: Lake) -> str:
     return create_table_function(spark, lake, f"gold.{DATA_QUALITY_SINCE}", "since TIMESTAMP", columns, body)
 
 
-def _view_sql(spark: SparkSession, lake: Lake, view: View, since: Mapping[str, str]) -> str:
+def _view_sql(spark: SparkSession, lake: Lake, view: ViewDefinition, since: Mapping[str, str]) -> str:
     tables = {word: _relation_sql(spark, lake, table) for word, table in view.reads.items()}
     return view.sql.format(**_SHORT, **since, **tables)
 
@@ -266,9 +266,9 @@ def _relation_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     A declared column could have the name of a parameter or an alias of the query. A table that does not exist yet has
     no rows.
     """
-    own = [(name, sql) for name, sql in TABLES[table].columns if name != DECLARED]
+    own = [(name, sql) for name, sql in TABLES[table].column_types if name != DECLARED]
     if not lake.exists(spark, table):
         return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(name)}' for name, sql in own)} WHERE false)"
-    if len(own) == len(TABLES[table].columns):
-        return lake.identifier(table)
-    return subquery_sql(lake.identifier(table), (quote(name) for name, _ in own))
+    if len(own) == len(TABLES[table].column_types):
+        return lake.to_sql_identifier(table)
+    return subquery_sql(lake.to_sql_identifier(table), (quote(name) for name, _ in own))

@@ -66,7 +66,7 @@ def read_first_bucket_times(reader: TableReader) -> ExpiryTimes:
 
     It is the latest floor of the tables of metrics per minute, hour and day.
     """
-    return _latest_expiry_times(read_expiry_times(reader, [tier.table for tier in TIERS]).values())
+    return _latest_expiry_times(read_expiry_times(reader, [tier.table_name for tier in TIERS]).values())
 
 
 def describe_expiry(table: str, expiry_times: ExpiryTimes) -> str:
@@ -134,14 +134,14 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
     """
     known = read_removed_rows(lake.reader(spark), tables)
     if any((_read_limits(known[table]) if table in known else {}) != dict(expiry_times) for table in tables):
-        with lake.storage.claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
+        with lake.storage.hold_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
                 record_removed_rows(spark, lake, _create_retained_entry(table, expiry_times))
             others = {topic for one in known.values() for topic in _read_limits(one)} - expiry_times.keys()
             delete_records_of_removed_rows(spark, lake, tables, sorted(others) if expiry_times else None)
 
 
-def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> Expiry:
+def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *, is_new: bool) -> BucketExpiry:
     """Returns an `Expiry` for these tables, after it has removed the buckets that a process was removing when it died.
 
     Args:
@@ -149,23 +149,29 @@ def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *
         is_new: True if gold starts with empty tables. Then all stored floors are deleted.
     """
     if is_new:
-        store_expiry_times(spark, lake, [one.table for one in add_final_tables(declared_products(lake.settings))], {})
+        store_expiry_times(
+            spark, lake, [one.table_name for one in add_final_tables(declared_products(lake.settings))], {}
+        )
     products = [one for one in tables if isinstance(one, Product)]
-    expiry = Expiry(spark, lake, [*products, *find_final_tables(products)])
+    expiry = BucketExpiry(spark, lake, [*products, *find_final_tables(products)])
     expiry.remove_expired(spark, {})
     return expiry
 
 
-class Expiry:
+class BucketExpiry:
     """Removes expired buckets, and knows the floors of all products. Only the gold process that writes has one."""
 
     def __init__(self, spark: SparkSession, lake: Lake, products: Iterable[Product | FinalTable]) -> None:
         self._lake, self._products = lake, list(products)
-        known = read_removed_rows(lake.reader(spark), [one.table for one in self._products])
-        self._floors = {one.table: _read_limits(known[one.table]) for one in self._products if one.table in known}
+        known = read_removed_rows(lake.reader(spark), [one.table_name for one in self._products])
+        self._floors = {
+            one.table_name: _read_limits(known[one.table_name]) for one in self._products if one.table_name in known
+        }
         self._looked: dict[str, dict[str, int]] = {}
         # If a process died, rows that it was about to remove may still exist.
-        self._pending = {one.table for one in self._products if one.table in known and known[one.table].pending}
+        self._pending = {
+            one.table_name for one in self._products if one.table_name in known and known[one.table_name].pending
+        }
 
     def expiry_times(self, table: str) -> ExpiryTimes:
         """Returns, by topic, the first event time in ms of a table that has not expired.
@@ -177,7 +183,7 @@ class Expiry:
     @property
     def first_bucket_times(self) -> ExpiryTimes:
         """By topic, the time in ms from which the tables of metrics that rules read are complete."""
-        return _latest_expiry_times(self.expiry_times(tier.table) for tier in TIERS)
+        return _latest_expiry_times(self.expiry_times(tier.table_name) for tier in TIERS)
 
     def remove_expired(self, spark: SparkSession, times: Mapping[str, int]) -> None:
         """Removes the buckets that have expired. If another process is removing rows, a later call removes them.
@@ -186,21 +192,21 @@ class Expiry:
             times: Stream time by topic, in ms.
         """
         for product in self._products:
-            looked, step = self._looked.setdefault(product.table, {}), (product.retention_ms or 0) // _STEPS
+            looked, step = self._looked.setdefault(product.table_name, {}), (product.retention_ms or 0) // _STEPS
             floors = {
                 topic: floor
                 for topic, floor in compute_expiry_times(product, times).items()
                 if floor > looked.get(topic, NEVER) + step
             }
-            if not floors and product.table not in self._pending:
+            if not floors and product.table_name not in self._pending:
                 continue
             try:
-                with self._lake.storage.claim(spark, CLAIM, "removes old rows"):
-                    if product.table in self._pending:
-                        self._remove_expired(spark, product.table, {})
-                        self._pending.remove(product.table)
+                with self._lake.storage.hold_claim(spark, CLAIM, "removes old rows"):
+                    if product.table_name in self._pending:
+                        self._remove_expired(spark, product.table_name, {})
+                        self._pending.remove(product.table_name)
                     if floors:
-                        self._remove_expired(spark, product.table, floors)
+                        self._remove_expired(spark, product.table_name, floors)
             except ClaimedError:
                 return
             looked |= floors

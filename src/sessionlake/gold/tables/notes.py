@@ -53,7 +53,7 @@ def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
     """Returns the number of shards that gold's states were written for; None before gold has started."""
     if not lake.exists(spark, AVERAGES):
         return None
-    found = lake.storage.properties(spark, AVERAGES).get(_SHARDS)
+    found = lake.storage.read_properties(spark, AVERAGES).get(_SHARDS)
     return None if found is None else int(found)
 
 
@@ -67,7 +67,9 @@ def find_skipped_tables(spark: SparkSession, lake: Lake, products: Sequence[T]) 
     noted = read_maintained_names(spark, lake)
     if noted is None:
         return []
-    return [one for one in products if one.table != AVERAGES and one.name not in noted]  # AVERAGES is always maintained
+    return [
+        one for one in products if one.table_name != AVERAGES and one.name not in noted
+    ]  # AVERAGES is always maintained
 
 
 def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T]) -> list[T]:
@@ -82,10 +84,10 @@ def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T
     """
     for product in products:
         found = _read_stored_logic(spark, lake, product)
-        if found not in (None, product.logic):
+        if found not in (None, product.logic_hash):
             raise LakeError(
-                f"{product.table} was computed by another declaration (logic {found}, now {product.logic})",
-                fix=f"Run `sessionlake rebuild {product.table}`, which computes it again",
+                f"{product.table_name} was computed by another declaration (logic {found}, now {product.logic_hash})",
+                fix=f"Run `sessionlake rebuild {product.table_name}`, which computes it again",
             )
     for product in find_skipped_tables(spark, lake, products):
         _require_rebuildable(spark, lake, product)
@@ -99,17 +101,17 @@ def _require_rebuildable(spark: SparkSession, lake: Lake, product: GoldTable) ->
     Raises:
         LakeError: Retention has removed changes.
     """
-    if _read_stored_logic(spark, lake, product) is None or not lake.reader(spark).has_rows(product.table):
+    if _read_stored_logic(spark, lake, product) is None or not lake.reader(spark).has_rows(product.table_name):
         return
     try:
         require_all_changes(lake, spark)
     except LakeError as error:
         raise LakeError(
             f"{error}",
-            why=f"The configuration did not declare {product.table} for a while, so the table lacks changes. "
+            why=f"The configuration did not declare {product.table_name} for a while, so the table lacks changes. "
             "Rebuilt, it would have all changes that are left, but start later than now",
             fix=f"Remove it from the configuration. Or accept the later start, and run `sessionlake rebuild "
-            f"{product.table} --shorten-gold`",
+            f"{product.table_name} --shorten-gold`",
         ) from error
 
 
@@ -122,8 +124,8 @@ def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, produc
     """Switches the change data feed of each table on or off, as `gold.change_feed` says."""
     for table in add_final_tables(products):
         wanted = table.name in settings.gold.change_feed
-        if wanted != (lake.storage.properties(spark, table.table).get(CHANGE_FEED) == "true"):
-            lake.set_property(spark, table.table, CHANGE_FEED, str(wanted).lower())
+        if wanted != (lake.storage.read_properties(spark, table.table_name).get(CHANGE_FEED) == "true"):
+            lake.set_property(spark, table.table_name, CHANGE_FEED, str(wanted).lower())
 
 
 def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
@@ -134,8 +136,11 @@ def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[Gol
     """
     set_change_feeds(spark, lake, lake.settings, products)
     for final in find_final_tables(products):
-        if final.retention_ms is None and lake.storage.properties(spark, final.table).get(APPEND_ONLY) != "true":
-            lake.set_property(spark, final.table, APPEND_ONLY, "true")
+        if (
+            final.retention_ms is None
+            and lake.storage.read_properties(spark, final.table_name).get(APPEND_ONLY) != "true"
+        ):
+            lake.set_property(spark, final.table_name, APPEND_ONLY, "true")
 
 
 def require_maintained(spark: SparkSession, lake: Lake, products: Sequence[GoldTable]) -> None:
@@ -163,24 +168,24 @@ def find_complete_tables(spark: SparkSession | None, lake: Lake, products: Seque
 
     A complete table was computed by its present declaration from everything that gold has read.
     """
-    return [product for product in products if _read_stored_logic(spark, lake, product) == product.logic]
+    return [product for product in products if _read_stored_logic(spark, lake, product) == product.logic_hash]
 
 
 def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None:
     """Marks a table as incomplete. If its rebuild is interrupted, the next start rebuilds it."""
     if _read_stored_logic(spark, lake, product) is not None:
-        lake.set_property(spark, product.table, LOGIC, "")
+        lake.set_property(spark, product.table_name, LOGIC, "")
 
 
 def _read_stored_logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
-    if not all(lake.exists(spark, one.table) for one in add_final_tables([product])):
+    if not all(lake.exists(spark, one.table_name) for one in add_final_tables([product])):
         return None
-    return lake.storage.properties(spark, product.table).get(LOGIC) or None
+    return lake.storage.read_properties(spark, product.table_name).get(LOGIC) or None
 
 
 def read_maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
     """Returns the names of the tables that gold maintains; None if gold has never stored them."""
-    noted = lake.storage.properties(spark, AVERAGES).get(MAINTAINED)
+    noted = lake.storage.read_properties(spark, AVERAGES).get(MAINTAINED)
     return None if noted is None else noted.split(",") if noted else []
 
 

@@ -54,14 +54,14 @@ def verify_restatements(
 
     rows, different, first = 0, 0, None
     for series in averages:
-        since = (F.col("table") == series.table) & (F.col("_batch") > read_rebuilt_version(spark, lake, series))
+        since = (F.col("table") == series.table_name) & (F.col("_batch") > read_rebuilt_version(spark, lake, series))
         restatements = lake.read_small_in_memory(spark, RESTATEMENTS).where(since)
-        found = find_inconsistencies(series, lake.read_small_in_memory(spark, series.table), restatements, points)
+        found = find_inconsistencies(series, lake.read_small_in_memory(spark, series.table_name), restatements, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]
         rows, different = rows + restatements.count(), different + broken
         if first is None and one is not None:
             named = ", ".join(f"{key}={one[key]}" for key in series.row_keys)
-            first = f"{series.table}: {named}: {one['what']}"
+            first = f"{series.table_name}: {named}: {one['what']}"
     return TableComparison(RESTATEMENTS, rows, different, first)
 
 
@@ -133,7 +133,7 @@ def _restatement_checks(series: RollingAverage) -> list[Check]:
     nth = "restatement %s of this row "
     return [
         (F.col("revision") == number, f"{nth}has revision %s", ["number", "revision"]),
-        (F.col("logic") == series.logic, f"{nth}was made by logic %s", ["number", "logic"]),
+        (F.col("logic") == series.logic_hash, f"{nth}was made by logic %s", ["number", "logic"]),
         (
             (number == 1) | F.col("from").eqNullSafe(F.col("to_before")),
             f"{nth}starts from %s, but the one before it led to %s",

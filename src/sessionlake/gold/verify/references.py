@@ -11,7 +11,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
 from sessionlake.gold.declared.references import declared_references
 from sessionlake.gold.enrich.reference import FROM, GONE_BY, TO
-from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, Join
+from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, ReferenceJoin
 from sessionlake.gold.references.applied import find_unapplied_rows
 from sessionlake.protocol.names import internal, quote
 from sessionlake.settings.model import Settings
@@ -45,13 +45,15 @@ def verify_references(
         first = (
             None
             if not pending.row_count
-            else f"{one.applied_table}: {pending.row_count} rows of {one.table} wait for `sessionlake run gold`"
+            else f"{one.applied_table}: {pending.row_count} rows of {one.table_name} wait for `sessionlake run gold`"
         )
-        found.append(TableComparison(one.applied_table, reader.read_size(one.table).rows, pending.row_count, first))
+        found.append(
+            TableComparison(one.applied_table, reader.read_size(one.table_name).rows, pending.row_count, first)
+        )
     return found
 
 
-def expected_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
+def compute_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, table: EnrichedTable) -> DataFrame:
     """Returns the rows that an enriched table should have, computed by plain Spark SQL.
 
     Args:
@@ -63,10 +65,10 @@ def expected_enriched_rows(spark: SparkSession, lake: Lake, changes: DataFrame, 
     rows = changes.select(*own)
     for join in table.joins:
         rows = _join_versions(rows, join, lake.read(spark, join.reference.applied_table).where(f"{GONE_BY} IS NULL"))
-    return rows.select(*(quote(name) for name, _ in table.columns))
+    return rows.select(*(quote(name) for name, _ in table.column_types))
 
 
-def _join_versions(changes: DataFrame, join: Join, versions: DataFrame) -> DataFrame:
+def _join_versions(changes: DataFrame, join: ReferenceJoin, versions: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     keys = [internal(f"key:{name}") for name in join.reference.key_names]

@@ -192,20 +192,23 @@ class _ExpectedAlerts:
         end = (F.col("ts") - F.pmod("ts", F.lit(MINUTE_MS))) / MINUTE_MS + 1
         read = [topic for topic in self.times if rule.reads_topic(topic)]
         numbers = self.numbers.where(F.col("topic").isin(read)).withColumn("end", end.cast("bigint"))
-        minutes = numbers.groupBy(*rule.key_columns, "end").agg(*minute_columns(rule.windows, self.topics))
-        edges = [F.col("end") + length for length in (0, *(window.minutes for window in rule.windows))]
+        minutes = numbers.groupBy(*rule.key_columns, "end").agg(*minute_columns(rule.distinct_windows, self.topics))
+        edges = [F.col("end") + length for length in (0, *(window.minutes for window in rule.distinct_windows))]
         if rule.since_ms is not None:
             edges.append(F.lit(-(-rule.since_ms // MINUTE_MS)))
         moments = minutes.select(*rule.key_columns, F.explode(F.array(*edges)).alias("end")).distinct()
         moments = moments.where(F.col("end") <= F.floor(self._until_column(rule) / MINUTE_MS))
         line = Over.partitionBy(*rule.key_columns).orderBy("end")
         moving = moments.join(minutes, [*rule.key_columns, "end"], "left").select(
-            *rule.key_columns, "end", *moving_columns(rule.windows, line)
+            *rule.key_columns, "end", *moving_columns(rule.distinct_windows, line)
         )
         met, near = condition_columns(rule.tree)
         since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms
         states = moving.select(
-            *rule.key_columns, "end", (has_points(rule.windows) & met & since).alias("holds"), near.alias("near")
+            *rule.key_columns,
+            "end",
+            (has_points(rule.distinct_windows) & met & since).alias("holds"),
+            near.alias("near"),
         )
         before = [F.lag(name, default=False).over(line).alias(f"{name}_before") for name in ("holds", "near")]
         changed = states.select("*", *before).where("holds != holds_before OR near OR near_before")

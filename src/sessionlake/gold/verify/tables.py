@@ -25,7 +25,7 @@ from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import drop_expired, read_expiry_times
 from sessionlake.gold.verify.averages import verify_restatements
-from sessionlake.gold.verify.references import expected_enriched_rows, verify_references
+from sessionlake.gold.verify.references import compute_enriched_rows, verify_references
 from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -55,31 +55,31 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         return []
     of_kinds = (select_events(changes, declared, WITH_PLACE, numbers=kind) for kind in (True, False))
     numbers, texts = map(read_into_one_task, of_kinds)
-    floors = read_expiry_times(lake.reader(spark), [table.table for table in add_final_tables(tables)])
+    floors = read_expiry_times(lake.reader(spark), [table.table_name for table in add_final_tables(tables)])
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, EnrichedTable):
-            truth = expected_enriched_rows(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), table)
+            truth = compute_enriched_rows(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), table)
         elif isinstance(table, RollingAverage):
             truth = _expected_averages(numbers, table)
             averages.append(table)
         else:
             events = numbers if table.source.numbers else texts
             on_time = expected_rows(events.where(~is_late_column(table)), table)
-            truth = drop_expired(on_time, floors.get(table.table, {}))
+            truth = drop_expired(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
                 late.append(_expected_late(events.where(is_late_column(table)), table))
-        rows = lake.read_small_in_memory(spark, table.table)
-        found.append(compare_rows(table.table, table.row_keys, table.results, rows, truth))
+        rows = lake.read_small_in_memory(spark, table.table_name)
+        found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
         for final in find_final_tables([table]):
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
-            gone = [floors.get(one, {}) for one in (table.table, final.table)]
+            gone = [floors.get(one, {}) for one in (table.table_name, final.table_name)]
             rows, truth = (
                 drop_expired(side, *gone)
-                for side in (lake.read_small_in_memory(spark, final.table), _expected_final(truth, changes, final))
+                for side in (lake.read_small_in_memory(spark, final.table_name), _expected_final(truth, changes, final))
             )
-            found.append(compare_rows(final.table, final.row_keys, table.results, rows, truth))
+            found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
         stored = lake.read(spark, LATE_POINTS).join(_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
@@ -132,11 +132,11 @@ def _expected_late(events: DataFrame, product: Product) -> DataFrame:
 
     name = "metric" if product.source.numbers else "column"
     marks = events.withColumnsRenamed({name: "name", APPLIED: "stream_time"})
-    return marks.withColumn("table", F.lit(product.table)).select([name for name, _ in LATE_COLUMNS])
+    return marks.withColumn("table", F.lit(product.table_name)).select([name for name, _ in LATE_COLUMNS])
 
 
 def _table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
-    return spark.createDataFrame([(table.table,) for table in tables], "table string")
+    return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 
 def _expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:

@@ -101,16 +101,16 @@ def lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOv
     if not by_layer[BRONZE] or len(batches) < 2:  # noqa: PLR2004 - there is no time between fewer
         return []
     bronze, silver = (
-        _compute_positions(by_layer[BRONZE], 0),
-        _compute_positions(by_layer[SILVER], behind.get(SILVER, 0)),
+        _compute_positions_over_time(by_layer[BRONZE], 0),
+        _compute_positions_over_time(by_layer[SILVER], behind.get(SILVER, 0)),
     )
     reached = {SILVER: silver}
-    merged = _compute_positions(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
+    merged = _compute_positions_over_time(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
     reached[SILVER_TABLES] = _PositionOverTime(
         merged.times, merged.at + _last_position(silver), merged.before + _last_position(silver)
     )
     reached[GOLD] = _convert_gold_position_to_messages(
-        _compute_positions(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver
+        _compute_positions_over_time(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver
     )
     edges = np.unique(np.concatenate([_commit_times(batches), _commit_times(batches)[1:] - _JUST_BEFORE]))
     return [
@@ -154,7 +154,9 @@ def _message_counts(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.messages for batch in batches], dtype=np.float64)
 
 
-def _compute_positions(batches: Sequence[LayerBatch], behind: int, counts: Numbers | None = None) -> _PositionOverTime:
+def _compute_positions_over_time(
+    batches: Sequence[LayerBatch], behind: int, counts: Numbers | None = None
+) -> _PositionOverTime:
     counts = _message_counts(batches) if counts is None else counts
     total = float(counts.sum())
     return _PositionOverTime(_commit_times(batches), np.cumsum(counts) - total - behind, -total - behind)
@@ -175,7 +177,7 @@ def _convert_gold_position_to_messages(
         silver: Silver's position, in messages.
     """
     changes = np.array([batch.rows.get(CHANGES, 0) for batch in batches], dtype=np.float64)
-    made = _compute_positions(batches, 0, changes)
+    made = _compute_positions_over_time(batches, 0, changes)
     messages = np.concatenate(([silver.before], silver.at))
 
     def convert_changes_to_messages(at: Numbers) -> Numbers:

@@ -36,6 +36,7 @@ from sessionlake.ledger.erasures import (
     store_receipt,
 )
 from sessionlake.operations.forgetting import publications, rows
+from sessionlake.operations.forgetting.messages import refuse_shared_messages
 from sessionlake.operations.forgetting.receipt import list_copies_elsewhere, search_lake
 from sessionlake.operations.forgetting.rows import Session
 from sessionlake.operations.forgetting.states import hand_over_states, list_layers_with_state, require_states
@@ -137,7 +138,7 @@ class Forgetting:
         journal = self._require_interrupted("--cancel", "cancel")
         inputs = journal.inputs
         stored = next((erasure for erasure in self._read_receipts() if erasure.receipt == inputs.receipt), None)
-        remaining = rows.find_offsets(self._lake.reader(self._spark), (inputs.topic, inputs.session))
+        remaining = rows.find_offsets(self._spark, self._lake, (inputs.topic, inputs.session))
         erased = stored is not None and sum(item.messages for item in remaining) < stored.messages
         if journal.done or erased:
             raise LakeError(
@@ -183,6 +184,8 @@ class Forgetting:
         require_uninterrupted(self._settings)
         topic = self._find_topic(session, topic)
         self._refuse_keyed()
+        if self._settings.capture.feeds:
+            refuse_shared_messages(self._spark, self._lake, topic, session)
         if self._list_gold_tables() and not self._shorten:  # gold will have to be computed again from all changes
             refuse_shorter_table(self._lake, self._spark)
         tables = dict.fromkeys([*rows.list_tables_with_sessions(self._spark, self._lake), *self._list_gold_tables()])
@@ -210,7 +213,7 @@ class Forgetting:
         if stored is not None:
             return stored
         salt = read_or_create_salt(known)
-        offsets = rows.find_offsets(self._lake.reader(self._spark), session)
+        offsets = rows.find_offsets(self._spark, self._lake, session)
         counts = rows.count_rows(self._spark, self._lake, session)
         erasure = Erasure(
             receipt=inputs.receipt,
@@ -242,7 +245,7 @@ class Forgetting:
             )
 
     def _find_topic(self, session: str, topic: str | None) -> str:
-        topics = rows.find_topics(self._lake.reader(self._spark), session)
+        topics = rows.find_topics(self._lake.reader(self._spark), session, by_key=not self._settings.capture.feeds)
         if topic is None and len(topics) > 1:
             raise UsageError(
                 f"forget: session {session!r} is in several topics ({', '.join(topics)})",
@@ -362,7 +365,7 @@ class Forgetting:
         remove_staging_tables(self._spark, self._settings)
         for processor in self._settings.processors:
             for table in list_staging_tables(processor.name):
-                self._lake.staging().drop(self._spark, table)
+                self._lake.build_staging_lake().drop_table(self._spark, table)
 
     # -- the receipt
 

@@ -32,6 +32,7 @@ from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_writes import rewrite_with_spark
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import OffsetRange
+from sessionlake.operations.forgetting.messages import count_message_ranges, select_messages
 from sessionlake.settings.model import Settings
 from sessionlake.silver.decisions import read_stop
 from sessionlake.streaming.manifest import remove_stop
@@ -64,21 +65,31 @@ def list_tables_with_sessions(spark: SparkSession, lake: Lake) -> list[str]:
     return [table for table in dict.fromkeys([*_APPENDED, *MERGED, *processor_tables]) if lake.exists(spark, table)]
 
 
-def find_topics(reader: TableReader, session: str) -> list[str]:
-    """Returns the topics that have a session of this id, in bronze or in a table made from bronze."""
+def find_topics(reader: TableReader, session: str, *, by_key: bool = True) -> list[str]:
+    """Returns the topics that have a session of this id, in bronze or in a table made from bronze.
+
+    Args:
+        reader: Reads the tables.
+        session: Id of the session.
+        by_key: False if the Kafka key is not the session's id. Bronze is not searched then.
+    """
     topics: set[str] = set()
-    for table in _NAMING:
-        rows = SessionRows.of_session(table, "", session)
-        for batch in reader.batches(table, (rows.id_column, eq, rows.value), columns=["topic"]):
+    for table in _NAMING if by_key else _NAMING[1:]:
+        rows = SessionRows.of_session(table, "", session, by_key=by_key)
+        for batch in reader.read_batches(table, (rows.id_column, eq, rows.stored_session_id), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
 
 
-def find_offsets(reader: TableReader, session: Session) -> list[OffsetRange]:
+def find_offsets(spark: SparkSession, lake: Lake, session: Session) -> list[OffsetRange]:
     """Returns, for each partition, the first and last offset of the session's messages in bronze, and their number."""
+    if lake.settings.capture.feeds:
+        return count_message_ranges(spark, lake, *session)
+    reader = lake.reader(spark)
     conditions = ("topic", eq, session[0]), ("key", eq, session[1].encode())
     parts = [
-        pa.Table.from_batches([part]) for part in reader.batches(MESSAGES, *conditions, columns=["partition", "offset"])
+        pa.Table.from_batches([part])
+        for part in reader.read_batches(MESSAGES, *conditions, columns=["partition", "offset"])
     ]
     if not parts:
         return []
@@ -90,13 +101,17 @@ def find_offsets(reader: TableReader, session: Session) -> list[OffsetRange]:
 
 def count_rows(spark: SparkSession, lake: Lake, session: Session) -> dict[str, int]:
     """Returns the number of the session's rows in each table except bronze, by the table's name."""
-    rows_by_table = {table: SessionRows.of_session(table, *session) for table in list_tables_with_sessions(spark, lake)}
+    rows_by_table = {table: _select_rows(lake, table, session) for table in list_tables_with_sessions(spark, lake)}
     return {table: lake.storage.count_rows(spark, table, rows) for table, rows in rows_by_table.items()}
+
+
+def _select_rows(lake: Lake, table: str, session: Session) -> SessionRows:
+    return SessionRows.of_session(table, *session, by_key=not lake.settings.capture.feeds)
 
 
 def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: Session) -> None:
     """Removes the session's rows from a table."""
-    rows = SessionRows.of_session(table, *session)
+    rows = _select_rows(lake, table, session)
     if table in _MARKED:
         rewrite_with_spark(lake.storage, spark, table, rows, lambda merge: merge.whenMatchedDelete())
     else:
@@ -105,7 +120,10 @@ def remove_session_rows(spark: SparkSession, lake: Lake, table: str, session: Se
 
 def erase_messages(spark: SparkSession, lake: Lake, session: Session) -> None:
     """Erases the session's messages in bronze, keeping only their offsets and timestamps."""
-    rows = SessionRows.of_session(MESSAGES, *session)
+    if lake.settings.capture.feeds:
+        rows: SessionRows = select_messages(spark, lake, *session)
+    else:
+        rows = SessionRows.of_session(MESSAGES, *session)
     if lake.storage.count_rows(spark, MESSAGES, rows):
         erase_session_rows(spark, lake, MESSAGES, rows)
 
@@ -141,4 +159,4 @@ def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Sess
     if rows.where(F.exists("decisions", is_own)).isEmpty():
         return
     left = rows.withColumn("decisions", F.filter("decisions", lambda decision: ~is_own(decision))).localCheckpoint()
-    lake.overwrite(spark, table, left, Txn(f"forget:{uuid4().hex}", 0), "{}")
+    lake.overwrite_table(spark, table, left, Txn(f"forget:{uuid4().hex}", 0), "{}")

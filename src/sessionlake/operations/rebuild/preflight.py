@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from operator import eq
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import MESSAGES, SILVER
-from sessionlake.delta.storage.reading import TableReader
+from sessionlake.delta.schemas.names import MESSAGES, SESSIONS, SILVER
+from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.ledger.offset_log import OffsetLog
@@ -65,14 +66,24 @@ def _require_known_sessions(spark: SparkSession, lake: Lake, version: int, selec
             f"rebuild silver: {MESSAGES}@v{version} has no message{where}", fix="Check the topic's name in ops.topics"
         )
     keys = [session.encode() for session in selection.sessions]
-    rows = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
-    known = {bytes(row["key"]) for row in rows}
+    if lake.settings.capture.feeds:  # the Kafka key does not name the session
+        known = _read_session_ids(lake.reader(spark), selection)
+    else:
+        rows = of_topic.where(F.col("key").isin(keys)).select("key").distinct().collect() if keys else []
+        known = {bytes(row["key"]) for row in rows}
     for session, key in zip(selection.sessions, keys, strict=True):
         if key not in known:
             raise UsageError(
                 f"rebuild silver: {MESSAGES}@v{version} has no message of session {session!r}{where}",
                 fix="Check its id: silver.sessions lists all sessions",
             )
+
+
+def _read_session_ids(reader: TableReader, selection: SessionSelection) -> set[bytes]:
+    """Returns the ids of the chosen sessions that silver knows, in UTF-8."""
+    topic: list[Condition] = [] if selection.topic is None else [("topic", eq, selection.topic)]
+    named: Condition = ("session_id", is_in, list(selection.sessions))
+    return {row["session_id"].encode() for row in reader.read_rows(SESSIONS, *topic, named, columns=["session_id"])}
 
 
 def find_bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:

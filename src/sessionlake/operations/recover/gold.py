@@ -86,7 +86,7 @@ def _list_missing_tables(spark: SparkSession, lake: Lake) -> set[str]:
         for one in lake.settings.gold.references
         if any(isinstance(table, EnrichedTable) for table in new)
     }
-    return {table.table for table in add_final_tables(new)} | taken
+    return {table.table_name for table in add_final_tables(new)} | taken
 
 
 def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False) -> None:
@@ -98,5 +98,5 @@ def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False
     lake = Lake(settings, declared_gold_schemas(settings))
     if not shorten:
         refuse_shorter_table(lake, spark)
-    lake.ensure(spark, [AVERAGES, LEDGER])
+    lake.prepare_tables(spark, [AVERAGES, LEDGER])
     reset_gold(spark, settings, lake, uuid4().hex[:12], 0, datetime.now(UTC))

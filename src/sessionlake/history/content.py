@@ -1,0 +1,102 @@
+"""Decodes one message of bronze with the current configuration, to show what it says and why it cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.delta.storage.far_times import time_to_ms
+from sessionlake.feeds.events import Decoded, Refusal
+from sessionlake.feeds.payload import PayloadReader
+from sessionlake.feeds.reader import KafkaRecord, feed_of, read
+from sessionlake.history.fate import MessageContent
+from sessionlake.protocol.chunk import IGNORED
+from sessionlake.protocol.decode import decode_messages
+from sessionlake.protocol.erased import ERASED_CODE as ERASED
+from sessionlake.protocol.message import MessageType
+from sessionlake.protocol.types import Row
+from sessionlake.settings.model import Settings
+from sessionlake.streaming.payloads import build_feed_decoder, build_payload_rules, read_payload_of_feeds
+
+_RAW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("kafka_ts", pa.int64()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("ingested_at", pa.int64()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+READ = ("topic", "partition", "offset", "timestamp", "key", "value", "ingested_at", "headers")
+"""Columns of `bronze.messages` from which a message is decoded."""
+
+
+@dataclass(frozen=True)
+class FeedReading:
+    """How a feed reads a message.
+
+    Attributes:
+        feed: Name of the feed.
+        rules: Numbers of the rules that read the message or its parts; empty if a decoder class reads it.
+        path: Path of the value for which the message is refused; None if it is not refused.
+        why: Why it is refused, with the value; None if it is not refused.
+    """
+
+    feed: str
+    rules: tuple[int, ...] = ()
+    path: str | None = None
+    why: str | None = None
+
+
+def decode_parts(raw: Row, settings: Settings) -> list[MessageContent]:
+    """Returns the content of a row of `bronze.messages`: one part, or one for each session of a feed's message."""
+    ingested = None if raw["ingested_at"] is None else time_to_ms(raw["ingested_at"])
+    row = raw | {"kafka_ts": time_to_ms(raw["timestamp"]), "ingested_at": ingested}
+    table, feeds = pa.Table.from_pylist([row], _RAW), build_feed_decoder(settings.capture, 1)
+    rules = build_payload_rules(settings.capture)
+    chunk = decode_messages(table.drop_columns("headers"), rules) if feeds is None else feeds.decode(table).chunk
+    return list(_read_contents(chunk))
+
+
+def decode_row(raw: Row, settings: Settings) -> MessageContent:
+    """Returns the content of a row of `bronze.messages`; of a message with several parts, the first part."""
+    return decode_parts(raw, settings)[0]
+
+
+def _read_contents(chunk: pa.Table) -> Iterator[MessageContent]:
+    counts = pc.list_value_length(chunk["changes"]).to_pylist()
+    for message, changes in zip(chunk.drop_columns("changes").to_pylist(), counts, strict=True):
+        if message["reason"]:
+            ignored, erased = message["reason"] == IGNORED, message["reason"] == ERASED
+            yield MessageContent(session_id=message["session_id"], erased=erased, ignored=ignored)
+            continue
+        kind = MessageType(message["type"]).name.lower()
+        seq = message["seq"] if message["seq"] is not None and message["seq"] >= 0 else None
+        yield MessageContent(kind, seq, message["ts"], message["session_id"], changes)
+
+
+def read_by_feed(raw: Row, settings: Settings) -> FeedReading | None:
+    """Returns how the feed of its topic reads a row of `bronze.messages`; None if no feed does."""
+    capture = settings.capture
+    feed = feed_of([feed.made() for feed in capture.feeds], raw["topic"])
+    if feed is None:
+        return None
+    headers = {header["key"]: header["value"] for header in raw["headers"] or ()}
+    place = (raw["topic"], raw["partition"], raw["offset"], time_to_ms(raw["timestamp"]), raw["key"], raw["value"])
+    payload = read_payload_of_feeds(capture)
+    found = read(
+        feed,
+        KafkaRecord(*place, headers),
+        max_bytes=capture.max_message_bytes,
+        payload=None if payload is None else PayloadReader(payload),
+    )
+    if isinstance(found, Refusal):
+        return FeedReading(feed.name, path=found.path, why=found.why)
+    assert isinstance(found, Decoded)  # noqa: S101 - the only other type
+    return FeedReading(feed.name, found.rules)
