@@ -101,7 +101,7 @@ def test_schemas_are_named_only_through_their_resource(files):
 
 
 def test_what_is_built_beside_silver_has_schemas_that_are_there(bundle, told):
-    beside, schemas = storage_of(told(bundle)).staging().schemas, bundle.resources_of_kind("schemas")
+    beside, schemas = storage_of(told(bundle)).build_staging_settings().schemas, bundle.resources_of_kind("schemas")
     named = (schemas["silver_rebuild_schema"]["name"], schemas["ops_rebuild_schema"]["name"])
     assert (beside.silver, beside.ops) == named
 
@@ -117,7 +117,7 @@ def test_the_package_reads_the_deployed_settings_file_and_the_secret_in_a_job(bu
     settings = told(bundle)
     lake = Lake(settings)
     schemas = bundle.resources_of_kind("schemas")
-    assert lake.identifier("silver.sessions") == f"`lake`.`{schemas['silver_schema']['name']}`.`sessions`"
+    assert lake.to_sql_identifier("silver.sessions") == f"`lake`.`{schemas['silver_schema']['name']}`.`sessions`"
     assert settings.checkpoint("gold") == f"/Volumes/lake/{schemas['ops_schema']['name']}/checkpoints/gold"
     assert settings.kafka.options == CLIENT
     assert settings.kafka.bootstrap_servers == "broker-1:9093,broker-2:9093"

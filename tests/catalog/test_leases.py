@@ -25,7 +25,7 @@ import yaml
 from sessionlake.cli.rebuild import rebuild_silver
 from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
-from sessionlake.delta.commit import append, fence_off, merge
+from sessionlake.delta.commit import append_rows, fence_off, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, DECISIONS, LEASES, LEDGER, MESSAGES, ROWS, SESSIONS, SILVER
 from sessionlake.delta.storage.faults import VARIABLE
@@ -63,13 +63,15 @@ class Place:
         self.config.write_text(yaml.safe_dump(content))
         self.settings: Settings = load_settings(self.config)
         self.lake = Lake(self.settings)
-        self.lake.ensure(spark, tables)
-        self.places.write_text(json.dumps({self.lake.identifier(table): self.place_of(table) for table in tables}))
+        self.lake.prepare_tables(spark, tables)
+        self.places.write_text(
+            json.dumps({self.lake.to_sql_identifier(table): self.place_of(table) for table in tables})
+        )
         self._parts = list(cut(random.Random(3), StreamMaker(random.Random(7), LIGHT).make(40 * PARTS), PARTS))
         self.arrived = 0
 
     def place_of(self, table: str) -> str:
-        return str(self.lake.delta(self.spark, table).detail().select("location").first()[0])
+        return str(self.lake.open_delta_table(self.spark, table).detail().select("location").first()[0])
 
     def arrive(self) -> None:
         write_bronze(self.spark, self.lake, self._parts[self.arrived])
@@ -156,7 +158,7 @@ def test_two_sessions_that_want_one_lease_at_once_are_told_apart_by_delta(spark:
     def want(doing: str) -> None:
         start.wait(30)  # at first with no row, nor a table, and then with one that was given back
         try:
-            with storage.claim(spark, SILVER, doing):
+            with storage.hold_claim(spark, SILVER, doing):
                 won.append(doing)
                 end.wait()
         except ClaimedError as error:
@@ -188,7 +190,7 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
                 act()
         os.killpg(other.pid, signal.SIGSTOP)
         eventually(empty.is_past_its_lease, START_SECONDS)
-        with storage.claim(empty.spark, SILVER, "rebuilds silver"):
+        with storage.hold_claim(empty.spark, SILVER, "rebuilds silver"):
             os.killpg(other.pid, signal.SIGCONT)
             _, said = other.communicate(timeout=START_SECONDS)
             storage.require_claims()
@@ -204,15 +206,15 @@ def test_one_process_holds_silver_and_stopped_past_its_lease_it_finds_itself_rep
 @pytest.mark.soak
 def test_what_is_retired_and_what_a_holder_before_writes_late_delta_passes_over(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [SESSIONS])
+    lake.prepare_tables(spark, [SESSIONS])
     of_stream, of_merges = "stream", "merges"
 
     def write(number: int, txn: Txn) -> None:
         row = spark.sql(f"SELECT 'a' topic, 's' session_id, {number}L messages").coalesce(1)
         if txn.app_id == of_stream:
-            append(spark, lake, SESSIONS, row, txn)
+            append_rows(spark, lake, SESSIONS, row, txn)
         else:
-            merge(spark, lake, SESSIONS, row, Upsert(("topic", "session_id", "messages"), (), updates=False), txn)
+            merge_rows(spark, lake, SESSIONS, row, Upsert(("topic", "session_id", "messages"), (), updates=False), txn)
 
     write(1, Txn(of_stream, 1))
     fence_off(spark, lake, [SESSIONS], Txn(of_stream, 5))

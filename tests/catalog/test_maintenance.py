@@ -28,7 +28,7 @@ def test_a_first_read_of_files_that_others_have_merged_goes_by_commits(spark: An
     for n, batch in enumerate(batches):
         pipeline.arrive(batch)
         if n == 2:
-            spark.sql(f"OPTIMIZE {pipeline.lake.identifier(MESSAGES)}").collect()
+            spark.sql(f"OPTIMIZE {pipeline.lake.to_sql_identifier(MESSAGES)}").collect()
     pipeline.stream()
     assert len(pipeline.batches()) == len(batches)
     pipeline.merge()
@@ -42,8 +42,8 @@ def test_a_first_read_that_cannot_go_by_commits_any_more_is_refused_and_begun_by
     pipeline, batches = Pipeline(spark, location), list(streams(seeds=1))
     for batch in batches[:3]:
         pipeline.arrive(batch)
-    spark.sql(f"OPTIMIZE {pipeline.lake.identifier(MESSAGES)}").collect()
-    pipeline.lake.storage.vacuum(spark, MESSAGES, HistoryToKeep(timedelta(0)))
+    spark.sql(f"OPTIMIZE {pipeline.lake.to_sql_identifier(MESSAGES)}").collect()
+    pipeline.lake.storage.vacuum_table(spark, MESSAGES, HistoryToKeep(timedelta(0)))
     with pytest.raises(LakeError, match=r"may have been rewritten.*`sessionlake rebuild silver` begins it"):
         pipeline.stream()
     rebuild_silver_tables(spark, pipeline.settings)

@@ -27,7 +27,7 @@ class InCatalog(Scene):
         killed = super().publish_killed(table, topic, place)
         with pytest.raises(ClaimedError, match=r"can be taken over after"):
             self.publish(table, topic)
-        self.lake.delta(self.spark, LEASES).update(set={"expires_at": "timestamp_micros(0)"})
+        self.lake.open_delta_table(self.spark, LEASES).update(set={"expires_at": "timestamp_micros(0)"})
         return killed
 
 

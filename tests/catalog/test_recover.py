@@ -56,11 +56,11 @@ def test_a_table_that_restore_has_set_back_is_noticed_and_brought_forward(spark:
     run.merge()
     for table, layer in ((MESSAGES, Layer.SILVER), (CHANGES, Layer.GOLD), (ROWS, Layer.SILVER)):
         newest = run.lake.last_commit(spark, table).version
-        spark.sql(f"RESTORE TABLE {run.lake.identifier(table)} TO VERSION AS OF 0").collect()
+        spark.sql(f"RESTORE TABLE {run.lake.to_sql_identifier(table)} TO VERSION AS OF 0").collect()
         with pytest.raises(LakeError, match=f"{table} has lost its latest changes: version {newest + 1} restored"):
             run_once(spark, run.settings, layer, threading.Event())
         if table != ROWS:
-            spark.sql(f"RESTORE TABLE {run.lake.identifier(table)} TO VERSION AS OF {newest}").collect()
+            spark.sql(f"RESTORE TABLE {run.lake.to_sql_identifier(table)} TO VERSION AS OF {newest}").collect()
     assert f"found: {ROWS} has lost its latest changes" in recovered(run, RecoverableLayer.SILVER)
     run.arrive(SECOND)
     run_once(spark, run.settings, Layer.SILVER, threading.Event())

@@ -22,18 +22,18 @@ def decided(*offsets: int) -> list[dict[str, Any]]:
 
 def test_properties_are_remembered_until_the_block_is_left(spark: Any, location: dict[str, Any]) -> None:
     lake = Lake(Settings(**location))
-    with lake.storage.caching():
-        lake.ensure(spark, [DECISIONS])
+    with lake.storage.cache_reads():
+        lake.prepare_tables(spark, [DECISIONS])
         lake.set_property(spark, DECISIONS, "sessionlake.one", "1")
-        with Lake(lake.settings).storage.caching():
-            remembered = lake.storage.properties(spark, DECISIONS)
+        with Lake(lake.settings).storage.cache_reads():
+            remembered = lake.storage.read_properties(spark, DECISIONS)
         assert remembered["sessionlake.one"] == "1"
         by_another_process(spark, lake, "SET TBLPROPERTIES (sessionlake.two = 2)")
-        assert lake.storage.properties(spark, DECISIONS) == remembered
-    assert lake.storage.properties(spark, DECISIONS)["sessionlake.two"] == "2"
-    with lake.storage.caching():
+        assert lake.storage.read_properties(spark, DECISIONS) == remembered
+    assert lake.storage.read_properties(spark, DECISIONS)["sessionlake.two"] == "2"
+    with lake.storage.cache_reads():
         assert lake.exists(spark, DECISIONS)
-        lake.drop(spark, DECISIONS)
+        lake.drop_table(spark, DECISIONS)
         assert not lake.exists(spark, DECISIONS)
 
 
@@ -46,34 +46,34 @@ def test_rows_are_those_of_the_table_and_read_once(
     if at_most is not None:
         monkeypatch.setattr(memory, "_SMALL_BYTES", at_most)
     lake = Lake(Settings(**location))
-    lake.ensure(spark, [DECISIONS])
-    with lake.storage.caching():
-        assert lake.reader(spark).count(DECISIONS) == 0
+    lake.prepare_tables(spark, [DECISIONS])
+    with lake.storage.cache_reads():
+        assert lake.reader(spark).count_rows(DECISIONS) == 0
         write_rows(spark, lake, DECISIONS, decided(1, 2))
-        assert lake.reader(spark).count(DECISIONS) == 2
+        assert lake.reader(spark).count_rows(DECISIONS) == 2
         in_another_thread(lambda: write_rows(spark, lake, DECISIONS, decided(3, 40)))
         found = answers(lake.reader(spark))
         assert found == answers_in_another_thread(spark, lake)
         spark.sql(
-            f"INSERT INTO {lake.identifier(DECISIONS)} SELECT * FROM {lake.identifier(DECISIONS)}"  # noqa: S608  (the name is the lake's own)
+            f"INSERT INTO {lake.to_sql_identifier(DECISIONS)} SELECT * FROM {lake.to_sql_identifier(DECISIONS)}"  # noqa: S608  (the name is the lake's own)
         )
         assert (answers(lake.reader(spark)) == found) is (at_most is None)
-    assert lake.reader(spark).count(DECISIONS) == 8
+    assert lake.reader(spark).count_rows(DECISIONS) == 8
 
 
 def answers(reader: TableReader) -> list[Any]:
     """What a reader says of a table in each of its ways, with and without conditions."""
-    found: list[Any] = [reader.count(DECISIONS), reader.sample(DECISIONS, 99, ["topic", "offset"])]
+    found: list[Any] = [reader.count_rows(DECISIONS), reader.sample_rows(DECISIONS, 99, ["topic", "offset"])]
     for conditions in ((), [("offset", is_in, [1, 3]), ("topic", operator.eq, "t")]):
         rows, count = reader.read_with_count(DECISIONS, *conditions, columns=["offset"])
         found += [
-            sorted(row["offset"] for row in reader.rows(DECISIONS, *conditions)),
+            sorted(row["offset"] for row in reader.read_rows(DECISIONS, *conditions)),
             sorted(rows["offset"].to_pylist()),
             count,
             reader.has_rows(DECISIONS, *conditions),
             reader.count_by(DECISIONS, ["topic", "offset"], *conditions),
-            reader.highest(DECISIONS, "offset", ["topic"], *conditions),
-            reader.table(DECISIONS, *conditions, columns=["decision"]).schema,
+            reader.find_highest_values(DECISIONS, "offset", ["topic"], *conditions),
+            reader.read_arrow_table(DECISIONS, *conditions, columns=["decision"]).schema,
         ]
     return found
 
@@ -93,4 +93,4 @@ def in_another_thread(call: Any) -> None:
 
 def by_another_process(spark: Any, lake: Lake, change: str) -> None:
     """Changes the table behind the lake's back."""
-    spark.sql(f"ALTER TABLE {lake.identifier(DECISIONS)} {change}")
+    spark.sql(f"ALTER TABLE {lake.to_sql_identifier(DECISIONS)} {change}")

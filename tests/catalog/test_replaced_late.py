@@ -45,7 +45,7 @@ class Stopped:
     def _passed(self, name: str) -> None:
         if name == self._at:
             self._at = ""
-            mine = leases._HELD[Lake(self._settings).identifier(LEASES)]
+            mine = leases._HELD[Lake(self._settings).to_sql_identifier(LEASES)]
             held = mine[:]
             time.sleep(SECONDS)
             mine.clear()
@@ -63,13 +63,13 @@ def test_sums_that_stand_for_removed_entries_stay_whoever_replaces_them_late(
     spark: Any, settings: Settings, stopped: Stopped
 ) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [LEDGER])
-    lake.storage.append(spark, LEDGER, entries(0, 2_000), Txn("fill", 0))
+    lake.prepare_tables(spark, [LEDGER])
+    lake.storage.append_rows(spark, LEDGER, entries(0, 2_000), Txn("fill", 0))
     before = list(read_layer_offsets(lake.reader(spark)))
 
     def removes() -> None:
         other = Lake(settings)
-        with other.storage.claim(spark, RETENTION_CLAIM, "removes old rows"):
+        with other.storage.hold_claim(spark, RETENTION_CLAIM, "removes old rows"):
             assert remove_ledger_entries(spark, other, NOON + 800 * SPACING) == 800
 
     stopped.before(POSITIONS, removes)
@@ -98,14 +98,14 @@ def test_what_the_holder_before_replaces_late_is_passed_over_from_the_claim_on(
         return lake.read(spark, table).count()
 
     def comes_next() -> None:
-        with lake.storage.claim(spark, name, "comes next"):
+        with lake.storage.hold_claim(spark, name, "comes next"):
             pass
 
-    lake.ensure(spark, [table])
-    with lake.storage.claim(spark, name, "writes"):
+    lake.prepare_tables(spark, [table])
+    with lake.storage.hold_claim(spark, name, "writes"):
         stopped.before(table, comes_next)
         writes()
         assert rows() == 0
-    with lake.storage.claim(spark, name, "is the holder"):
+    with lake.storage.hold_claim(spark, name, "is the holder"):
         writes()
     assert rows() == 1

@@ -13,7 +13,7 @@ import yaml
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.txn import Txn
@@ -48,7 +48,7 @@ class Scene(Outgoing):
     def __init__(self, spark: Any, file: Path, seed: int) -> None:
         super().__init__(spark.newSession(), file)
         self.lake, self.rnd, self.merges = Lake(self.settings), random.Random(seed), 0
-        self.lake.ensure(spark, [ROWS, LEDGER])
+        self.lake.prepare_tables(spark, [ROWS, LEDGER])
         self.schema = self.lake.read(spark, ROWS).schema.add(DELETE, "boolean")
 
     def change(self, rows: int = 15) -> None:
@@ -63,7 +63,7 @@ class Scene(Outgoing):
         upsert = Upsert(KEY, tuple(name for name in names if name not in KEY), deletes=True)
         self.merges += 1
         rows = frame.toArrow() if self.merges % 2 else frame
-        merge(self.spark, self.lake, ROWS, rows, upsert, Txn("test", self.merges))
+        merge_rows(self.spark, self.lake, ROWS, rows, upsert, Txn("test", self.merges))
 
     def values(self) -> list[Any]:
         rnd = self.rnd
@@ -105,7 +105,9 @@ def test_whoever_folds_the_topic_has_the_table_through_a_kill_a_replay_and_a_res
     assert folded(scene.sent(topic)) == scene.table()
     scene.change()
     scene.change()
-    scene.lake.delta(scene.spark, ROWS).restoreToVersion(1)  # deletes and inserts the same rows in one version
+    scene.lake.open_delta_table(scene.spark, ROWS).restoreToVersion(
+        1
+    )  # deletes and inserts the same rows in one version
     killed = scene.publish_killed(ROWS, topic, "after:kafka")
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     scene.change()
@@ -138,7 +140,7 @@ def test_a_batch_that_the_topic_takes_in_part_is_sent_again_and_lost_changes_are
     topic, admin = "rows.small", AdminClient(scene.client)
     made(admin, topic, {"max.message.bytes": "40000"})
     scene.change()
-    scene.lake.delta(scene.spark, ROWS).update("topic = 'a'", {"a_string": "repeat('x', 50000)"})
+    scene.lake.open_delta_table(scene.spark, ROWS).update("topic = 'a'", {"a_string": "repeat('x', 50000)"})
     with pytest.raises(BrokerError, match=r"larger than topic rows\.small takes"):
         scene.publish(ROWS, topic)
     assert 0 < len(scene.sent(topic)) < len(scene.table())
@@ -161,7 +163,7 @@ def test_a_table_of_which_a_column_is_gone_goes_on_into_a_new_topic(scene: Scene
     scene.change()
     scene.publish(ROWS, topic)
     rows = scene.lake.read(scene.spark, ROWS).drop("a_boolean").localCheckpoint()
-    scene.lake.overwrite(scene.spark, ROWS, rows, Txn("columns", 0), "{}", columns=True)
+    scene.lake.overwrite_table(scene.spark, ROWS, rows, Txn("columns", 0), "{}", columns=True)
     told = r"had a column a_boolean \(boolean\) when it was published last.*publish into a new topic"
     with pytest.raises(LakeError, match=told):
         scene.publish(ROWS, topic)

@@ -14,7 +14,7 @@ from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.cli import doctor
 from sessionlake.cli.doctor import CheckSeverity
-from sessionlake.delta.catalog.leases import Moment
+from sessionlake.delta.catalog.leases import ClockReading
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
 from sessionlake.integrity.state import ShardState
@@ -76,9 +76,9 @@ class _Later:
     def __init__(self, by: timedelta, steady: timedelta | None = None) -> None:
         self._by, self._steady = by, by if steady is None else steady
 
-    def __call__(self) -> Moment:
-        now = Moment.now()
-        return Moment(now.wall_time + self._by, now.monotonic_seconds + self._steady.total_seconds())
+    def __call__(self) -> ClockReading:
+        now = ClockReading.read_clocks()
+        return ClockReading(now.wall_time + self._by, now.monotonic_seconds + self._steady.total_seconds())
 
 
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:

@@ -47,7 +47,7 @@ class Odd:
 
     @property
     def offsets(self) -> list[int]:
-        rows = self.lake.reader(self.world.spark).rows(MESSAGES, ("topic", eq, self.topic), columns=["offset"])
+        rows = self.lake.reader(self.world.spark).read_rows(MESSAGES, ("topic", eq, self.topic), columns=["offset"])
         return sorted(row["offset"] for row in rows)
 
     def skip(self, first: int, last: int | None = None) -> int:
@@ -121,7 +121,7 @@ def test_odd_messages_are_in_bronze_as_kafka_has_them(odd: Odd) -> None:
     assert odd.offsets == [*range(8)]
     assert odd.verify() == (True, ["exact: 8 messages of 1 topic-partitions, as Kafka holds them"])
     odd.run(Layer.SILVER)
-    kept = odd.lake.reader(odd.world.spark).rows(QUARANTINE, ("topic", eq, odd.topic), columns=["offset"])
+    kept = odd.lake.reader(odd.world.spark).read_rows(QUARANTINE, ("topic", eq, odd.topic), columns=["offset"])
     assert sorted(row["offset"] for row in kept) == [*range(8)]
 
 

@@ -75,15 +75,15 @@ def test_a_row_that_is_doubled_deleted_or_changed_by_hand_is_found_and_named(bro
     assert bronze.verify() == (True, ["exact: 30 messages of 2 topic-partitions, as Kafka holds them"])
     spark, lake = bronze.spark, bronze.lake
     lake.set_property(spark, MESSAGES, "delta.appendOnly", "false")
-    row = lake.reader(spark).table(MESSAGES, ("partition", eq, 0), ("offset", eq, 15))
-    lake.storage.append(spark, MESSAGES, row, Txn("by-hand", 0))
+    row = lake.reader(spark).read_arrow_table(MESSAGES, ("partition", eq, 0), ("offset", eq, 15))
+    lake.storage.append_rows(spark, MESSAGES, row, Txn("by-hand", 0))
     bronze.differs(1, 15, "is in bronze 2 times")
-    lake.delta(spark, MESSAGES).delete("partition = 0 AND offset = 13")
+    lake.open_delta_table(spark, MESSAGES).delete("partition = 0 AND offset = 13")
     bronze.differs(2, 13, "is in Kafka and not in bronze")
     emptied = "transform(headers, h -> struct(h.key AS key, coalesce(h.value, X'') AS value))"
-    lake.delta(spark, MESSAGES).update("partition = 0 AND offset = 11", {"headers": emptied})
+    lake.open_delta_table(spark, MESSAGES).update("partition = 0 AND offset = 11", {"headers": emptied})
     bronze.differs(3, 11, "differs from Kafka's in headers")
-    lake.delta(spark, MESSAGES).update("partition = 0 AND offset = 0", EVERY_FIELD)
+    lake.open_delta_table(spark, MESSAGES).update("partition = 0 AND offset = 0", EVERY_FIELD)
     bronze.differs(4, 0, f"differs from Kafka's in {', '.join(EVERY_FIELD)}")
 
 

@@ -59,7 +59,7 @@ def measure(settings: Settings, keys: int, batches: int, spread: int) -> list[tu
     """CPU and wall seconds of each small batch."""
     spark = spark_session(settings, long_running=True)
     lake, rnd, written = Lake(settings), random.Random(1), 0
-    lake.ensure(spark, [CHANGES])
+    lake.prepare_tables(spark, [CHANGES])
     costs: list[tuple[float, float]] = []
     query = start(spark, settings)
     try:
@@ -81,7 +81,7 @@ def measure(settings: Settings, keys: int, batches: int, spread: int) -> list[tu
 
 def append(lake: Lake, batch: int, keys: Sequence[int]) -> None:
     """One change of each key, as one batch of silver's."""
-    schema, count = lake.reader().schema(CHANGES), len(keys)
+    schema, count = lake.reader().read_table_schema(CHANGES), len(keys)
     key = np.asarray(keys, np.int64)
     session = key // ROWS_A_SESSION
     now = datetime.fromtimestamp(NOW / 1000 + batch, UTC)
@@ -101,7 +101,7 @@ def append(lake: Lake, batch: int, keys: Sequence[int]) -> None:
         "_batch": pa.array(np.full(count, batch)),
     }
     columns = [given[f.name].cast(f.type) if f.name in given else pa.nulls(count, f.type) for f in schema]
-    lake.storage.append(None, CHANGES, pa.table(columns, schema=schema), Txn("bench", batch))
+    lake.storage.append_rows(None, CHANGES, pa.table(columns, schema=schema), Txn("bench", batch))
 
 
 if __name__ == "__main__":

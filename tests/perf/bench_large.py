@@ -91,7 +91,7 @@ def measure(home: Path, rows: int, batches: int, sessions: int) -> dict[str, lis
     settings = Settings(home=home, capture=CaptureSettings(integrity=Integrity.NONE))
     spark = spark_session(settings, long_running=True)
     lake, merger, held = Lake(settings), TableMerger(spark, settings), rows // ROWS_A_SESSION
-    lake.ensure(spark, [MESSAGES])
+    lake.prepare_tables(spark, [MESSAGES])
     load(spark, lake, held)
     rnd, ends = random.Random(1), Counter[str]()
     found: dict[str, list[tuple[float, float]]] = {}
@@ -137,12 +137,12 @@ def load(spark: SparkSession, lake: Lake, held: int) -> None:
         "_ts": f"{NOW}L",
         "_offset": "id",
     }
-    columns = lake.storage.columns(spark, ROWS)
+    columns = lake.storage.read_column_types(spark, ROWS)
     values = [f"CAST({given.get(name, 'NULL')} AS {sql}) AS {name}" for name, sql in columns.items()]
     count = held * ROWS_A_SESSION
     rows = spark.range(0, count, numPartitions=math.ceil(count / ROWS_A_FILE)).selectExpr(*values)
     with temporary_spark_conf(spark, {"parquet.block.size": str(ROW_GROUP)}):
-        lake.storage.save(rows.write.format("delta").mode("append"), ROWS)
+        lake.storage.save_to_table(rows.write.format("delta").mode("append"), ROWS)
 
 
 def arrive(lake: Lake, batch: int, chosen: list[tuple[str, str]], ends: Counter[str]) -> None:
@@ -151,7 +151,7 @@ def arrive(lake: Lake, batch: int, chosen: list[tuple[str, str]], ends: Counter[
     Args:
         ends: the next offset of each topic.
     """
-    schema = lake.reader().schema(MESSAGES)
+    schema = lake.reader().read_table_schema(MESSAGES)
     at, rows = datetime.fromtimestamp((NOW + batch) / 1000, UTC), []
     for number in range(MESSAGES_A_BATCH):
         topic, name = chosen[number % len(chosen)]
@@ -165,7 +165,7 @@ def arrive(lake: Lake, batch: int, chosen: list[tuple[str, str]], ends: Counter[
         row = {"topic": topic, "partition": batch, "offset": ends[topic], "timestamp": at, "timestamp_type": 0}
         rows.append(row | {"key": name.encode(), "value": json.dumps(value).encode()})
         ends[topic] += 1
-    lake.storage.append(None, MESSAGES, pa.Table.from_pylist(rows, schema), Txn("bench", batch))
+    lake.storage.append_rows(None, MESSAGES, pa.Table.from_pylist(rows, schema), Txn("bench", batch))
 
 
 if __name__ == "__main__":

@@ -68,20 +68,20 @@ def _zeros(rows: int, kind: pa.DataType) -> pa.Array:
 def write(spark: Any, settings: Settings, plain: Path, rows: int) -> int:
     """Writes both; the number of minutes."""
     lake, every = Lake(settings), rows // A_MINUTE // SESSION_MINUTES * SESSION_MINUTES
-    lake.ensure(spark, [METRICS_1M, METRICS_1H.table_name])
-    schema, merged = lake.reader().schema(METRICS_1M), every - NOT_MERGED
+    lake.prepare_tables(spark, [METRICS_1M, METRICS_1H.table_name])
+    schema, merged = lake.reader().read_table_schema(METRICS_1M), every - NOT_MERGED
     spans = [(first, min(DAY, merged - first)) for first in range(0, merged, DAY)]
     for number, (first, count) in enumerate(spans):
         part = minutes(first, count, schema)
         for table, found in ((METRICS_1M, part), (METRICS_1H.table_name, METRICS_1H.aggregate_finer_rows(part))):
-            lake.storage.append(None, table, found, Txn("bench", number))
+            lake.storage.append_rows(None, table, found, Txn("bench", number))
     for _ in Maintenance(spark, settings).maintain_once(METRICS_1M):
         pass
     for number, first in enumerate(range(merged, every, QUARTER), len(spans)):
         part = minutes(first, min(QUARTER, every - first), schema)
-        lake.storage.append(None, METRICS_1M, part, Txn("bench", number))
+        lake.storage.append_rows(None, METRICS_1M, part, Txn("bench", number))
     hours = METRICS_1H.aggregate_finer_rows(minutes(merged, NOT_MERGED, schema))
-    lake.storage.append(None, METRICS_1H.table_name, hours, Txn("bench", len(spans)))
+    lake.storage.append_rows(None, METRICS_1H.table_name, hours, Txn("bench", len(spans)))
     plain.mkdir()
     for first in range(0, every, QUARTER):
         pq.write_table(minutes(first, min(QUARTER, every - first), schema), plain / f"part-{first:08d}.snappy.parquet")

@@ -61,7 +61,7 @@ def main() -> None:
 def measure(home: Path, sessions: int) -> dict[str, float]:
     settings = Settings(home=home)
     spark, lake = spark_session(settings, long_running=True), Lake(settings)
-    lake.ensure(spark, ["bronze.messages"])
+    lake.prepare_tables(spark, ["bronze.messages"])
     peak = Peak()
     offsets = np.zeros(TOPICS, np.int64)
     for first in range(0, sessions, BLOCK):
@@ -108,7 +108,7 @@ def send(lake: Lake, numbers: np.ndarray, seq: int, offsets: np.ndarray) -> None
         "headers": pa.nulls(count, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
         "ingested_at": at,
     }
-    lake.storage.append(None, "bronze.messages", pa.table(rows), Txn(f"bench-{numbers[0]}", seq))
+    lake.storage.append_rows(None, "bronze.messages", pa.table(rows), Txn(f"bench-{numbers[0]}", seq))
 
 
 class Peak:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sessionlake.bronze.job import read_stored_ranges
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.txn import Txn
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.spark
 
 def test_counting_a_batch_reads_no_file_without_it(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES])
+    lake.prepare_tables(spark, [MESSAGES])
     for batch, rows in enumerate([["'a' topic, id offset"], ["'a' topic, id + 5 offset", "'b' topic, id offset"]]):
         for part, row in enumerate(rows):
             read = spark.range(5).selectExpr(*row.split(", "), "0 partition").coalesce(1)
-            append(spark, lake, MESSAGES, read, Txn(f"q{part}", batch))
+            append_rows(spark, lake, MESSAGES, read, Txn(f"q{part}", batch))
     earlier = lake.read(spark, MESSAGES).where("topic = 'a' AND offset < 5").selectExpr("_metadata.file_path")
     (gone,) = {row["file_path"] for row in earlier.collect()}
     next(file for file in folder_of(lake, MESSAGES).rglob("*.parquet") if gone.endswith(file.name)).unlink()

@@ -98,7 +98,7 @@ def test_what_is_archived_comes_into_bronze_as_it_was_whatever_dies_between(spar
         run(spark, archived)
     with pytest.raises(LakeError, match=r"bronze\.source is kafka, but the messages so far came from archive"):
         sources.streamed.refuse_other_source(spark, Lake(archived), "kafka")
-    Lake(archived).drop(spark, "bronze.messages")
+    Lake(archived).drop_table(spark, "bronze.messages")
     with pytest.raises(LossError, match=r"bronze\.messages is gone, though bronze has processed messages\. Restore it"):
         run(spark, archived)
 
@@ -214,7 +214,7 @@ def test_kinesis_is_read_on_databricks_alone(location):
 
 def test_what_kinesis_gives_is_numbered_by_shard_in_the_order_of_sequence_numbers(spark, location):
     lake = Lake(Settings(**location))
-    lake.ensure(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
+    lake.prepare_tables(spark, ["bronze.messages", "bronze.damaged_members", "ops.ledger", "ops.topics"])
     batch = _StreamedBatchWriter(
         lake, lake.settings, sources.KinesisSource(KinesisSettings(streams="a", region="r")), None
     )

@@ -164,7 +164,7 @@ SOME_PLACES = (f"before:publish:{CHANGES}", f"after:publish:{ROWS}", "gold.aside
 
 def properties_of(pipeline: Pipeline) -> dict[str, dict[str, str]]:
     """Of each table of silver: its change feed, what its files have the least and greatest of, how it is clustered."""
-    return {table: pipeline.lake.storage.properties(pipeline.spark, table) for table in REPLAYED}
+    return {table: pipeline.lake.storage.read_properties(pipeline.spark, table) for table in REPLAYED}
 
 
 def assert_equal(pipeline: Pipeline, fresh: Pipeline, batches: list[list[Fact]]) -> None:
@@ -176,7 +176,9 @@ def assert_equal(pipeline: Pipeline, fresh: Pipeline, batches: list[list[Fact]])
     del content["session_progress"], expected["session_progress"]  # a row for each batch
     assert content == expected
     for table in (CHANGES, ROWS, SNAPSHOTS):
-        found, wanted = (list(one.lake.storage.columns(one.spark, table).items()) for one in (pipeline, fresh))
+        found, wanted = (
+            list(one.lake.storage.read_column_types(one.spark, table).items()) for one in (pipeline, fresh)
+        )
         assert found == wanted
     facts = [fact for batch in batches for fact in batch]
     assert_silver_is_the_truth(pipeline.spark, pipeline.settings, facts, ledger=False)

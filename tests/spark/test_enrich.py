@@ -60,7 +60,7 @@ def at(seconds: float | None) -> datetime | None:
 def write_reference(feed: Feed, table: str, rows: list[Row]) -> None:
     """What SQL would leave in the table."""
     whole = [row | {"valid_from": at(row["valid_from"]), "valid_to": at(row["valid_to"])} for row in rows]
-    schema = feed.lake.reader(feed.spark).schema(table)
+    schema = feed.lake.reader(feed.spark).read_table_schema(table)
     replace_rows(feed.spark, feed.lake, table, pa.Table.from_pylist(whole, schema))
 
 
@@ -154,7 +154,7 @@ def test_a_late_reference_row_corrects_what_it_touches_and_a_faulty_key_rests(fe
     feed.run()  # made anew, of what the table holds now: what rests has nothing that was taken before
     assert placed(feed) == {**dict.fromkeys(range(6)), 6: "here"}
     require_exact(feed)
-    feed.lake.drop(feed.spark, TAKEN)  # lost; meanwhile rows go that nobody knows of any more
+    feed.lake.drop_table(feed.spark, TAKEN)  # lost; meanwhile rows go that nobody knows of any more
     write_reference(feed, SITES, [])
     feed.run()
     assert placed(feed) == dict.fromkeys(range(7))

@@ -157,7 +157,7 @@ def test_what_died_while_it_was_removed_is_removed_and_counted_once(feed: Feed, 
 @pytest.mark.soak
 def test_nothing_goes_while_another_removes_rows(feed: Feed):
     changes = stream(8, 80)
-    with feed.lake.storage.claim(feed.spark, CLAIM, "verifies"):
+    with feed.lake.storage.hold_claim(feed.spark, CLAIM, "verifies"):
         feed.write(changes[:70]).run()
         assert floors_of(feed) == {}
     feed.write(changes[70:]).run()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sessionlake.cli.app import app
 from sessionlake.cli.export import make_time_travel_option, parse_size, require_exportable_table, select_rows
 from sessionlake.delta import export as module
-from sessionlake.delta.export import FileFormat, export
+from sessionlake.delta.export import FileFormat, export_frame
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.settings.model import Settings
@@ -33,7 +33,7 @@ MARKS = {"_SUCCESS", "_sessionlake_export"}
 def settings(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Messages 0 to 999 of two topics in version 1, one more in version 2: with headers, nulls, bytes and quotes."""
     made = Lake(Settings(home=tmp_path_factory.mktemp("export") / "home"))
-    made.ensure(spark, [TABLE])
+    made.prepare_tables(spark, [TABLE])
     schema = made.read(spark, TABLE).schema
 
     def append(offsets: range) -> None:
@@ -41,7 +41,7 @@ def settings(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
             (TEXTS[n % 4], 0, n, AT, 0, b"k\xff" if n else None, NONE.encode() * (n % 7), [("a", b"\x00")], AT)
             for n in offsets
         ]
-        made.storage.save(spark.createDataFrame(rows, schema).write.format("delta").mode("append"), TABLE)
+        made.storage.save_to_table(spark.createDataFrame(rows, schema).write.format("delta").mode("append"), TABLE)
 
     append(range(1000))
     append(range(1000, 1001))
@@ -59,7 +59,7 @@ def test_csv_and_json_lines_hold_what_parquet_does(spark, settings, tmp_path):
     found = {}
     for form in FileFormat:
         rows = select_rows(spark, settings, TABLE, "offset < 9", {})
-        told = export(rows, str(tmp_path / form), form, WIDE, overwrite=False)
+        told = export_frame(rows, str(tmp_path / form), form, WIDE, overwrite=False)
         found[form] = files(tmp_path / form)
         assert (told.rows, told.files, told.bytes) == (9, 1, found[form][0].stat().st_size)
     parquet = ds.dataset(found[FileFormat.PARQUET]).to_table().sort_by("offset").to_pylist()
@@ -83,7 +83,9 @@ def test_csv_and_json_lines_hold_what_parquet_does(spark, settings, tmp_path):
 def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, settings, tmp_path, monkeypatch, form):
     monkeypatch.setattr(module, "_SAMPLE", 20)
     bound = 20_000
-    told = export(select_rows(spark, settings, TABLE, None, {}), str(tmp_path / "out"), form, bound, overwrite=False)
+    told = export_frame(
+        select_rows(spark, settings, TABLE, None, {}), str(tmp_path / "out"), form, bound, overwrite=False
+    )
     sizes = [path.stat().st_size for path in files(tmp_path / "out")]
     assert (told.rows, told.files, told.bytes) == (1001, len(sizes), sum(sizes))
     assert max(sizes) <= bound
@@ -95,13 +97,13 @@ def test_no_file_is_larger_than_it_may_be_though_rows_are_of_many_sizes(spark, s
 def test_a_row_that_is_too_large_leaves_nothing_behind(spark, settings, tmp_path):
     rows = select_rows(spark, settings, TABLE, "offset < 3", {})
     with pytest.raises(UsageError, match=r"a file with a single row has \d+ bytes, but --max-file-size allows 50"):
-        export(rows, str(tmp_path / "o"), FileFormat.CSV, 50, overwrite=False)
+        export_frame(rows, str(tmp_path / "o"), FileFormat.CSV, 50, overwrite=False)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_table_is_exported_as_of_a_version_and_of_a_time(spark, settings):
     lake = Lake(settings)
-    first = lake.delta(spark, TABLE).history().where("version = 1").first()["timestamp"].replace(tzinfo=UTC)
+    first = lake.open_delta_table(spark, TABLE).history().where("version = 1").first()["timestamp"].replace(tzinfo=UTC)
     for moment in (make_time_travel_option(1, None), make_time_travel_option(None, first.isoformat())):
         assert select_rows(spark, settings, TABLE, None, moment).count() == 1000
     with pytest.raises(UsageError, match="version 9"):
@@ -113,7 +115,7 @@ def test_a_table_is_exported_as_of_a_version_and_of_a_time(spark, settings):
 def test_only_an_earlier_export_is_replaced_and_only_if_asked_to(spark, settings, tmp_path):
     def write(where: str, *, overwrite: bool) -> None:
         rows = select_rows(spark, settings, TABLE, where, {})
-        export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
+        export_frame(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
 
     (tmp_path / "out").mkdir()
     write("offset < 2", overwrite=False)
@@ -131,7 +133,7 @@ def test_the_output_of_another_writer_is_no_earlier_export(spark, settings, tmp_
     rows = select_rows(spark, settings, TABLE, "offset < 2", {})
     rows.write.json(str(tmp_path / "out"))
     with pytest.raises(UsageError, match="has files that no export wrote"):
-        export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=True)
+        export_frame(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=True)
 
 
 def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_over_it_goes(
@@ -146,14 +148,14 @@ def test_what_a_committer_leaves_beside_rows_is_not_in_the_folder_and_an_export_
     monkeypatch.setattr(module, "_write_files", noted)
     for overwrite in (False, True):
         rows = select_rows(spark, settings, TABLE, "offset < 2", {})
-        export(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
+        export_frame(rows, str(tmp_path / "out"), FileFormat.JSONL, WIDE, overwrite=overwrite)
         assert len(files(tmp_path / "out")) == 1
 
 
 def test_a_view_is_exported_as_it_is_now_and_has_no_versions(spark, settings, tmp_path):
     view = "gold.data_quality"
     require_exportable_table(settings, view, {})
-    told = export(
+    told = export_frame(
         select_rows(spark, settings, view, None, {}), str(tmp_path / "o"), FileFormat.JSONL, WIDE, overwrite=False
     )
     assert told.rows == 3  # of each topic; rows without one are no messages
@@ -178,10 +180,10 @@ def test_a_condition_that_fails_when_it_is_computed_is_told(spark, settings, tmp
 
 def test_no_rows_are_an_export_too(spark, settings, tmp_path):
     rows = select_rows(spark, settings, TABLE, "false", {})
-    told = export(rows, str(tmp_path / "o"), FileFormat.PARQUET, 9999, overwrite=False)
+    told = export_frame(rows, str(tmp_path / "o"), FileFormat.PARQUET, 9999, overwrite=False)
     assert told.rows == 0
     with pytest.raises(UsageError, match="and may have 10"):
-        export(rows, str(tmp_path / "small"), FileFormat.PARQUET, 10, overwrite=False)
+        export_frame(rows, str(tmp_path / "small"), FileFormat.PARQUET, 10, overwrite=False)
     assert "offset" in ds.dataset(files(tmp_path / "o")).schema.names
 
 

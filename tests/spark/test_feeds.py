@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
+from operator import eq
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.trace import show_trace
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.feeds.reader import KafkaRecord
+from sessionlake.history.asof import session_as_of
 from sessionlake.history.content import FeedReading
 from sessionlake.history.fate import Fate
 from sessionlake.history.trace import trace
+from sessionlake.integrity.rules import Decision
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.notebook.book import Book
 from sessionlake.operations.forgetting.forget import Forgetting
@@ -28,6 +32,8 @@ from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import Settings, SilverSettings
 from sessionlake.silver import job
+from sessionlake.silver.decisions import record_decision
+from sessionlake.silver.job import SilverStoppedError
 from sessionlake.silver.merge.merger import TableMerger
 from sessionlake_lab.truth import KafkaMessage
 from support.feed_lake import (
@@ -51,7 +57,7 @@ def lake_with(folder: Any, *feeds: dict[str, Any]) -> Settings:
 def arrive(spark: Any, settings: Settings, *values: bytes, first: int = 0, topic: str = TOPIC) -> list[KafkaRecord]:
     """Writes messages of a topic into bronze, and returns them."""
     lake = Lake(settings)
-    lake.ensure(spark, ["bronze.messages", "ops.ledger"])
+    lake.prepare_tables(spark, ["bronze.messages", "ops.ledger"])
     at = [
         (topic, 0, first + number, START + 1000 * (first + number), b"k", value) for number, value in enumerate(values)
     ]
@@ -206,3 +212,31 @@ def test_forget_finds_a_session_inside_messages_and_refuses_to_erase_those_of_ot
     through_silver(spark, settings)
     assert verify_silver_tables(spark, settings).is_exact
     assert_rows_are_the_definition(spark, settings, [sent[1], sent[3]], ledger=False)
+
+
+def test_each_session_of_a_message_is_decided_about_alone_and_shown_as_of_a_moment(spark, tmp_path):
+    given = capture_of(books("p", order={"seq": "u"}), on_violation="fail")
+    settings = Settings(home=tmp_path, capture=given, silver=SilverSettings(shards=3))
+    both = [part_of(name, full=True, bids=[["1", "1"]]) for name in "AB"]
+    gap = [part_of(name, bids=[["2", "2"]]) for name in "AB"]
+    arrive(spark, settings, message_of_books(0, *both), message_of_books(2, *gap))
+    for session, decision in (("A", Decision.SKIP), ("B", Decision.ACCEPT_GAP)):
+        with pytest.raises(SilverStoppedError, match=f"session '?{session}'?"):
+            through_silver(spark, settings)
+        record_decision(settings, spark, session, decision, who="me")
+    through_silver(spark, settings)
+    lake = Lake(settings)
+    (refused,) = rows_of(spark, lake, "silver.quarantine")
+    assert (refused["session_id"], refused["offset"], refused["reason"]) == ("A", 1, "skipped")
+    assert refused["value"] == message_of_books(2, *gap)
+    (entry,) = rows_of(spark, lake, "ops.ledger", ("layer", eq, "silver"))
+    assert {name: entry[name] for name in ("messages", *COUNTS)} == {
+        "messages": 2, "parts": 4, "applied": 3, "quarantined": 1, "duplicates": 0, "held": 0, "ignored": 0,
+    }  # fmt: skip
+
+    def ids(session: str, offset: int) -> list[str]:
+        return session_as_of(settings, session, offset=offset)["row_id"].to_pylist()
+
+    assert [ids("A", 1), ids("B", 0), ids("B", 1)] == [['["bid",1]'], ['["bid",1]'], ['["bid",1]', '["bid",2]']]
+    traced = trace(lake.reader(), settings, TOPIC, 0, 1)
+    assert [traced.judgement.reason, traced.other_parts[0].judgement.fate] == ["skipped", Fate.APPLIED]

@@ -102,7 +102,7 @@ def require_exact(feed: Feed) -> None:
 
 
 def property_of(feed: Feed) -> str | None:
-    return feed.lake.storage.properties(feed.spark, "gold.own_final").get(APPEND_ONLY)
+    return feed.lake.storage.read_properties(feed.spark, "gold.own_final").get(APPEND_ONLY)
 
 
 @pytest.mark.soak
@@ -156,7 +156,7 @@ def test_made_anew_emptied_new_and_otherwise_declared_it_has_all_that_is_final(f
     assert (appended(feed), property_of(feed)) == (by_hand(changes), "true")
     assert appended(feed, "gold.patient_final") == by_hand(changes, 3 * MINUTE)
     require_exact(feed)
-    feed.lake.drop(feed.spark, "gold.own_final")  # one of the two alone is not whole
+    feed.lake.drop_table(feed.spark, "gold.own_final")  # one of the two alone is not whole
     feed.run()
     assert appended(feed) == by_hand(changes)
     with_gold(feed, products=[OWN | {"output": "update"}])
@@ -166,11 +166,11 @@ def test_made_anew_emptied_new_and_otherwise_declared_it_has_all_that_is_final(f
 
 def write_in_files(feed: Feed, changes: Iterable[Change]) -> None:
     """One version of several files, by session: the newest first, as it may be."""
-    names = feed.lake.reader(feed.spark).schema(CHANGES).names
+    names = feed.lake.reader(feed.spark).read_table_schema(CHANGES).names
     rows = [dict(zip(names, (*c, 0, c[15], None, feed.batch), strict=True)) for c in changes]
-    table = pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).schema(CHANGES))
+    table = pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).read_table_schema(CHANGES))
     frame = to_spark_frame(feed.spark, table).repartition(4, "session_id")
-    feed.lake.storage.save(frame.write.format("delta").mode("append"), CHANGES)
+    feed.lake.storage.save_to_table(frame.write.format("delta").mode("append"), CHANGES)
     feed.batch += 1
 
 

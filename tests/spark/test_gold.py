@@ -70,11 +70,11 @@ class Feed:
 
     def __init__(self, spark: Any, settings: Settings) -> None:
         self.spark, self.settings, self.lake = spark, settings, Lake(settings)
-        self.lake.ensure(spark, [CHANGES])
+        self.lake.prepare_tables(spark, [CHANGES])
         self.batch = 0
 
     def write(self, changes: Iterable[Change]) -> Feed:
-        names = self.lake.reader(self.spark).schema(CHANGES).names
+        names = self.lake.reader(self.spark).read_table_schema(CHANGES).names
         rows = [dict(zip(names, (*c, 0, c[15], None, self.batch), strict=True)) for c in changes]
         write_rows(self.spark, self.lake, CHANGES, rows)
         self.batch += 1
@@ -460,10 +460,10 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
 def test_a_difference_is_found_and_told(feed: Feed):
     beyond = [change("t", "q", i, i * SECOND, price=1.7e308 / i) for i in (3, 4)]  # whose squares no double is
     feed.write([*(change("s", "r", i, i * SECOND, price=1e4 + 0.1 * i) for i in range(3)), *beyond]).run()
-    feed.lake.delta(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
-    feed.lake.delta(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
-    feed.lake.delta(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
-    feed.lake.delta(feed.spark, SENSOR_AVERAGES).update("ts = 0", {"revision": "revision + 1"})
+    feed.lake.open_delta_table(feed.spark, METRICS_1M).update(set={"sum": "sum + 1e-3"})
+    feed.lake.open_delta_table(feed.spark, METRICS_1H).update(set={"variance": "variance + 1e-6"})
+    feed.lake.open_delta_table(feed.spark, AVERAGES).delete(f"ts = {SECOND}")
+    feed.lake.open_delta_table(feed.spark, SENSOR_AVERAGES).update("ts = 0", {"revision": "revision + 1"})
     found = {
         one.table: one
         for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
@@ -562,7 +562,7 @@ def test_batches_of_a_figure_are_told_as_far_as_they_are_known_behind_a_rebuild_
     entry = LedgerEntry(SILVER, Txn("rebuild:r", 2), MESSAGES, datetime.now(UTC))
     Ledger(feed.lake).write_entry(feed.spark, entry)
     rows = [row | {"source_from": 3, "source_to": 3, "batch_id": 2} for row in feed.ledger()[:1]]
-    schema = feed.lake.reader(feed.spark).schema(LEDGER)
+    schema = feed.lake.reader(feed.spark).read_table_schema(LEDGER)
     write_rows(feed.spark, feed.lake, LEDGER, [{name: row[name] for name in schema.names} for row in rows])
     feed.write(points[2:])
     ([one], _) = explain(feed.spark, feed.settings, METRICS_1M, "window_start = '1970-01-01 00:00:00'", message=(0, 0))

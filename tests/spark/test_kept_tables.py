@@ -44,7 +44,7 @@ class Home:
         silver = SilverSettings(shards=2, snapshot_interval="5 s")
         self.spark, self.settings = spark, Settings(home=folder, capture=capture, silver=silver)
         self.lake, self.come, rnd = Lake(self.settings), list[KafkaMessage](), random.Random(4)
-        self.lake.ensure(spark, ["bronze.messages"])
+        self.lake.prepare_tables(spark, ["bronze.messages"])
         makers = [StreamMaker(rnd, LIGHT, [f"capture.{name}"]) for name in CLASSES]
         parts = zip(*(cut(rnd, maker.make(120), 3) for maker in makers), strict=True)
         self.batches = [[message for part in batch for message in part] for batch in parts]
@@ -63,9 +63,9 @@ class Home:
         found = self.lake.read(self.spark, CUTS).drop("changes")
         rows = self.spark.createDataFrame(found.collect(), found.schema)
         columns = tuple(column for column in TABLES[CUTS].definitions if column.name != "changes")
-        self.lake.drop(self.spark, CUTS)
-        self.lake.storage.create(self.spark, CUTS, replace(TABLES[CUTS], definitions=columns))
-        self.lake.storage.save(rows.write.format("delta").mode("append"), CUTS)
+        self.lake.drop_table(self.spark, CUTS)
+        self.lake.storage.create_table(self.spark, CUTS, replace(TABLES[CUTS], definitions=columns))
+        self.lake.storage.save_to_table(rows.write.format("delta").mode("append"), CUTS)
 
     def sizes(self) -> dict[tuple[Any, ...], int]:
         """How many rows each kept table has, by its cut."""
@@ -132,7 +132,7 @@ def test_what_was_kept_before_is_read_on_and_tables_are_kept_by_weight_from_then
     home.forget_counts()
     home.merge()  # cuts without a number of changes are kept, every one
     home.forget_counts()
-    home.lake.drop(spark, SNAPSHOT_INDEX)
+    home.lake.drop_table(spark, SNAPSHOT_INDEX)
     before, kept = home.rows(CUTS), home.sizes()
     assert set(kept) <= before
     assert {reason for _, _, _, reason, _ in kept} >= {"interval"}

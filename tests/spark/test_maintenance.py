@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from sessionlake.cli.maintain import COLUMNS, maintain_once
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.catalog import storage as catalog
-from sessionlake.delta.commit import append, merge
+from sessionlake.delta.commit import append_rows, merge_rows
 from sessionlake.delta.folders import compaction as tiers
 from sessionlake.delta.folders.table_files import list_live_files, open_table
 from sessionlake.delta.lake import Lake
@@ -85,11 +85,11 @@ def events(count: int, first: int = 0) -> pa.Table:
 
 def append_events(lake: Lake, commits: int, first: int = 0) -> None:
     for n in range(first, first + commits):
-        append(None, lake, EVENTS, events(1, n), Txn("test", n))
+        append_rows(None, lake, EVENTS, events(1, n), Txn("test", n))
 
 
 def offsets_of(lake: Lake) -> list[int]:
-    return sorted(row["offset"] for row in lake.reader().rows(EVENTS, columns=["offset"]))
+    return sorted(row["offset"] for row in lake.reader().read_rows(EVENTS, columns=["offset"]))
 
 
 @pytest.mark.soak
@@ -116,7 +116,7 @@ def test_tables_maintained_between_all_batches_are_the_truth_though_layers_lag(
     reader = pipeline.lake.reader(spark)
     assert verify_copied_sums(reader)
     last = pipeline.batches()[-1]
-    assert max(row["batch_id"] for row in reader.rows(POSITIONS)) == last  # which is made once more all the same
+    assert max(row["batch_id"] for row in reader.read_rows(POSITIONS)) == last  # which is made once more all the same
     pipeline.lose_last_commit()
     pipeline.stream()
     assert_silver_is_the_truth(spark, pipeline.settings, [message for batch in batches for message in batch])
@@ -175,7 +175,7 @@ def test_merged_tables_are_compacted_between_their_merges(
         pipeline.arrive(batch)
         pipeline.stream()
         assert pipeline.merge() == 1
-        done = [pipeline.lake.storage.compact(spark, table) for table in (ROWS, SESSIONS)]
+        done = [pipeline.lake.storage.compact_table(spark, table) for table in (ROWS, SESSIONS)]
         merged += [compacted for compacted in done if compacted]
     assert merged
     assert all(done.after < done.before for done in merged)
@@ -191,7 +191,7 @@ def test_a_first_read_of_merged_files_goes_in_the_order_in_which_messages_came(
     for n, batch in enumerate(batches):
         pipeline.arrive(batch)
         if n == 2:
-            assert pipeline.lake.storage.compact(spark, MESSAGES) is not None
+            assert pipeline.lake.storage.compact_table(spark, MESSAGES) is not None
     pipeline.stream()  # file by file; it refuses an offset that does not go on where the last ended
     assert len(pipeline.batches()) == 3
     pipeline.merge()
@@ -248,11 +248,11 @@ def test_a_merge_that_meets_an_optimize_is_done_again(
 ) -> None:
     settings = Settings(**location)
     lake = Lake(settings)
-    lake.ensure(spark, [SESSIONS])
+    lake.prepare_tables(spark, [SESSIONS])
     columns = lake.read(spark, SESSIONS).columns
     for n in range(2):
         row = spark.sql(f"SELECT 'capture.a' topic, 's{n}' session_id, {n}L messages").coalesce(1)
-        append(spark, lake, SESSIONS, row, Txn("fill", n))
+        append_rows(spark, lake, SESSIONS, row, Txn("fill", n))
     monkeypatch.setattr(type(lake.storage), "commit_lock", lambda *_: threading.Lock())  # as if in another place
     begun, go_on = tmp_path / "begun", tmp_path / "go-on"
 
@@ -267,7 +267,7 @@ def test_a_merge_that_meets_an_optimize_is_done_again(
     def optimize() -> None:
         while not begun.exists():
             threading.Event().wait(0.05)
-        lake.delta(other, SESSIONS).optimize().executeCompaction()
+        lake.open_delta_table(other, SESSIONS).optimize().executeCompaction()
         go_on.touch()
 
     one = spark.sql("SELECT 'capture.a' topic, 's1' session_id, 7L messages")
@@ -276,12 +276,12 @@ def test_a_merge_that_meets_an_optimize_is_done_again(
     thread = threading.Thread(target=optimize)
     thread.start()
     upsert = Upsert(("topic", "session_id"), ("messages",), inserts=False)
-    merge(spark, lake, SESSIONS, source, upsert, Txn("merge", 0))
+    merge_rows(spark, lake, SESSIONS, source, upsert, Txn("merge", 0))
     thread.join()
     assert len(begun.read_text()) > 1
     found = {row["session_id"]: row["messages"] for row in lake.read(spark, SESSIONS).collect()}
     assert found == {"s0": 0, "s1": 7}
-    told = [row["operation"] for row in lake.delta(spark, SESSIONS).history().collect()]
+    told = [row["operation"] for row in lake.open_delta_table(spark, SESSIONS).history().collect()]
     assert (told.count("OPTIMIZE"), told.count("MERGE")) == (1, 1)
     assert lake.read(spark, SESSIONS).columns == columns
 
@@ -291,19 +291,19 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
 ) -> None:
     monkeypatch.setattr(tiers, "_ENOUGH", (3, 2, 2))
     lake = Lake(settings)
-    lake.ensure(spark, [EVENTS])
+    lake.prepare_tables(spark, [EVENTS])
     folder = folder_of(lake, EVENTS)
     append_events(lake, 120)
     log = sorted((folder / "_delta_log").glob("*.json"))
     for n, file in enumerate(log):  # a commit a minute, the last one now
         os.utime(file, (file.stat().st_mtime - 60 * (len(log) - 1 - n),) * 2)
-    assert lake.storage.compact(spark, EVENTS) is not None
+    assert lake.storage.compact_table(spark, EVENTS) is not None
 
-    lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=40))
+    lake.storage.vacuum_table(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=40))
     assert int(min((folder / "_delta_log").glob("*.json")).stem) == 0  # there is no checkpoint before what is read
-    freed = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(days=1), log_span=timedelta(minutes=30)))
+    freed = lake.storage.vacuum_table(spark, EVENTS, HistoryToKeep(timedelta(days=1), log_span=timedelta(minutes=30)))
     assert (freed.files, len(list(folder.glob("*.parquet")))) == (0, 121)
-    lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(minutes=30)))
+    lake.storage.vacuum_table(spark, EVENTS, HistoryToKeep(timedelta(minutes=30)))
     # 30 minutes are an hour to VACUUM; of the log, what is behind the last checkpoint before them.
     for version in (91, 105, 120):
         assert lake.read(spark, EVENTS, version).count() == version
@@ -311,12 +311,12 @@ def test_vacuum_keeps_what_a_stream_has_yet_to_read_and_what_time_travel_promise
     with pytest.raises(LakeError, match=r"version 12 cannot be read\. It does not exist, or .* maintain\.versions"):
         lake.read(spark, EVENTS, 12)
 
-    kept = lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=110))
+    kept = lake.storage.vacuum_table(spark, EVENTS, HistoryToKeep(timedelta(0), first_unread=110))
     assert kept.files == 0
     assert offsets_of(lake) == list(range(120))
     assert int(min((folder / "_delta_log").glob("*.json")).stem) in {99, 100}
     assert DeltaTable(folder, version=110).to_pyarrow_table().num_rows == 110
-    freed = lake.storage.vacuum(spark, EVENTS, NOW)
+    freed = lake.storage.vacuum_table(spark, EVENTS, NOW)
     assert (freed.files, freed.freed > 0) == (120, True)
     assert offsets_of(lake) == list(range(120))
     assert len(list(folder.glob("*.parquet"))) == len(list_live_files(DeltaTable(folder))) == 1
@@ -329,10 +329,10 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
     """Delta goes by the table's property, whatever VACUUM is told."""
     limit(monkeypatch, rewritten_rows=0)
     lake = Lake(Settings(**location))
-    lake.ensure(spark, [ROWS])
+    lake.prepare_tables(spark, [ROWS])
     for n in range(3):
         rows = pa.table({"row_id": [f"r{n % 2}"], "_seq": pa.array([n])})
-        merge(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
+        merge_rows(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
     lake.set_property(spark, ROWS, RETENTION, "interval 1 seconds")
     since = lake.last_commit(spark, ROWS).version - 2  # the last two MERGEs are yet to be read
     before = {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()}
@@ -341,10 +341,10 @@ def test_files_that_a_reader_which_rests_goes_on_with_stay_for_longer_than_other
         for file in folder_of(lake, ROWS).glob("*.*"):
             os.utime(file, (0, 0))
         DeltaTable(folder_of(lake, ROWS)).create_checkpoint()
-    lake.storage.vacuum(spark, ROWS, HistoryToKeep(timedelta(seconds=1), first_unread=since))
+    lake.storage.vacuum_table(spark, ROWS, HistoryToKeep(timedelta(seconds=1), first_unread=since))
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS, since).collect()} == before
-    lake.ensure(spark, [ROWS])
-    assert lake.storage.vacuum(spark, ROWS, NOW).files > 0
+    lake.prepare_tables(spark, [ROWS])
+    assert lake.storage.vacuum_table(spark, ROWS, NOW).files > 0
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == {"r0": 2, "r1": 1}
 
 
@@ -354,16 +354,18 @@ def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read
 ) -> None:
     """Spark's commits remove what Delta calls expired, each fiftieth."""
     lake = Lake(settings)
-    lake.ensure(spark, [EVENTS])
+    lake.prepare_tables(spark, [EVENTS])
     append_events(lake, 49)
     log = folder_of(lake, EVENTS) / "_delta_log"
     month_ago = time.time() - timedelta(days=31).total_seconds()
     for file in log.iterdir():
         os.utime(file, (month_ago, month_ago))
-    lake.storage.save(delta_writer(lake.read(spark, EVENTS).limit(0), EVENTS, Txn("test", 49), "append"), EVENTS)
+    lake.storage.save_to_table(
+        delta_writer(lake.read(spark, EVENTS).limit(0), EVENTS, Txn("test", 49), "append"), EVENTS
+    )
     assert (log / f"{50:020}.checkpoint.parquet").exists()
     assert len(list(log.glob("*.json"))) == 51
-    lake.storage.vacuum(spark, EVENTS, HistoryToKeep(timedelta(days=30)))
+    lake.storage.vacuum_table(spark, EVENTS, HistoryToKeep(timedelta(days=30)))
     assert not (log / f"{0:020}.json").exists()
 
 
@@ -373,12 +375,12 @@ def test_a_merged_table_keeps_its_rows_when_it_is_vacuumed(
 ) -> None:
     limit(monkeypatch, rewritten_rows=rewritten)
     lake = Lake(settings)
-    lake.ensure(spark, [ROWS])
+    lake.prepare_tables(spark, [ROWS])
     for n in range(3):
         rows = pa.table({"row_id": [f"r{n % 2}"], "_seq": pa.array([n])})
-        merge(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
-    assert lake.storage.properties(spark, ROWS).get(DELETION_VECTORS) == (None if rewritten else "true")
-    freed = lake.storage.vacuum(spark, ROWS, NOW)
+        merge_rows(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
+    assert lake.storage.read_properties(spark, ROWS).get(DELETION_VECTORS) == (None if rewritten else "true")
+    freed = lake.storage.vacuum_table(spark, ROWS, NOW)
     assert freed.files > 0
     assert freed.freed > 0
     assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == {"r0": 2, "r1": 1}
@@ -389,21 +391,21 @@ def test_files_that_share_a_file_of_deletion_vectors_are_read_by_all_and_keep_it
 ) -> None:
     limit(monkeypatch, rewritten_rows=0)
     lake = Lake(settings)
-    lake.ensure(spark, [ROWS])
+    lake.prepare_tables(spark, [ROWS])
     upsert = Upsert(("row_id",), ("_seq",))
     for n, rows in enumerate([range(10), range(10, 20), range(20, 30), (1, 11, 21), (2, 12)]):
         source = pa.table({"row_id": [f"r{row}" for row in rows], "_seq": pa.array([n] * len(rows))})
-        merge(spark, lake, ROWS, source, upsert, Txn("m", n))
+        merge_rows(spark, lake, ROWS, source, upsert, Txn("m", n))
     expected = {f"r{row}": row // 10 for row in range(30)} | {f"r{row}": 3 for row in (1, 11, 21)}
     expected |= {f"r{row}": 4 for row in (2, 12)}
     folder = folder_of(lake, ROWS)
     assert len([*folder.glob("deletion_vector_*.bin")]) == 2
     for _ in range(2):
         assert {row["row_id"]: row["_seq"] for row in lake.read(spark, ROWS).collect()} == expected
-        read = lake.reader(None).table(ROWS, columns=["row_id", "_seq"]).to_pylist()
+        read = lake.reader(None).read_arrow_table(ROWS, columns=["row_id", "_seq"]).to_pylist()
         assert sorted(row["row_id"] for row in read) == sorted(expected)
         assert {row["row_id"]: row["_seq"] for row in read} == expected
-        lake.storage.vacuum(spark, ROWS, NOW)
+        lake.storage.vacuum_table(spark, ROWS, NOW)
         assert len([*folder.glob("deletion_vector_*.bin")]) == 2  # the third file still has the first's
 
 
@@ -413,32 +415,32 @@ def test_fresh_files_are_written_quickly_and_what_is_merged_is_packed_well(
 ) -> None:
     limit(monkeypatch, rewritten_rows=0)
     lake = Lake(settings)
-    lake.ensure(spark, [ROWS, EVENTS])
+    lake.prepare_tables(spark, [ROWS, EVENTS])
     for n in range(3):
         rows = pa.table({"row_id": [f"r{n}"], "_seq": [n]})
-        merge(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
+        merge_rows(spark, lake, ROWS, rows, Upsert(("row_id",), ("_seq",)), Txn("m", n))
     append_events(lake, 3)
     for table in (ROWS, EVENTS):
         assert codecs(lake, table) == {"SNAPPY"}
-        assert lake.storage.compact(spark, table) is not None
+        assert lake.storage.compact_table(spark, table) is not None
         assert codecs(lake, table) == {"ZSTD"}
 
 
 def codecs(lake: Lake, table: str) -> set[str]:
     """What the files of a table are compressed with."""
     folder = folder_of(lake, table)
-    footers = [pq.read_metadata(file.path) for file in list_live_files(DeltaTable(folder))]
+    footers = [pq.read_metadata(file.full_path) for file in list_live_files(DeltaTable(folder))]
     return {footer.row_group(0).column(0).compression for footer in footers}
 
 
 def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [EVENTS])
+    lake.prepare_tables(spark, [EVENTS])
     append_events(lake, 50)
     script = (
         "import sys; from pathlib import Path; from sessionlake.settings.model import Settings;"
         "from sessionlake.delta.home import FolderStorage;"
-        f"FolderStorage(Settings(home=Path(sys.argv[1]))).compact(None, {EVENTS!r})"
+        f"FolderStorage(Settings(home=Path(sys.argv[1]))).compact_table(None, {EVENTS!r})"
     )
     folder = folder_of(lake, EVENTS)
     for place, files in ((f"before:compact:{EVENTS}", 51), (f"after:compact:{EVENTS}", 52)):
@@ -449,13 +451,13 @@ def test_a_compaction_that_is_killed_leaves_the_table_whole(spark: Any, settings
         assert offsets_of(lake) == list(range(50))
         assert len(list(folder.glob("*.parquet"))) == files
     assert len(list_live_files(DeltaTable(folder))) == 1
-    lake.storage.vacuum(spark, EVENTS, NOW)
+    lake.storage.vacuum_table(spark, EVENTS, NOW)
     assert len(list(folder.glob("*.parquet"))) == 1
     assert offsets_of(lake) == list(range(50))
 
 
 def compact_all(lake: Lake) -> None:
-    while lake.storage.compact(None, EVENTS):
+    while lake.storage.compact_table(None, EVENTS):
         pass
 
 
@@ -483,7 +485,7 @@ def commits_beside_compaction(lake: Lake, commits: int) -> tuple[int, int]:
 @pytest.mark.soak
 def test_two_hundred_commits_beside_compaction_lose_nothing_and_leave_few_files(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [EVENTS])
+    lake.prepare_tables(spark, [EVENTS])
     _, left = commits_beside_compaction(lake, 200)
     assert left < 50
     assert offsets_of(lake) == list(range(200))
@@ -492,7 +494,7 @@ def test_two_hundred_commits_beside_compaction_lose_nothing_and_leave_few_files(
 @pytest.mark.soak
 def test_five_thousand_commits_beside_compaction_leave_few_files(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [EVENTS])
+    lake.prepare_tables(spark, [EVENTS])
     most, left = commits_beside_compaction(lake, 5_000)
     print(f"5,000 commits: at most {most} files at any time, {left} at the end")  # noqa: T201 (a figure to read)
     assert left < 50
@@ -502,7 +504,7 @@ def test_five_thousand_commits_beside_compaction_leave_few_files(spark: Any, set
 @pytest.mark.usefixtures("eager")
 def test_the_command_shows_a_row_a_table(spark: Any, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [EVENTS, CUTS, QUARANTINE])
+    lake.prepare_tables(spark, [EVENTS, CUTS, QUARANTINE])
     append_events(lake, 5)
     maintain_once(spark, settings, None, OutputFormat.JSON)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sessionlake.delta.commit import append, merge
+from sessionlake.delta.commit import append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, METRICS_1M, SESSIONS
 from sessionlake.delta.storage.reading import TooLargeError, is_in
@@ -74,53 +74,53 @@ def test_a_merge_does_the_same_by_every_engine(
     limit(monkeypatch, rewritten_rows=rewritten)
     monkeypatch.setattr("sessionlake.delta.storage.spark_writes._NAMED", named)
     lake = Lake(Settings(**location))
-    lake.ensure(spark, [METRICS_1M])
+    lake.prepare_tables(spark, [METRICS_1M])
     upsert = Upsert(KEYS, ("points",), pruned_by=KEYS[1:], deletes=True)
 
     def write(source: pa.Table, version: int) -> None:
         given = to_spark_frame(spark, source) if engine == "Apache-Spark" else source
-        merge(spark, lake, METRICS_1M, given, upsert, Txn("m", version))
+        merge_rows(spark, lake, METRICS_1M, given, upsert, Txn("m", version))
 
     for source, version in ((rows([1, 2, 3, 4]), 0), (rows([1, 2, 3, 4]), 0), (rows([5, 6, 7, 8, 9], gone=1), 1)):
         write(source, version)
     found = {row["window_start"]: row["points"] for row in rows_of(spark, lake, METRICS_1M)}
     assert found == {TIMES[0]: 5, TIMES[2]: 7, TIMES[3]: 8, TIMES[4]: 9}
     assert len(rows_of(spark, lake, METRICS_1M)) == len(found)
-    [last] = lake.delta(spark, METRICS_1M).history(1).collect()
+    [last] = lake.open_delta_table(spark, METRICS_1M).history(1).collect()
     assert last["engineInfo"].startswith(engine)
 
 
 @pytest.mark.usefixtures("berlin")
 def test_spark_finds_rows_by_their_times_and_takes_no_more_than_it_may(spark: Any, location: dict[str, Any]) -> None:
     lake = Lake(Settings(**location))
-    lake.ensure(spark, [METRICS_1M])
-    merge(spark, lake, METRICS_1M, rows([1, 2, 3, 4, 5]), Upsert(KEYS, ("points",)), Txn("m", 0))
+    lake.prepare_tables(spark, [METRICS_1M])
+    merge_rows(spark, lake, METRICS_1M, rows([1, 2, 3, 4, 5]), Upsert(KEYS, ("points",)), Txn("m", 0))
     reader = SparkReader(lake.storage, spark)
     for place, moment in enumerate(TIMES):
-        assert reader.table(METRICS_1M, ("window_start", is_in, [moment]), columns=["points"]).to_pylist() == [
-            {"points": place + 1}
-        ]
-    assert reader.table(METRICS_1M, columns=["points"], max_bytes=1_000).num_rows == len(TIMES)
+        assert reader.read_arrow_table(
+            METRICS_1M, ("window_start", is_in, [moment]), columns=["points"]
+        ).to_pylist() == [{"points": place + 1}]
+    assert reader.read_arrow_table(METRICS_1M, columns=["points"], max_bytes=1_000).num_rows == len(TIMES)
     with pytest.raises(TooLargeError, match=METRICS_1M):
-        reader.table(METRICS_1M, columns=["points"], max_bytes=39)
+        reader.read_arrow_table(METRICS_1M, columns=["points"], max_bytes=39)
 
 
 def test_of_sessions_that_are_named_both_readers_give_the_rows_and_weigh_no_others(
     spark: Any, settings: Settings
 ) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [SESSIONS])
+    lake.prepare_tables(spark, [SESSIONS])
     held = [(topic, f"s{n}", n) for topic in ("a", "b") for n in range(50)]
     names = ("topic", "session_id", "messages")
     content = pa.table([pa.array(column) for column in zip(*held, strict=True)], names)
-    merge(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
+    merge_rows(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
     named = pa.table({"topic": ["a", "b", "b", "c"], "session_id": ["s3", "s3", "s3", "s3"]})
     for reader in (lake.reader(None), SparkReader(lake.storage, spark)):
         for at_most in (None, 500):
-            found = reader.table(SESSIONS, columns=names, sessions=named, max_bytes=at_most)
+            found = reader.read_arrow_table(SESSIONS, columns=names, sessions=named, max_bytes=at_most)
             assert sorted(tuple(row.values()) for row in found.to_pylist()) == [("a", "s3", 3), ("b", "s3", 3)]
         with pytest.raises(TooLargeError, match=SESSIONS):
-            reader.table(SESSIONS, columns=names, max_bytes=500)
+            reader.read_arrow_table(SESSIONS, columns=names, max_bytes=500)
 
 
 @contextmanager
@@ -137,29 +137,31 @@ def letting_through(spark: Any, size: str) -> Iterator[None]:
 
 def test_rows_that_are_few_and_too_wide_for_a_driver_are_told_as_too_large(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [SESSIONS])
+    lake.prepare_tables(spark, [SESSIONS])
     names = ("topic", "session_id", "messages")
     content = pa.table([["a"] * 60, [f"{n}".zfill(10_000) for n in range(60)], list(range(60))], names)
-    merge(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
+    merge_rows(spark, lake, SESSIONS, content, Upsert(names[:2], names[2:]), Txn("m", 0))
     reader = SparkReader(lake.storage, spark)
     with letting_through(spark, "300k"), pytest.raises(TooLargeError, match=rf"{SESSIONS}: .*maxResultSize"):
-        reader.table(SESSIONS, columns=names, max_bytes=1 << 20)
-    assert reader.table(SESSIONS, columns=names, max_bytes=1 << 20).num_rows == len(content)
+        reader.read_arrow_table(SESSIONS, columns=names, max_bytes=1 << 20)
+    assert reader.read_arrow_table(SESSIONS, columns=names, max_bytes=1 << 20).num_rows == len(content)
 
 
 @pytest.mark.usefixtures("berlin")
 def test_more_rows_than_a_driver_is_let_have_at_once_come_by_parts(spark: Any, settings: Settings) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [LEDGER])
+    lake.prepare_tables(spark, [LEDGER])
     entry = {"app_id": "app", "committed_at": TIMES[2], "offsets": [{"topic": "a", "first": 2**40, "messages": 3}]}
     for layer in ("bronze", "silver"):
         own = [entry | {"layer": layer, "batch_id": n, "source": "s" * 10_000} for n in range(30)]
-        append(spark, lake, LEDGER, pa.Table.from_pylist(own, lake.reader(spark).schema(LEDGER)), Txn(layer, 0))
+        append_rows(
+            spark, lake, LEDGER, pa.Table.from_pylist(own, lake.reader(spark).read_table_schema(LEDGER)), Txn(layer, 0)
+        )
     reader = SparkReader(lake.storage, spark)
 
     def found(*columns: str) -> list[tuple[Any, ...]]:
-        batches = list(reader.batches(LEDGER, ("batch_id", ge, 1), columns=columns))
-        assert batches[0].schema == pa.schema([reader.schema(LEDGER).field(name) for name in columns])
+        batches = list(reader.read_batches(LEDGER, ("batch_id", ge, 1), columns=columns))
+        assert batches[0].schema == pa.schema([reader.read_table_schema(LEDGER).field(name) for name in columns])
         return sorted(((*row.values(),) for batch in batches for row in batch.to_pylist()), key=str)
 
     columns = ("layer", "batch_id", "committed_at", "offsets", "source")
@@ -174,10 +176,10 @@ def test_spark_validates_the_checksums_that_stand_beside_commits_it_has_not_made
 ) -> None:
     limit(monkeypatch, rewritten_rows=0)
     lake = Lake(Settings(**location))
-    lake.ensure(spark, [METRICS_1M])
+    lake.prepare_tables(spark, [METRICS_1M])
 
     def merged(number: int) -> None:
-        merge(spark, lake, METRICS_1M, rows([1, 2, number]).drop_columns([DELETE]), POINTS, Txn("app", number))
+        merge_rows(spark, lake, METRICS_1M, rows([1, 2, number]).drop_columns([DELETE]), POINTS, Txn("app", number))
 
     def append_by_spark() -> None:
         lake.read(spark, METRICS_1M).limit(1).write.format("delta").mode("append").save(str(log.parent))

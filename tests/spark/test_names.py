@@ -21,7 +21,7 @@ from sessionlake.cli import gold as gold_commands
 from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.rebuild import verify_silver
 from sessionlake.delta.commit import replace_rows
-from sessionlake.delta.export import FileFormat, export
+from sessionlake.delta.export import FileFormat, export_frame
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ROWS
 from sessionlake.gold.sql.figures_with import create_figures_with
@@ -179,7 +179,7 @@ class Names:
         self.spark = spark
         self.settings = Settings(**location, capture=capture, silver=silver, processors=processors, gold=gold)
         self.lake, self.sent = Lake(self.settings), list[KafkaMessage]()
-        self.lake.ensure(spark, ["bronze.messages"])
+        self.lake.prepare_tables(spark, ["bronze.messages"])
 
     def arrive(self, found: list[KafkaMessage]) -> None:
         write_bronze(self.spark, self.lake, found)
@@ -189,7 +189,7 @@ class Names:
 
     def write_reference(self) -> None:
         """What others say of each text, and another thing from a moment on."""
-        schema = self.lake.reader(self.spark).schema("reference.order")
+        schema = self.lake.reader(self.spark).read_table_schema("reference.order")
         spans = [(0, 10, 1.0), (10, None, 2.0)]
         rows = [
             {"begin": begin, "~key": key, "end": end, "at.": f"{begin}{key}"}
@@ -249,7 +249,7 @@ def test_a_moment_of_a_session_is_the_same_in_python_and_in_sql(names: Names) ->
     at = names.sent[13].timestamp
     local = session_as_of(names.settings, "s", STRICT, ts=at)
     name = create_session_as_of(names.spark, names.lake)
-    names.lake.register(names.spark)
+    names.lake.register_tables(names.spark)
     sql = "SELECT * FROM {}('s', timestamp_millis({})) WHERE topic = '{}' ORDER BY row_id"
     found = names.spark.sql(sql.format(name, at, STRICT)).toArrow()
     assert found.select(local.column_names).to_pylist() == local.to_pylist()
@@ -257,7 +257,9 @@ def test_a_moment_of_a_session_is_the_same_in_python_and_in_sql(names: Names) ->
 
 
 def test_sql_says_which_figures_a_message_is_in_and_python_what_a_figure_is_made_of(names: Names) -> None:
-    names.lake.register(names.spark, [*names.lake.register(names.spark), "gold.select", "gold.values", "gold.order"])
+    names.lake.register_tables(
+        names.spark, [*names.lake.register_tables(names.spark), "gold.select", "gold.values", "gold.order"]
+    )
     name = create_figures_with(names.spark, names.lake)
     sql = "SELECT DISTINCT `table` FROM {}('{}', 0, 1L)"
     tables = names.spark.sql(sql.format(name, STRICT)).collect()
@@ -286,14 +288,14 @@ def test_views_and_queries_take_the_published_columns_for_what_they_are(names: N
 def test_exported_files_have_the_columns_under_their_names(names: Names, tmp_path: Path) -> None:
     held = names.lake.read(names.spark, ROWS)
     for form in FileFormat:
-        assert export(held, str(tmp_path / form), form, 1 << 30, overwrite=False).rows == held.count()
+        assert export_frame(held, str(tmp_path / form), form, 1 << 30, overwrite=False).rows == held.count()
     assert {*NAMES} <= {*pq.read_table(next((tmp_path / FileFormat.PARQUET).glob("*.parquet"))).column_names}
 
 
 def test_what_is_published_has_all_results(names: Names) -> None:
     for table in ("gold.values", "gold.by", ENRICHED, ROWS):
         outlet = require_publishable(names.settings, table)
-        rows = names.lake.reader(names.spark).table(table)
+        rows = names.lake.reader(names.spark).read_arrow_table(table)
         sent = outlet.select_columns(rows.column_names)
         assert not [name for name in sent if name.startswith("__sl_")]
         told = rows.select(sent)

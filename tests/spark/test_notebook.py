@@ -161,6 +161,6 @@ def test_each_is_a_databricks_source_that_jupyter_opens_with_its_prose_as_text(n
 
 def test_what_remote_status_asks_a_warehouse_is_answered_by_the_ledger(spark, filled):
     lake = Lake(filled)
-    found = spark.sql(replace_names(LAST_HOUR, lambda one: lake.identifier(str(one)))).collect()
+    found = spark.sql(replace_names(LAST_HOUR, lambda one: lake.to_sql_identifier(str(one)))).collect()
     assert {row["layer"]: row["batches"] for row in found} == {"bronze": 2, "silver": 1, "silver_tables": 1, "gold": 1}
     assert all(row["batch_seconds"] >= 0 for row in found)

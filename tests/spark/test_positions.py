@@ -47,10 +47,10 @@ LATE = timedelta(minutes=5) // SPACING
 @pytest.fixture
 def lake(spark: Any, settings: Settings) -> Lake:
     found = Lake(settings)
-    found.ensure(spark, [LEDGER])
+    found.prepare_tables(spark, [LEDGER])
     each = ENTRIES // COMMITS
     for n in range(COMMITS):
-        found.storage.append(spark, LEDGER, entries(n * each, (n + 1) * each), Txn("fill", n))
+        found.storage.append_rows(spark, LEDGER, entries(n * each, (n + 1) * each), Txn("fill", n))
     return found
 
 
@@ -60,7 +60,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     rows: list[int] = []
 
     def batches(kind: type[FolderReader | SparkReader]) -> Callable[..., Any]:
-        before = kind.batches
+        before = kind.read_batches
 
         def counting(reader: Any, table: str, *conditions: Any, **how: Any) -> Iterator[pa.RecordBatch]:
             for batch in before(reader, table, *conditions, **how):
@@ -80,7 +80,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return counting
 
     for kind in (FolderReader, SparkReader):
-        monkeypatch.setattr(kind, "batches", batches(kind))
+        monkeypatch.setattr(kind, "read_batches", batches(kind))
         monkeypatch.setattr(kind, "read_with_count", counted(kind))
     return rows
 
@@ -139,10 +139,10 @@ def test_sums_go_on_from_sums_and_are_those_of_all(spark: Any, lake: Lake, monke
     assert update_copied_sums(spark, lake)
     assert not update_copied_sums(spark, lake)  # nothing to speak of has come
     for n in range(3):
-        lake.storage.append(spark, LEDGER, entries(ENTRIES + n * 300, ENTRIES + (n + 1) * 300), Txn("more", n))
+        lake.storage.append_rows(spark, LEDGER, entries(ENTRIES + n * 300, ENTRIES + (n + 1) * 300), Txn("more", n))
     assert update_copied_sums(spark, lake)
     reader = lake.reader(spark)
-    assert sum(row["batches"] for row in reader.rows(POSITIONS)) == ENTRIES + 900 - LATE - 1
+    assert sum(row["batches"] for row in reader.read_rows(POSITIONS)) == ENTRIES + 900 - LATE - 1
     assert verify_copied_sums(reader)
     late = LedgerEntry("gold", Txn("by a clock set back", 0), "x", NOON)
     monkeypatch.setattr("sessionlake.ledger.entries.datetime", Clock)
@@ -164,12 +164,12 @@ def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_what
     spark: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [LEDGER])
+    lake.prepare_tables(spark, [LEDGER])
     reader, before = lake.reader(spark), datetime.now(UTC)
 
     def written(layer: str, app_id: str, batch: int = 0) -> Any:
         Ledger(lake).write_entry(spark, LedgerEntry(layer, Txn(app_id, batch), "x", NOON))
-        [row] = reader.rows(LEDGER, ("app_id", eq, app_id), ("batch_id", eq, batch))
+        [row] = reader.read_rows(LEDGER, ("app_id", eq, app_id), ("batch_id", eq, batch))
         return row["committed_at"]
 
     of_gold, of_bronze = written("gold", "a"), written("bronze", "b")

@@ -73,7 +73,7 @@ class Counted:
         capture = CaptureSettings(columns={"x": "bigint"})
         self.settings = Settings(**location, capture=capture, silver=SilverSettings(shards=3))
         self.lake = Lake(self.settings)
-        self.lake.ensure(spark, ["bronze.messages"])
+        self.lake.prepare_tables(spark, ["bronze.messages"])
         self._offset = 0
         self.use("counted_v1")
 
@@ -362,7 +362,7 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
-    counted.lake.ensure(counted.spark, ["silver.session_changes"])
+    counted.lake.prepare_tables(counted.spark, ["silver.session_changes"])
     rows = [("s", "a", 0, 1), ("s", "a", 20, 2), ("t", "a", 10, 3), ("t", "b", 5, 4), ("s", "a", 30, None)]
 
     def arrive(*found: tuple[str, str, int, int | None]) -> None:
@@ -409,7 +409,7 @@ def test_one_with_a_key_refuses_a_checkpoint_older_than_its_table_and_makes_the_
     (counted.folder / "keyed_v1.py").write_text(KEYED.format(wanted="True"))
     own = ProcessorSettings(name="changes", target="keyed_v1:Changes", key=("topic", "row_id"))
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
-    counted.lake.ensure(counted.spark, ["silver.session_changes"])
+    counted.lake.prepare_tables(counted.spark, ["silver.session_changes"])
     checkpoint = Path(counted.settings.checkpoint(own.layer))
     older = counted.folder / "older"
 
@@ -445,7 +445,7 @@ def test_one_with_a_key_that_begins_anew_or_whose_source_was_put_back_has_the_ro
     )
     counted.settings = counted.settings.model_copy(update={"processors": (own,)})
     spark, lake = counted.spark, counted.lake
-    lake.ensure(spark, [ROWS])
+    lake.prepare_tables(spark, [ROWS])
     checkpoint, place = Path(counted.settings.checkpoint(own.layer)), folder_of(lake, ROWS)
 
     def arrive(*rows: str) -> None:
@@ -458,7 +458,7 @@ def test_one_with_a_key_that_begins_anew_or_whose_source_was_put_back_has_the_ro
     arrive("a", "b", "c")
     counted.run()
     shutil.rmtree(checkpoint)
-    lake.delta(spark, ROWS).delete("row_id = 'b'")
+    lake.open_delta_table(spark, ROWS).delete("row_id = 'b'")
     counted.run()  # no change that it reads tells of it
     assert held() == ["a", "c"]
 

@@ -14,7 +14,7 @@ import pytest
 from sessionlake.cli import gold, processors
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
@@ -82,7 +82,7 @@ class Fills:
         self.spark, self.location, self._offset = spark, location, 0
         self.said: list[str] = []
         self.declare(BY_FILLS, BY_CUSTOMER)
-        Lake(self.settings).ensure(spark, ["bronze.messages"])
+        Lake(self.settings).prepare_tables(spark, ["bronze.messages"])
         (folder / "made_fills.py").write_text(MODULE)
 
     def declare(self, *products: dict[str, Any]) -> None:
@@ -110,9 +110,9 @@ class Fills:
         """As if the processor had written them."""
         columns = (*HEAD, ("customer", "string"), ("price", "double"), ("at", "timestamp"))
         definitions = with_comments(columns, defaultdict(str))
-        schema = TableSchema(definitions, "Fills", written_by="processors.job", writes=Writes.APPEND)
+        schema = TableSchema(definitions, "Fills", written_by="processors.job", writes=WriteMode.APPEND)
         lake = Lake(self.settings, {"silver.fills": schema})
-        lake.ensure(self.spark, ["silver.fills"])
+        lake.prepare_tables(self.spark, ["silver.fills"])
         rows = []
         for customer, price, ts in fills:
             at = datetime.fromtimestamp(ts / 1000, UTC)
@@ -140,14 +140,14 @@ class Fills:
     def spoil(self, table: str, **changed: Any) -> None:
         """Changes the figures of one of the table's rows."""
         lake = Lake(self.settings)
-        found = lake.reader(self.spark).table(table)
+        found = lake.reader(self.spark).read_arrow_table(table)
         others = tuple(name for name in found.column_names if name not in ("customer", "window_start"))
         row = found.slice(0, 1)
         for name, value in changed.items():
             place = row.column_names.index(name)
             row = row.set_column(place, row.field(place), [[value]])
         upsert = Upsert(("customer", "window_start"), others)
-        lake.storage.merge(self.spark, table, to_spark_frame(self.spark, row), upsert, Txn("spoilt", 0))
+        lake.storage.merge_rows(self.spark, table, to_spark_frame(self.spark, row), upsert, Txn("spoilt", 0))
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_one_of_another_source_begins_anew_and_merged_files_are_nothing_to_read(
     fills.run()
     fills.arrive(*LATE)
     fills.run()
-    fills.spark.sql(f"OPTIMIZE {Lake(fills.settings).identifier('silver.fills')}")
+    fills.spark.sql(f"OPTIMIZE {Lake(fills.settings).to_sql_identifier('silver.fills')}")
     other = {"name": "by_fills", "source": "silver.fills", "keys": ["customer"], "aggregates": {"rows": "count"}}
     fills.declare(BY_CUSTOMER, other)
     fills.rebuild("gold.by_fills")
@@ -250,16 +250,16 @@ def test_rows_of_a_reference_table_are_counted_and_counted_otherwise_as_it_chang
     given = GoldSettings.model_validate({"products": [by_country], "references": [sites]})
     fills.settings = Settings(**fills.location, gold=given)
     lake = Lake(fills.settings, declared_gold_schemas(fills.settings))
-    lake.ensure(fills.spark, ["reference.sites"])
+    lake.prepare_tables(fills.spark, ["reference.sites"])
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [{"site": site, "country": country, "valid_from": begin} for site, country in ("an", "bn", "cd")]
     write_rows(fills.spark, lake, "reference.sites", rows)
     fills.run()
     assert fills.rows("gold.by_country", "country", "n") == [("d", 1), ("n", 2)]
-    moved = lake.reader(fills.spark).table("reference.sites").slice(0, 1)
+    moved = lake.reader(fills.spark).read_arrow_table("reference.sites").slice(0, 1)
     moved = moved.set_column(moved.column_names.index("country"), "country", [["d"]])
     upsert = Upsert(("site",), tuple(name for name in moved.column_names if name != "site"))
-    lake.storage.merge(fills.spark, "reference.sites", to_spark_frame(fills.spark, moved), upsert, Txn("moved", 0))
+    lake.storage.merge_rows(fills.spark, "reference.sites", to_spark_frame(fills.spark, moved), upsert, Txn("moved", 0))
     fills.run()
     assert fills.rows("gold.by_country", "country", "n") == [("d", 2), ("n", 1)]
     assert fills.verify()

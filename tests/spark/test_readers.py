@@ -43,7 +43,7 @@ def test_spark_and_every_reader_of_files_see_the_rows_of_every_version(spark: An
     for version, (rows, _) in [*life.versions.items()][::6]:
         assert comparable(by_spark(spark, life, version), COLUMNS) == comparable(rows, COLUMNS), f"version {version}"
     life.mark(on=False)
-    lake.vacuum(spark, TABLE, HistoryToKeep(timedelta(0)))
+    lake.vacuum_table(spark, TABLE, HistoryToKeep(timedelta(0)))
     assert lake.find_lost_files(spark, TABLE) == [], "files of vectors that are in use stay, though marking is off"
     assert_read_by_all(spark, life)
     life.append()
@@ -70,11 +70,11 @@ def test_a_constraint_holds_for_every_reader_of_what_is_written_to_the_table_fro
     """What asks more of its writers, Spark writes."""
     for _ in range(3):
         life.append(3)
-    spark.sql(f"ALTER TABLE {life.lake.identifier(TABLE)} ADD CONSTRAINT few CHECK (number < 1000)")
+    spark.sql(f"ALTER TABLE {life.lake.to_sql_identifier(TABLE)} ADD CONSTRAINT few CHECK (number < 1000)")
     life.append(3)
     with pytest.raises(Exception, match="few"):
-        life.lake.append(spark, TABLE, life._table([{"key": "much", "number": 1000}]), Txn("too", 1))
+        life.lake.append_rows(spark, TABLE, life._table([{"key": "much", "number": 1000}]), Txn("too", 1))
     life.lake.set_property(spark, TABLE, DELETION_VECTORS, "false")
-    life.lake.compact(spark, TABLE)
+    life.lake.compact_table(spark, TABLE)
     life.remove()
     assert_read_by_all(spark, life)

@@ -60,7 +60,7 @@ def batches() -> list[list[KafkaMessage]]:
 
 def run(spark: Any, settings: Settings, *batches: list[KafkaMessage]) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, ["bronze.messages"])
+    lake.prepare_tables(spark, ["bronze.messages"])
     for batch in batches:
         write_bronze(spark, lake, batch)
     job.start(spark, settings, once=True).wait()
@@ -72,7 +72,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
 ) -> None:
     lake = Lake(settings)
     run(spark, settings, *batches[:2])
-    bronze = lake.delta(spark, "bronze.messages")
+    bronze = lake.open_delta_table(spark, "bronze.messages")
     bronze.optimize().executeCompaction()
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     bronze.vacuum(0)
@@ -97,7 +97,7 @@ def test_a_rebuild_equals_the_live_tables_replaces_them_and_the_stream_goes_on_f
     assert rebuild_silver_tables(spark, settings).comparison is None
     assert_silver_is_the_truth(spark, settings, [message for batch in batches[:2] for message in batch], ledger=False)
 
-    history = lake.delta(spark, "silver.session_rows").history().orderBy("version").collect()
+    history = lake.open_delta_table(spark, "silver.session_rows").history().orderBy("version").collect()
     told = json.loads(history[-1]["userMetadata"])
     assert set(told) == {"sessionlake", "config", "rebuild", "bronze_version"}
     before = lake.read(spark, "silver.session_rows", tampered).where(same).first()
@@ -116,7 +116,7 @@ def looking_up(spark: Any, settings: Settings) -> Settings:
     reference = {"name": "sites", "keys": {"site": "string"}, "columns": {"place": "string"}}
     declared = {"shards": 2, "references": [reference], "enriched": [{"name": "placed", "join": [join]}]}
     settings = settings.model_copy(update={"gold": GoldSettings.model_validate(declared)})
-    Lake(settings).ensure(spark, [RULES_TABLE])
+    Lake(settings).prepare_tables(spark, [RULES_TABLE])
     said = "{by: [topic, session_id], when: price >= 0 without status = 'zzz' before it}"
     write_rows(spark, Lake(settings), RULES_TABLE, [{"name": "seen", "text": said, "enabled": True}])
     return settings
@@ -203,7 +203,7 @@ def wrong_row(spark: Any, lake: Lake) -> tuple[Any, Any]:
 
     row = lake.read(spark, "silver.session_rows").where("qty IS NOT NULL").orderBy("topic", "session_id").first()
     same = reduce(and_, (F.col(name) == row[name] for name in ("topic", "session_id", "row_id")))
-    lake.delta(spark, "silver.session_rows").update(same, {"qty": "qty - 1"})
+    lake.open_delta_table(spark, "silver.session_rows").update(same, {"qty": "qty - 1"})
     return row, same
 
 

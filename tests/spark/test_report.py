@@ -34,12 +34,12 @@ def test_the_page_of_a_lake_that_spark_reads_is_that_of_one_that_delta_rs_reads(
 
 def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     lake = Lake(settings)
-    lake.ensure(spark, [SESSIONS])
+    lake.prepare_tables(spark, [SESSIONS])
     sessions = [{"topic": "a", "session_id": f"s{n}", "status": "ended" if n % 3 else "open"} for n in range(100)]
-    rows = to_spark_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).schema(SESSIONS)))
-    lake.storage.save(rows.coalesce(1).write.format("delta").mode("append"), SESSIONS)
+    rows = to_spark_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).read_table_schema(SESSIONS)))
+    lake.storage.save_to_table(rows.coalesce(1).write.format("delta").mode("append"), SESSIONS)
     lake.set_property(spark, SESSIONS, DELETION_VECTORS, "true")
-    lake.delta(spark, SESSIONS).delete("session_id < 's5'")
+    lake.open_delta_table(spark, SESSIONS).delete("session_id < 's5'")
     log = folder_of(lake, SESSIONS) / "_delta_log"
     assert any("deletionVector" in file.read_text() for file in log.glob("*3.json"))
     left = [row for row in sessions if row["session_id"] >= "s5"]

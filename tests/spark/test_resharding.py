@@ -84,7 +84,7 @@ def batches(number: int) -> list[list[KafkaMessage]]:
 
 def arrive(spark: Any, settings: Settings, *messages: list[KafkaMessage]) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES])
+    lake.prepare_tables(spark, [MESSAGES])
     for batch in messages:
         write_bronze(spark, lake, batch)
 
@@ -188,7 +188,7 @@ def test_states_that_no_batch_has_come_to_since_they_were_moved_are_moved_once_m
     for shards in (1, 2):
         other = of_shards(settings, shards, 4)
         assert reshard_layers(spark, other, shards) == [SILVER]
-        Lake(settings).delta(spark, MESSAGES).optimize().executeCompaction()  # a version without messages
+        Lake(settings).open_delta_table(spark, MESSAGES).optimize().executeCompaction()  # a version without messages
         run(spark, other, SILVER)
     arrive(spark, other, second)
     run(spark, other, SILVER)

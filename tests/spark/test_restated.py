@@ -25,7 +25,7 @@ SERIES = (
     RollingAverage("final", window_points=4, watermark_ms=60 * STEP, publishes_early=False),
     RollingAverage("filled", ("topic", "row_id", "metric"), window_points=3, watermark_ms=20 * STEP, minimum_points=2),
 )
-TOLD = ", ".join(f"`{name}` {sql}" for name, sql in GOLD_SCHEMAS[RESTATEMENTS].columns)
+TOLD = ", ".join(f"`{name}` {sql}" for name, sql in GOLD_SCHEMAS[RESTATEMENTS].column_types)
 TOPICS = 36
 
 
@@ -64,7 +64,7 @@ def broken(spark: Any, history: History, series: RollingAverage, table: list[Row
     ]
     ddl = "topic string, session_id string, row_id string, ts long, position long, ordinal int, partition int"
     frame = spark.createDataFrame(points, f"{ddl}, offset long, metric string, value double")
-    columns = [name for name, _ in GOLD_SCHEMAS[RESTATEMENTS].columns]
+    columns = [name for name, _ in GOLD_SCHEMAS[RESTATEMENTS].column_types]
     held = spark.createDataFrame(
         [tuple(row[name] for name, _ in series.column_types) for row in table], series.columns_ddl
     )

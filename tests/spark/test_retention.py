@@ -39,7 +39,7 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.delta.storage.commits import Commit
+from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.history.asof import find_session, table_as_of
@@ -214,7 +214,7 @@ def test_silver_has_taken_in_all_of_a_bronze_that_has_nothing_more_of_a_topic_pa
 ) -> None:
     aging = Aging(spark, location)
     lake = aging.lake
-    lake.ensure(spark, [LEDGER])
+    lake.prepare_tables(spark, [LEDGER])
     write_bronze(spark, lake, [KafkaMessage(TOPIC, 1, offset, START, b"broken", b"{") for offset in range(2)])
     there = OffsetRange(TOPIC, 1, 0, 1, 2)
     now = datetime.now(UTC)
@@ -272,10 +272,10 @@ def test_a_ledger_that_is_cut_has_all_sums_and_says_which_batches_it_tells(
 ) -> None:
     reader = cut.reader
     before = [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)]
-    held = reader.table(LEDGER).num_rows
+    held = reader.read_arrow_table(LEDGER).num_rows
     assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(8)}
     assert cut.cut(1, LEDGER) == {LEDGER: RemovalResult(0)}
-    assert reader.table(LEDGER).num_rows == held - 8
+    assert reader.read_arrow_table(LEDGER).num_rows == held - 8
     assert [replace(layer, age_seconds=None) for layer in layer_statuses(reader, cut.settings)] == before
     assert _check_row_counts(cut.spark, cut.lake).endswith(
         "less 21 that maintain.retention or `sessionlake forget` removed"
@@ -326,7 +326,7 @@ class Events:
         maintain = MaintainSettings(retention={"events": SPAN})
         self.settings = Settings(**location, maintain=maintain)
         self.spark, self.lake = spark, Lake(self.settings)
-        self.lake.ensure(spark, [EVENTS, LEDGER])
+        self.lake.prepare_tables(spark, [EVENTS, LEDGER])
         self.moments = [datetime.now(UTC) + timedelta(minutes=number) for number in range(4)]
         place = {"topic": TOPIC, "partition": 0}
         write_rows(spark, self.lake, EVENTS, [place | {"offset": n, "_batch": n} for n in range(4)])
@@ -348,14 +348,14 @@ class Events:
         return found.removed, found.pending
 
     def left(self) -> int:
-        return self.lake.reader(self.spark).table(EVENTS).num_rows
+        return self.lake.reader(self.spark).read_arrow_table(EVENTS).num_rows
 
 
 def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     spark: Any, location: dict[str, Any]
 ) -> None:
     lake = Lake(Settings(**location))
-    lake.ensure(spark, [EVENTS])
+    lake.prepare_tables(spark, [EVENTS])
     place = {"topic": TOPIC, "partition": 0}
     write_rows(spark, lake, EVENTS, [place | {"offset": n, "_batch": (n or 0) % 2} for n in (0, 1, 2, 3, None)])
     limits = pa.Table.from_pylist([place | {"limit": 2}], LIMITS)
@@ -363,8 +363,8 @@ def test_rows_up_to_their_limits_go_in_one_commit_of_none_and_again_none_do(
     assert lake.storage.count_rows(spark, EVENTS, old) == 2
     before = lake.last_commit(spark, EVENTS).version
     remove_rows(spark, lake, EVENTS, old)
-    assert lake.last_commit(spark, EVENTS) == Commit(before + 2, 0)  # behind that which lets rows go
-    left = [row["offset"] for row in lake.reader(spark).rows(EVENTS, columns=["offset"])]
+    assert lake.last_commit(spark, EVENTS) == TableCommit(before + 2, 0)  # behind that which lets rows go
+    left = [row["offset"] for row in lake.reader(spark).read_rows(EVENTS, columns=["offset"])]
     assert sorted(left, key=str) == [1, 3, None]
     assert lake.storage.count_rows(spark, EVENTS, old) == 0
 
@@ -407,7 +407,7 @@ def test_what_is_noted_as_gone_is_as_many_as_are_though_a_cut_died(
 def test_nothing_goes_by_notes_that_were_set_back(spark: Any, location: dict[str, Any]) -> None:
     events = Events(spark, location)
     assert events.cut(0) == 1
-    spark.sql(f"RESTORE TABLE {events.lake.identifier(RETAINED)} TO VERSION AS OF 1")
+    spark.sql(f"RESTORE TABLE {events.lake.to_sql_identifier(RETAINED)} TO VERSION AS OF 1")
     waits = RetentionRunner(spark, events.settings).remove_expired_rows(EVENTS, events.moments[2] + SPAN).waits
     assert re.match(rf"{RETAINED} has lost its latest changes: .* Bring the newer version back", waits)
     assert events.left() == 3
@@ -419,7 +419,7 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
     spark: Any, aging: Aging, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
     cut = (CHANGES, PROGRESS, SNAPSHOTS)
-    before = {table: aging.reader.table(table).num_rows for table in (*cut, CUTS, SNAPSHOT_INDEX)}
+    before = {table: aging.reader.read_arrow_table(table).num_rows for table in (*cut, CUTS, SNAPSHOT_INDEX)}
     with monkeypatch.context() as patch:
         die_removing(patch, gone=gone)
         for table in cut:
@@ -428,7 +428,7 @@ def test_of_sessions_too_as_many_are_noted_as_gone_as_are_though_a_cut_died(
             assert read_removed_rows_without_limits(aging.reader)[table].pending
     aging.cut(2, *cut)
     assert read_removed_rows_without_limits(aging.reader).keys() == {*cut}
-    left = {table: aging.reader.table(table).num_rows for table in before}
+    left = {table: aging.reader.read_arrow_table(table).num_rows for table in before}
     for table, found in read_removed_rows_without_limits(aging.reader).items():
         parts = (SNAPSHOTS, CUTS, SNAPSHOT_INDEX) if table == SNAPSHOTS else (table,)
         assert (found.pending, found.removed) == (0, sum(before[part] - left[part] for part in parts))
@@ -497,7 +497,7 @@ def test_up_to_where_rows_of_sessions_go_by_each_sessions_whole_tables_and_what_
     rnd = random.Random(5)
     once = {"pattern": "o", "integrity": "once"}
     lake = Lake(Settings(**location, capture=CaptureSettings(by_topic=(once,))))
-    lake.ensure(spark, [CUTS, SNAPSHOT_INDEX, PROGRESS])
+    lake.prepare_tables(spark, [CUTS, SNAPSHOT_INDEX, PROGRESS])
     of = [{"topic": rnd.choice("abo"), "partition": n % 2, "session_id": f"s{n // 2}"} for n in range(120)]
     cuts = [[{"position": n, "_batch": n // 3} for n in sorted(rnd.sample(range(1, 30), 6))] for _ in of]
     kept = [[cut for cut in own if rnd.random() < 0.4] for own in cuts]
@@ -534,7 +534,7 @@ def test_of_progress_goes_what_a_later_old_row_has_replaced_and_nothing_with_a_l
     spark: Any, location: dict[str, Any]
 ) -> None:
     rnd, lake = random.Random(6), Lake(Settings(**location))
-    lake.ensure(spark, [PROGRESS])
+    lake.prepare_tables(spark, [PROGRESS])
     rows = []
     for number in range(200):
         place = {"topic": TOPIC, "partition": number % 2, "session_id": f"s{number % 80 // 2}"}
@@ -563,8 +563,10 @@ def test_a_session_that_is_forgotten_is_taken_out_of_its_limits_files_and_all(
     places = [{"topic": TOPIC, "partition": 0, "limit": 7, "highest_timestamp": now}]
     record_removed_rows(spark, lake, RemovedRows(MESSAGES, now, limits=pa.Table.from_pylist(places, LIMITS)))
     lake.set_property(spark, RETAINED, "delta.enableDeletionVectors", "true")
-    lake.storage.delta(spark, RETAINED).update("session_id = 'somebody'", {"limit": "5"})  # the former row is marked
-    lake.ensure(spark, [LEDGER, POSITIONS])
+    lake.storage.open_delta_table(spark, RETAINED).update(
+        "session_id = 'somebody'", {"limit": "5"}
+    )  # the former row is marked
+    lake.prepare_tables(spark, [LEDGER, POSITIONS])
     for session in ("somebody", ""):  # of messages without an id of a session
         remove_from_operations_tables(spark, lake, (TOPIC, session))
     assert [read_last_removed_position(lake.reader(spark), TOPIC, 0, name) for name in ("somebody", "other")] == [
@@ -598,7 +600,7 @@ def test_maintenance_says_how_many_rows_it_has_removed_and_looks_again_when_they
 
 def test_what_a_reader_that_has_not_begun_would_read_stays(spark: Any, location: dict[str, Any]) -> None:
     events = Events(spark, location)
-    events.lake.ensure(spark, [CHANGES, CUTS, MESSAGES, PROGRESS, SNAPSHOT_INDEX])
+    events.lake.prepare_tables(spark, [CHANGES, CUTS, MESSAGES, PROGRESS, SNAPSHOT_INDEX])
     own = ProcessorSettings(name="logins", target="a:B")
     spans = MaintainSettings(retention={"bronze": SPAN, "changes": SPAN})
     settings = events.settings.model_copy(update={"maintain": spans, "processors": (own,)})
@@ -630,7 +632,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     spark: Any, location: dict[str, Any]
 ) -> None:
     rnd, lake = random.Random(8), Lake(Settings(**location))
-    lake.ensure(spark, [PROGRESS, SESSIONS, LEDGER, MESSAGES])
+    lake.prepare_tables(spark, [PROGRESS, SESSIONS, LEDGER, MESSAGES])
     timeout = int(lake.settings.capture.session_timeout.total_seconds() * 1000)
     rows: dict[str, list[dict[str, Any]]] = {PROGRESS: [], SESSIONS: []}
     for number in range(300):  # most in both, with another beginning and end
@@ -640,7 +642,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
             first = rnd.choice([None, rnd.randrange(1000)])
             rows[table].append(place | {"first_offset": first, "last_kafka_timestamp": last, "_batch": 0})
     for table, some in rows.items():
-        names = lake.reader(spark).schema(table).names
+        names = lake.reader(spark).read_table_schema(table).names
         write_rows(spark, lake, table, [{name: row[name] for name in row if name in names} for row in some])
     firsts, lasts, come = dict[Any, int](), dict[Any, datetime](), dict[Any, datetime]()
     for row in [*rows[SESSIONS], *rows[PROGRESS]]:
@@ -668,7 +670,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
 
 def test_nothing_goes_while_another_process_must_not_have_rows_removed(spark: Any, location: dict[str, Any]) -> None:
     events = Events(spark, location)
-    with events.lake.storage.claim(spark, CLAIM, "verifies silver"):
+    with events.lake.storage.hold_claim(spark, CLAIM, "verifies silver"):
         found = RetentionRunner(spark, events.settings).remove_expired_rows(EVENTS, events.moments[3] + SPAN)
     assert found.rows == 0
     assert "verifies silver" in found.waits or "another process" in found.waits

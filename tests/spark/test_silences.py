@@ -46,7 +46,7 @@ class Begun:
             **location, capture=CaptureSettings(columns={"price": "double"}), silver=SilverSettings(shards=2)
         )
         self.lake = Lake(self.settings)
-        self.lake.ensure(spark, [MESSAGES])
+        self.lake.prepare_tables(spark, [MESSAGES])
         self.facts = [said(0, 0, "one", 0), said(0, 1, "two", 0), said(1, 0, "other", 0)]
         write_bronze(spark, self.lake, self.facts)
         self.run()
@@ -82,7 +82,7 @@ def test_silver_is_not_level_with_bronze_before_it_has_read_its_silences(begun: 
         rebuild_silver_tables(begun.spark, begun.settings, selection=SessionSelection(TOPIC, ("one",)), compares=False)
     require_silver_current(begun.spark, begun.lake, before)
     begun.run()
-    begun.lake.delta(begun.spark, MESSAGES).optimize().executeCompaction()
+    begun.lake.open_delta_table(begun.spark, MESSAGES).optimize().executeCompaction()
     require_silver_current(begun.spark, begun.lake, begun.version)  # which the stream has nothing to read of
 
 

@@ -58,7 +58,7 @@ class Pipeline:
         silver = SilverSettings(shards=3, max_files_per_trigger=1, snapshot_interval="7 s")
         self.spark, self.settings = spark, Settings(**location, capture=capture, silver=silver)
         self.lake = Lake(self.settings)
-        self.lake.ensure(spark, ["bronze.messages"])
+        self.lake.prepare_tables(spark, ["bronze.messages"])
 
     def arrive(self, messages: Sequence[Fact]) -> None:
         write_bronze(self.spark, self.lake, messages)
@@ -114,7 +114,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     assert pipeline.merge() == 1
     pipeline.arrive(batches[2])
     pipeline.stream()
-    pipeline.lake.delta(spark, "bronze.messages").optimize().executeCompaction()
+    pipeline.lake.open_delta_table(spark, "bronze.messages").optimize().executeCompaction()
     with monkeypatch.context() as patch:
         if large:
             by_spark_alone(patch)

@@ -103,7 +103,7 @@ def filled(
         gold=GoldSettings(shards=2, rolling_points=3),
     )
     lake = Lake(settings)
-    lake.ensure(spark, [MESSAGES, RULES])
+    lake.prepare_tables(spark, [MESSAGES, RULES])
     rules = [{"name": name, "text": text, "enabled": True, "updated_at": None} for name, text in TEXTS.items()]
     write_rows(spark, lake, RULES, rules)
     for batch in batches:
@@ -113,7 +113,7 @@ def filled(
 
 
 def held(spark: Any, settings: Settings, table: str) -> list[str]:
-    rows = Lake(settings).reader(spark).table(table)
+    rows = Lake(settings).reader(spark).read_arrow_table(table)
     return in_order(rows.drop_columns([name for name in rows.column_names if name in _OF_BATCHES]))
 
 
@@ -144,7 +144,7 @@ def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, t
     reader = Lake(often).reader(spark)
     ids = {row["session_id"] for row in rows_of(spark, Lake(often), SESSIONS)}
     split = [row for row in rows_of(spark, Lake(often), EVENTS) if row["event"] == "split_session"]
-    assert len(split) == reader.count(SESSIONS)
+    assert len(split) == reader.count_rows(SESSIONS)
     finding = _check_session_ids(reader)
     assert (finding.level, finding.detail.startswith(f"{len(ids)} of capture.a occur")) == (CheckSeverity.WARN, True)
     assert verify_silver_tables(spark, often).is_exact

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sessionlake.cli import app as cli
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER
 from sessionlake.delta.storage.reading import TableReader
@@ -70,7 +70,7 @@ class Traced:
     def __init__(self, spark: Any, home: Path) -> None:
         self.settings = Settings(home=home, capture=CAPTURE, silver=SilverSettings(shards=2))
         self.spark, self.lake = spark, Lake(self.settings)
-        self.lake.ensure(spark, ["bronze.messages", LEDGER])
+        self.lake.prepare_tables(spark, ["bronze.messages", LEDGER])
         for batch, (first, end) in enumerate([(0, SECOND), (SECOND, UNJUDGED), (UNJUDGED, len(SAID))]):
             self._bronze(batch, first, end)
             if batch < 2:
@@ -105,7 +105,7 @@ class Traced:
             for m in messages
         ]  # fmt: skip
         schema = self.lake.read(self.spark, "bronze.messages").limit(0).toArrow().schema
-        append(self.spark, self.lake, "bronze.messages", pa.Table.from_pylist(rows, schema), Txn("b", batch))
+        append_rows(self.spark, self.lake, "bronze.messages", pa.Table.from_pylist(rows, schema), Txn("b", batch))
 
     def at(self, offset: int, reader: TableReader | None = None, topic: str = TOPIC, partition: int = 0) -> Trace:
         return trace(reader or self.direct, self.settings, topic, partition, offset)
@@ -234,12 +234,12 @@ def test_both_readers_read_a_table_with_deletion_vectors(traced):
 @pytest.mark.parametrize("session", ["it's", "\\'", "ünï", "' OR true --"])
 def test_a_text_is_looked_up_as_it_stands_in_a_table_with_deletion_vectors(spark, settings, session):
     lake = Lake(settings)
-    lake.ensure(spark, ["silver.sessions"])
+    lake.prepare_tables(spark, ["silver.sessions"])
     rows = pa.table({"topic": ["a", "a", "b"], "session_id": [session, "other", session], "next_seq": [1, 2, 3]})
-    append(spark, lake, "silver.sessions", to_spark_frame(spark, rows), Txn("fill", 0))
+    append_rows(spark, lake, "silver.sessions", to_spark_frame(spark, rows), Txn("fill", 0))
     for reader in (lake.reader(), SparkReader(lake.storage, spark)):
         wanted = ("topic", eq, "a"), ("session_id", eq, session)
-        assert [row["next_seq"] for row in reader.rows("silver.sessions", *wanted, columns=["next_seq"])] == [1]
+        assert [row["next_seq"] for row in reader.read_rows("silver.sessions", *wanted, columns=["next_seq"])] == [1]
 
 
 def test_rows_that_silver_should_have_and_has_not_are_told(traced, tmp_path):

@@ -122,7 +122,7 @@ def test_a_table_s_rows_are_committed_by_the_module_that_its_definition_names(
     spark: Any, settings: Settings, stacks: dict[str, list[set[str]]], tmp_path: Path
 ) -> None:
     lake = Lake(settings)
-    lake.ensure(spark, [names.MESSAGES])
+    lake.prepare_tables(spark, [names.MESSAGES])
     file = tmp_path / "rules.yml"
     file.write_text(RULES)
     apply_rules(spark, settings, load_rules(settings, file), print, only=False)

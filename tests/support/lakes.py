@@ -63,14 +63,14 @@ def write_bronze(spark: SparkSession, lake: Lake, facts: Iterable[Fact]) -> None
 
 def write_rows(spark: SparkSession, lake: Lake, table: str, rows: list[Row]) -> None:
     """Appends rows to a table, as one commit with one file."""
-    content = pa.Table.from_pylist(rows, lake.reader(spark).schema(table))
+    content = pa.Table.from_pylist(rows, lake.reader(spark).read_table_schema(table))
     one = to_spark_frame(spark, content).coalesce(1) if lake.storage.needs_spark else content
-    lake.storage.append(spark, table, one, Txn(f"test-{uuid4()}", 0))
+    lake.storage.append_rows(spark, table, one, Txn(f"test-{uuid4()}", 0))
 
 
 def rows_of(spark: SparkSession, lake: Lake, table: str, *conditions: Condition) -> list[Row]:
     """Returns a table's rows, or none if it does not exist. In folders it reads without Spark, which is faster."""
-    return list(lake.reader(spark).rows(table, *conditions))
+    return list(lake.reader(spark).read_rows(table, *conditions))
 
 
 def assert_silver_is_the_truth(
@@ -111,7 +111,7 @@ def assert_silver_is_the_truth(
 
 def comparable(spark: SparkSession, lake: Lake, table: str) -> pa.Table:
     """Returns a table without bookkeeping columns, with timestamps in milliseconds."""
-    found = lake.reader(spark).table(table)
+    found = lake.reader(spark).read_arrow_table(table)
     kept = found.drop_columns([name for name in found.column_names if name in _OWN])
     for place, field in enumerate(kept.schema):
         if pa.types.is_timestamp(field.type):

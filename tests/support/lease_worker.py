@@ -42,7 +42,7 @@ def register(spark: SparkSession, tables: dict[str, str]) -> None:
 def hold(spark: SparkSession, settings: Settings, stop: StopFlag) -> None:
     """Holds the claim on silver without running it."""
     storage = storage_of(settings)
-    with storage.claim(spark, SILVER, "runs silver"):
+    with storage.hold_claim(spark, SILVER, "runs silver"):
         while not stop.wait(0.1):
             storage.require_claims()
 

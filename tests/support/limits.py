@@ -10,7 +10,7 @@ import pytest
 
 from sessionlake.delta.catalog.storage import CatalogStorage
 from sessionlake.delta.home import FolderStorage
-from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.limits import DriverLimits
 
 FORCED: dict[str, dict[str, int]] = {
     "bronze.archive.members": {"_CHUNK": 1},
@@ -189,7 +189,7 @@ def force(patch: pytest.MonkeyPatch, above: int = 0) -> None:
             for user in {home.__name__: home, **{user.__name__: user for user in users}}.values():
                 patch.setattr(user, name, least + above)
     for storage in (FolderStorage, CatalogStorage):
-        patch.setattr(storage, "limits", replace(storage.limits, **{one.name: above for one in fields(Limits)}))
+        patch.setattr(storage, "limits", replace(storage.limits, **{one.name: above for one in fields(DriverLimits)}))
 
 
 def _loaded() -> list[object]:

@@ -96,7 +96,7 @@ class Aging:
         self.lake, self.come = Lake(self.settings), list[KafkaMessage]()
         self.moments: list[datetime] = []
         self.removed: dict[str, RemovalResult] = {}
-        self.lake.ensure(spark, [MESSAGES])
+        self.lake.prepare_tables(spark, [MESSAGES])
 
     def take_in(self, *, with_gold: bool = True) -> None:
         """Runs one more batch through all layers."""
@@ -114,7 +114,7 @@ class Aging:
             BRONZE, Txn("b", number), "kafka", now, offsets=(place,), outputs=(output,), messages=len(messages),
             applied=len(messages),
         )  # fmt: skip
-        self.lake.ensure(self.spark, ["ops.ledger"])
+        self.lake.prepare_tables(self.spark, ["ops.ledger"])
         Ledger(self.lake).write_entry(self.spark, entry)
         job.start(self.spark, self.settings, once=True).wait()
         TableMerger(self.spark, self.settings).catch_up()
@@ -141,12 +141,12 @@ class Aging:
 
     def offsets(self) -> list[int]:
         """Returns the offsets of the messages in bronze."""
-        return sorted(row["offset"] for row in self.reader.rows(MESSAGES, columns=["offset"]))
+        return sorted(row["offset"] for row in self.reader.read_rows(MESSAGES, columns=["offset"]))
 
     def points(self) -> dict[tuple[str, str, int], tuple[int, float]]:
         """Returns number and sum of gold's points, by session, row and minute."""
         found = {}
-        for row in self.reader.rows(METRICS_1M):
+        for row in self.reader.read_rows(METRICS_1M):
             minute = (round(row["window_start"].timestamp() * 1000) - START) // MINUTE
             found[row["session_id"], row["row_id"], minute] = row["points"], row["sum"]
         return found

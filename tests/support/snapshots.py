@@ -52,7 +52,9 @@ class Cutter:
         """Computes the snapshots of the batches from `start` up to but not including `end`."""
         cuts = self.cuts
         due = cuts.filter(pc.and_(pc.greater_equal(cuts["_batch"], start), pc.less(cuts["_batch"], end)))
-        kept = read_kept_cuts(Tables({CUTS: cuts, SNAPSHOT_INDEX: self.index}).table, ("_batch", operator.lt, start))
+        kept = read_kept_cuts(
+            Tables({CUTS: cuts, SNAPSHOT_INDEX: self.index}).read_arrow_table, ("_batch", operator.lt, start)
+        )
         last = select_last_cuts(kept.filter(has_session_in(kept, due)))
         weights = summarize_kept_tables(last, cuts.filter(pc.less(cuts["_batch"], start)))
         due = due.filter(select_cuts_of_kept_sessions(due, weights))

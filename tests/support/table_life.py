@@ -105,7 +105,7 @@ class Life:
 
     def append(self, count: int = 5) -> None:
         rows = self._new(count)
-        self.lake.append(self.spark, TABLE, self._table(rows), Txn("append", self._number))
+        self.lake.append_rows(self.spark, TABLE, self._table(rows), Txn("append", self._number))
         self.held |= {one["key"]: one for one in rows}
 
     def mark(self, *, on: bool) -> None:
@@ -130,7 +130,7 @@ class Life:
             del self.held[one["key"]]
 
     def compact(self) -> None:
-        assert self.lake.compact(self.spark, TABLE) is not None
+        assert self.lake.compact_table(self.spark, TABLE) is not None
 
     def add_column(self) -> None:
         DeltaTable(self.lake.path(TABLE)).alter.add_columns(Field(YOUNGER, PrimitiveType("string")))
@@ -144,7 +144,7 @@ class Life:
 
     def replace(self) -> None:
         rows = [one for one in self.held.values() if one["number"] % 2]
-        self.lake.replace(self.spark, TABLE, self._table(rows, YOUNGER), Txn("replace", self._number))
+        self.lake.replace_rows(self.spark, TABLE, self._table(rows, YOUNGER), Txn("replace", self._number))
         self.held = {one["key"]: one for one in rows}
 
     def purge_vectors(self) -> None:

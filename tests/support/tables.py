@@ -19,10 +19,10 @@ class Tables(TableReader):
     def exists(self, table: str) -> bool:
         return table in self.tables
 
-    def schema(self, table: str) -> pa.Schema:
+    def read_table_schema(self, table: str) -> pa.Schema:
         return self.tables[table].schema
 
-    def batches(
+    def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         if table not in self.tables:
@@ -35,7 +35,7 @@ class Tables(TableReader):
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, int]:
-        return self.table(table, *conditions, columns=columns), self.tables[table].num_rows
+        return self.read_arrow_table(table, *conditions, columns=columns), self.tables[table].num_rows
 
     def read_size(self, table: str) -> TableSize:
         return TableSize(0, self.tables[table].num_rows, 1, self.tables[table].nbytes)

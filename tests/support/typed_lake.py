@@ -141,7 +141,7 @@ class TypedLake:
         self.spark = spark
         self.settings = Settings(**location, capture=capture(), silver=silver, gold=gold, processors=processors)
         self.messages = messages(3, COUNT + PART, later_from=COUNT)
-        self.lake.ensure(spark, ["bronze.messages"])
+        self.lake.prepare_tables(spark, ["bronze.messages"])
         for first in range(0, COUNT, PART):
             self.arrive(first, first + PART)
 
@@ -167,9 +167,9 @@ class TypedLake:
     def write_rules_and_references(self) -> None:
         """Writes the rules, and a row of each reference table for each value in the rows of silver."""
         lake = Lake(self.settings, declared_gold_schemas(self.settings))
-        lake.ensure(self.spark, [RULES, *self.settings.gold.reference_tables])
+        lake.prepare_tables(self.spark, [RULES, *self.settings.gold.reference_tables])
         texts = [{"name": n, "text": text, "enabled": True, "updated_at": None} for n, text in RULE_TEXTS.items()]
-        schema = lake.reader(self.spark).schema(RULES)
+        schema = lake.reader(self.spark).read_table_schema(RULES)
         replace_rows(self.spark, lake, RULES, pa.Table.from_pylist(texts, schema))
         start, noon = datetime(2020, 1, 1, tzinfo=UTC), datetime.fromisoformat("2024-01-01T12:00:00.000001")
         none = {"valid_from": start, "valid_to": None}

@@ -229,9 +229,9 @@ def test_of_an_unknown_session_is_said_which_there_are_without_reading_all(
 ) -> None:
     tables, _, facts = scene(1, Integrity.STRICT)
     read: list[int] = []
-    rows = tables.rows
+    rows = tables.read_rows
     monkeypatch.setattr(
-        tables, "rows", lambda *given, **named: (read.append(1) or row for row in rows(*given, **named))
+        tables, "read_rows", lambda *given, **named: (read.append(1) or row for row in rows(*given, **named))
     )
     monkeypatch.setattr("sessionlake.history.asof._MAX_SEARCHED", 3)
     with pytest.raises(
@@ -271,14 +271,14 @@ def test_as_of_reads_one_table_no_more_changes_than_that_has_rows_and_one_interv
     messages, interval = StreamMaker(rnd, rnd.choice([LIGHT, WILD])).make(120), rnd.choice([3_000, 20_000])
     tables = lake(rnd, messages, capture, interval, lags=False)
     read: dict[str, list[Row]] = {}
-    batches = tables.batches
+    batches = tables.read_batches
 
     def noted(table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         for batch in batches(table, *conditions, columns=columns):
             read.setdefault(table, []).extend(plain(pa.Table.from_batches([batch])))
             yield batch
 
-    monkeypatch.setattr(tables, "batches", noted)
+    monkeypatch.setattr(tables, "read_batches", noted)
     changes = plain(tables.tables["silver.session_changes"])
     for *place, name in {tuple(row[name] for name in SESSION) for row in changes}:
         own = [m for m in messages if [m.topic, m.partition, m.key] == [*place, name.encode()]]

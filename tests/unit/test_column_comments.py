@@ -43,19 +43,21 @@ def rows(*pairs: tuple[int, int]) -> pa.Table:
 @pytest.mark.parametrize("comments", [COMMENTS, {}], ids=["with comments", "without"])
 def test_every_kind_of_commit_leaves_the_comments_as_they_are(tmp_path: Path, comments: dict[str, str]):
     lake = made(tmp_path, comments)
-    lake.append(None, TABLE, rows((1, 10), (2, 20)), Txn("app", 0))
-    lake.merge(None, TABLE, rows((2, 21), (3, 30)), Upsert(("key",), ("value",), pruned_by=("key",)), Txn("app", 1))
+    lake.append_rows(None, TABLE, rows((1, 10), (2, 20)), Txn("app", 0))
+    lake.merge_rows(
+        None, TABLE, rows((2, 21), (3, 30)), Upsert(("key",), ("value",), pruned_by=("key",)), Txn("app", 1)
+    )
     lake.set_property(None, TABLE, "sessionlake.note", "set")
-    found = lake.reader(None).table(TABLE).sort_by("key")
+    found = lake.reader(None).read_arrow_table(TABLE).sort_by("key")
     assert found.to_pylist() == rows((1, 10), (2, 21), (3, 30)).to_pylist()
-    lake.replace(None, TABLE, found, Txn("app", 2))  # rows as they were read
-    assert lake.reader(None).table(TABLE).num_rows == 3
+    lake.replace_rows(None, TABLE, found, Txn("app", 2))  # rows as they were read
+    assert lake.reader(None).read_arrow_table(TABLE).num_rows == 3
     assert comments_of(lake) == comments
 
 
 def test_files_of_rows_have_no_comments(tmp_path: Path):
     lake = made(tmp_path, COMMENTS)
-    lake.append(None, TABLE, rows((1, 10)), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows((1, 10)), Txn("app", 0))
     [file] = lake.path(TABLE).glob("*.parquet")
     assert b"What the row is about" not in file.read_bytes()
     assert pq.read_schema(file).field("key").metadata is None

@@ -126,7 +126,7 @@ def test_a_decision_is_withdrawn_and_made_anew_as_often_as_one_likes(settings):
         withdraw(settings)
         assert known(settings) == {}
     words = ["skip-message", "withdrawn", "isolate", "withdrawn", "skip-message", "withdrawn"]
-    rows = Lake(settings).reader().table(DECISIONS).sort_by("decided_at")
+    rows = Lake(settings).reader().read_arrow_table(DECISIONS).sort_by("decided_at")
     assert rows["decision"].to_pylist() == words
     assert rows["why"].to_pylist()[1] == "a mistake"
 

@@ -64,7 +64,7 @@ def columns_of(table: str) -> set[str]:
     if table in DEFINITIONS:
         return {*DEFINITIONS[table].columns}
     declared = [column.name for column in Settings().capture.declared]
-    names = [name for name, _ in TABLES[table].columns]
+    names = [name for name, _ in TABLES[table].column_types]
     return {*names, *(declared if DECLARED in names else ())}
 
 

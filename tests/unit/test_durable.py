@@ -91,20 +91,20 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderStorage:
     lake = FolderStorage(Settings(home=tmp_path / "home"))
     DeltaTable.create(lake.path(TABLE), SCHEMA, configuration={CHANGE_FEED: "true", CHECKPOINTS: "4"})
     for number in range(2):
-        lake.append(None, TABLE, rows(**{f"a{number}": 1, f"b{number}": 2}), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(**{f"a{number}": 1, f"b{number}": 2}), Txn("app", number))
     return lake
 
 
 COMMITS: dict[str, Callable[[FolderStorage], object]] = {
-    "append": lambda lake: lake.append(None, TABLE, rows(x=9), Txn("app", 9)),
-    "replacement": lambda lake: lake.replace(None, TABLE, rows(x=9), None),
+    "append": lambda lake: lake.append_rows(None, TABLE, rows(x=9), Txn("app", 9)),
+    "replacement": lambda lake: lake.replace_rows(None, TABLE, rows(x=9), None),
     "marks": lambda lake: lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true"),
     "merge": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a0=9, n=1, delete=False), UPSERT, "m", 1),
     "deletes": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a1=9, delete=True), UPSERT, "m", 2),
     "removal": lambda lake: folder_removal.remove_rows(
         lake.path(TABLE), ExpiredRows((), "value", pa.table({"limit": [1]}), {})
     ),
-    "compaction": lambda lake: lake.compact(NO_SPARK, TABLE),
+    "compaction": lambda lake: lake.compact_table(NO_SPARK, TABLE),
     "purge": lambda lake: lake.purge_vectors(TABLE),
 }
 TABLE_OF_STEPS = ["append", "marks", "merge", "deletes", "purge", "removal", "compaction", "replacement"]
@@ -171,7 +171,7 @@ def test_a_property_and_a_checkpoint_are_on_the_disk_when_they_are_answered_for(
     disk = Disk(monkeypatch, folder)
     lake.set_property(NO_SPARK, TABLE, "sessionlake.note", "one")
     for number in range(2, 6):
-        lake.append(None, TABLE, rows(**{f"c{number}": 1}), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(**{f"c{number}": 1}), Txn("app", number))
     assert [*(folder / "_delta_log").glob("*.checkpoint.parquet")]
     disk.cut(left, names=False)
     assert DeltaTable(left).metadata().configuration["sessionlake.note"] == "one"

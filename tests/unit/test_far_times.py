@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CUTS
-from sessionlake.delta.storage.far_times import FarTime, format_time, ms_to_time, time_to_micros, time_to_ms
+from sessionlake.delta.storage.far_times import OutOfRangeTime, format_time, ms_to_time, time_to_micros, time_to_ms
 from sessionlake.delta.storage.reading import Condition, is_in, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.values import to_rows, to_value, to_values
@@ -45,8 +45,8 @@ MS = [ms for ms, _ in TEXTS if abs(ms) <= MOST_MS] + [MOST_MS, -MOST_MS]
 def test_every_millisecond_has_a_text(ms: int, text: str) -> None:
     found = ms_to_time(ms)
     assert (format_time(ms), format_time(found), time_to_ms(found)) == (text, text, ms)
-    assert isinstance(found, FarTime) is ("ms since" in text)
-    assert f"{found:%Y}" == (text if isinstance(found, FarTime) else f"{found:%Y}")
+    assert isinstance(found, OutOfRangeTime) is ("ms since" in text)
+    assert f"{found:%Y}" == (text if isinstance(found, OutOfRangeTime) else f"{found:%Y}")
 
 
 def test_a_time_without_a_zone_is_in_utc() -> None:
@@ -70,7 +70,7 @@ def test_values_of_timestamps_in_any_unit(unit: str, zone: str | None) -> None:
     numbers = [int(ms * factor) for ms in MS if unit != "s" or ms % 1000 == 0] + [None]
     found = to_values(pa.array(numbers, pa.timestamp(unit, zone)))
     whole = [ms_to_time(int(n / factor) if unit == "s" else int(n // factor)) for n in numbers if n is not None]
-    expected = [at if zone or isinstance(at, FarTime) else at.replace(tzinfo=None) for at in whole]
+    expected = [at if zone or isinstance(at, OutOfRangeTime) else at.replace(tzinfo=None) for at in whole]
     assert (found[:-1], found[-1]) == (expected, None)
 
 
@@ -79,17 +79,17 @@ def nested() -> list[tuple[pa.DataType, list[Any], list[Any]]]:
     time, then = pa.timestamp("us", "UTC"), datetime.fromtimestamp(0, UTC).replace(microsecond=5)
     struct = pa.struct([("at", time), ("n", pa.int64())])
     return [
-        (pa.list_(time), [[far, None], None, [], [near]], [[FarTime(LAST_MS + 1), None], None, [], [then]]),
+        (pa.list_(time), [[far, None], None, [], [near]], [[OutOfRangeTime(LAST_MS + 1), None], None, [], [then]]),
         (
             struct,
             [{"at": far, "n": 1}, None, {"at": near, "n": None}],
-            [{"at": FarTime(LAST_MS + 1), "n": 1}, None, {"at": then, "n": None}],
+            [{"at": OutOfRangeTime(LAST_MS + 1), "n": 1}, None, {"at": then, "n": None}],
         ),
-        (pa.map_(pa.string(), time), [[("a", far)], None, []], [[("a", FarTime(LAST_MS + 1))], None, []]),
+        (pa.map_(pa.string(), time), [[("a", far)], None, []], [[("a", OutOfRangeTime(LAST_MS + 1))], None, []]),
         (
             pa.list_(struct),
             [[{"at": far, "n": 1}, None], []],
-            [[{"at": FarTime(LAST_MS + 1), "n": 1}, None], []],
+            [[{"at": OutOfRangeTime(LAST_MS + 1), "n": 1}, None], []],
         ),
     ]
 
@@ -106,8 +106,13 @@ def test_values_of_nested_times(kind: pa.DataType, given: list[Any], expected: l
 
 def test_values_of_days_and_single_values() -> None:
     days = pa.array([0, 10**7, -(10**7), None], pa.date32())
-    assert to_values(days) == [date(1970, 1, 1), FarTime(10**7 * 86_400_000), FarTime(-(10**7) * 86_400_000), None]
-    assert to_value(pa.scalar((LAST_MS + 1) * 1000, pa.timestamp("us", "UTC"))) == FarTime(LAST_MS + 1)
+    assert to_values(days) == [
+        date(1970, 1, 1),
+        OutOfRangeTime(10**7 * 86_400_000),
+        OutOfRangeTime(-(10**7) * 86_400_000),
+        None,
+    ]
+    assert to_value(pa.scalar((LAST_MS + 1) * 1000, pa.timestamp("us", "UTC"))) == OutOfRangeTime(LAST_MS + 1)
     assert to_value(pa.scalar(None, pa.timestamp("us", "UTC"))) is None
 
 
@@ -118,7 +123,7 @@ def shown(form: OutputFormat, *values: Any) -> str:
 
 
 def test_far_times_are_hinted_for_people_and_numbers_for_programs() -> None:
-    far = FarTime(LAST_MS + 1)
+    far = OutOfRangeTime(LAST_MS + 1)
     assert json.loads(shown(OutputFormat.JSON, far, [far], {"at": far})) == {
         "c0": LAST_MS + 1, "c1": [LAST_MS + 1], "c2": {"at": LAST_MS + 1},
     }  # fmt: skip
@@ -142,14 +147,14 @@ def lake(settings: Settings) -> Lake:
     write_deltalake(folder_of(found, CUTS), schema.empty_table())
     for number, part in enumerate((MS[::2], MS[1::2])):
         rows = pa.table([pa.array([ms * 1000 for ms in part], schema[0].type), pa.array(part)], schema=schema)
-        found.storage.append(None, CUTS, rows, Txn("test", number))
+        found.storage.append_rows(None, CUTS, rows, Txn("test", number))
     return found
 
 
 @pytest.mark.parametrize("compare", [eq, ge, le, lt])
 @pytest.mark.parametrize("ms", MS)
 def test_rows_are_found_by_any_time(lake: Lake, compare: Any, ms: int) -> None:
-    found = [*lake.reader().rows(CUTS, ("snapshot_at", compare, ms_to_time(ms)))]
+    found = [*lake.reader().read_rows(CUTS, ("snapshot_at", compare, ms_to_time(ms)))]
     assert sorted(row["position"] for row in found) == sorted(other for other in MS if compare(other, ms))
     assert all(time_to_ms(row["snapshot_at"]) == row["position"] for row in found)
 
@@ -157,8 +162,8 @@ def test_rows_are_found_by_any_time(lake: Lake, compare: Any, ms: int) -> None:
 def test_rows_are_found_by_several_times_and_keys_by_their_ends(lake: Lake) -> None:
     reader = lake.reader()
     times: Condition = ("snapshot_at", is_in, [ms_to_time(MS[0]), ms_to_time(MOST_MS), ms_to_time(-MOST_MS)])
-    assert sorted(row["position"] for row in reader.rows(CUTS, times)) == sorted([MS[0], MOST_MS, -MOST_MS])
+    assert sorted(row["position"] for row in reader.read_rows(CUTS, times)) == sorted([MS[0], MOST_MS, -MOST_MS])
     schema = pa.schema([("snapshot_at", pa.timestamp("us", "UTC"))])
     wanted = pa.table([pa.array([ms * 1000 for ms in MS], schema[0].type)], schema=schema)
-    assert len([*reader.rows(CUTS, *key_conditions(wanted, ["snapshot_at"], schema))]) == len(MS)
+    assert len([*reader.read_rows(CUTS, *key_conditions(wanted, ["snapshot_at"], schema))]) == len(MS)
     assert time_to_micros(ms_to_time(-MOST_MS)) == -MOST_MS * 1000

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.file_statistics import Statistics, corrected_stats, encode_json, parse_statistics
+from sessionlake.delta.folders.file_statistics import FileStatistics, corrected_stats, encode_json, parse_statistics
 from sessionlake.delta.folders.parquet import _adopt_spark_file
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.folders.table_files import list_live_files
@@ -71,12 +71,12 @@ def test_another_writer_s_merge_finds_rows_whose_keys_are_beyond_the_first_plane
     limit(monkeypatch, rewritten_rows=100 if how == "merged" else -1)
     lake = made(tmp_path)
     for number, key in enumerate(BEYOND):
-        lake.append(None, TABLE, rows(number, [key, key + "z"]), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(number, [key, key + "z"]), Txn("app", number))
     if how == "compacted":
-        assert lake.compact(NO_SPARK, TABLE) is not None
+        assert lake.compact_table(NO_SPARK, TABLE) is not None
     if how in ("marked", "merged"):
         for number, key in enumerate(BEYOND):
-            lake.merge(NO_SPARK, TABLE, rows(1, [key + "z"]), UPSERT, Txn("merge", number))
+            lake.merge_rows(NO_SPARK, TABLE, rows(1, [key + "z"]), UPSERT, Txn("merge", number))
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
     merge_by_another(lake.path(TABLE))
@@ -101,22 +101,22 @@ def test_maintenance_corrects_the_statistics_of_entries_that_an_earlier_version_
     limit(monkeypatch, rewritten_rows=-1)
     lake = made(tmp_path)
     for number, key in enumerate(BEYOND):
-        lake.append(None, TABLE, rows(number, [key, key + "z"]), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(number, [key, key + "z"]), Txn("app", number))
     if marked:
-        lake.merge(NO_SPARK, TABLE, rows(3), UPSERT, Txn("merge", 0))
+        lake.merge_rows(NO_SPARK, TABLE, rows(3), UPSERT, Txn("merge", 0))
     written_by_an_earlier_version(lake)
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
     before = list_live_files(DeltaTable(lake.path(TABLE)))
-    assert lake.compact(NO_SPARK, TABLE) is None
+    assert lake.compact_table(NO_SPARK, TABLE) is None
     delta = DeltaTable(lake.path(TABLE))
     after = list_live_files(delta)
-    assert {file.key for file in after} == {file.key for file in before}, "no row is written anew"
+    assert {file.log_key for file in after} == {file.log_key for file in before}, "no row is written anew"
     assert {file.add["modificationTime"] for file in after} == {file.add["modificationTime"] for file in before}
     assert [corrected_stats(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
     assert not lake.latest_commits(None, TABLE, 1)[0].changes_rows
     version = delta.version()
-    lake.compact(NO_SPARK, TABLE)
+    lake.compact_table(NO_SPARK, TABLE)
     assert DeltaTable(lake.path(TABLE)).version() == version, "once"
     merge_by_another(lake.path(TABLE))
 
@@ -124,9 +124,9 @@ def test_maintenance_corrects_the_statistics_of_entries_that_an_earlier_version_
 def test_entries_with_an_infinity_get_statistics_that_are_json(tmp_path: Path) -> None:
     schema = pa.schema([("key", pa.float64())])
     lake = made(tmp_path, schema)
-    lake.append(None, TABLE, pa.table({"key": [1.0]}, schema), Txn("app", 0))
+    lake.append_rows(None, TABLE, pa.table({"key": [1.0]}, schema), Txn("app", 0))
     written_by_an_earlier_version(lake, bounds={"key": math.inf})
-    lake.compact(NO_SPARK, TABLE)
+    lake.compact_table(NO_SPARK, TABLE)
     [file] = list_live_files(DeltaTable(lake.path(TABLE)))
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 1}
 
@@ -138,7 +138,7 @@ def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
 ) -> None:
     schema = pa.schema([("key", pa.float64())])
     lake = made(tmp_path, schema)
-    lake.append(None, TABLE, pa.table({"key": [1.0, 2.0]}, schema), Txn("app", 0))
+    lake.append_rows(None, TABLE, pa.table({"key": [1.0, 2.0]}, schema), Txn("app", 0))
     commit = lake.path(TABLE) / "_delta_log" / f"{1:020}.json"
     actions = [json.loads(line) for line in commit.read_text(encoding="utf-8").splitlines()]
     for add in (action["add"] for action in actions if "add" in action):
@@ -146,11 +146,11 @@ def test_entries_with_an_infinity_and_no_number_of_rows_get_that_of_the_file(
     commit.write_text("".join(json.dumps(action) + "\n" for action in actions), encoding="utf-8")
     if put_together:
         DeltaTable(lake.path(TABLE)).create_checkpoint()
-    assert lake.compact(NO_SPARK, TABLE) is None
+    assert lake.compact_table(NO_SPARK, TABLE) is None
     [file] = list_live_files(DeltaTable(lake.path(TABLE)))
     assert msgspec.json.decode(file.add["stats"]) == {"numRecords": 2}
     version = DeltaTable(lake.path(TABLE)).version()
-    lake.compact(NO_SPARK, TABLE)
+    lake.compact_table(NO_SPARK, TABLE)
     assert DeltaTable(lake.path(TABLE)).version() == version, "once"
 
 
@@ -197,7 +197,7 @@ def test_bounds_of_each_type_are_the_values_as_json(tmp_path: Path, kind: str, b
         assert file is not None
         told = parse_statistics(file.stats)
     else:
-        known = Statistics(["key"], made.schema)
+        known = FileStatistics(["key"], made.schema)
         for batch in made.to_batches(max_chunksize=1):
             known.add_batch(batch)
         told = parse_statistics(known.to_json())
@@ -212,13 +212,13 @@ def test_bounds_of_each_type_are_the_values_as_json(tmp_path: Path, kind: str, b
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("arrow", [pa.float32(), pa.float64()])
 def test_numbers_that_json_has_not_leave_a_file_without_bounds(odd: float, arrow: pa.DataType) -> None:
-    known = Statistics(["key"], pa.schema([("key", arrow)]))
+    known = FileStatistics(["key"], pa.schema([("key", arrow)]))
     known.add_batch(pa.record_batch({"key": pa.array([1.0, odd, None], arrow)}))
     assert msgspec.json.decode(known.to_json()) == {"numRecords": 3}
 
 
 def test_bytes_have_no_bounds_and_nulls_are_counted() -> None:
-    known = Statistics(["key"], pa.schema([("key", pa.binary())]))
+    known = FileStatistics(["key"], pa.schema([("key", pa.binary())]))
     known.add_batch(pa.record_batch({"key": pa.array([b"\xff", None], pa.binary())}))
     assert parse_statistics(known.to_json()) == {
         "numRecords": 2,
@@ -245,14 +245,14 @@ def test_keys_of_every_type_are_merged_and_found(
     schema = pa.schema([("key", arrow), ("value", pa.int64())])
     lake = made(tmp_path, schema)
     for number, value in enumerate(values):
-        lake.append(None, TABLE, pa.table({"key": [value], "value": [number]}, schema), Txn("app", number))
+        lake.append_rows(None, TABLE, pa.table({"key": [value], "value": [number]}, schema), Txn("app", number))
     new = pa.table({"key": values, "value": [9] * len(values)}, schema)
-    lake.merge(NO_SPARK, TABLE, new, UPSERT, Txn("merge", 0))
+    lake.merge_rows(NO_SPARK, TABLE, new, UPSERT, Txn("merge", 0))
     held = pa.table(DeltaTable(lake.path(TABLE)).scan()).cast(schema).to_pylist()
     assert sorted(held, key=str) == sorted(new.to_pylist(), key=str)
     if kind != "binary":
         for value in values:
-            found = FolderReader(lake.path).rows(TABLE, ("key", eq, value))
+            found = FolderReader(lake.path).read_rows(TABLE, ("key", eq, value))
             assert [row["value"] for row in found] == [9]
 
 

@@ -32,7 +32,7 @@ def made(folder: Path, **properties: str) -> FolderStorage:
 @pytest.mark.parametrize("properties", [{}, {APPEND_ONLY: "true", DELETION_VECTORS: "true"}])
 def test_a_table_that_is_merged_into_is_appended_to_in_its_turn(tmp_path: Path, properties: dict[str, str]) -> None:
     lake = made(tmp_path, **properties)
-    thread = threading.Thread(target=lake.append, args=(None, TABLE, ROW, Txn("app", 0)))
+    thread = threading.Thread(target=lake.append_rows, args=(None, TABLE, ROW, Txn("app", 0)))
     with lake.commit_lock(TABLE):
         thread.start()
         thread.join(0.5)
@@ -45,7 +45,7 @@ def test_a_table_that_is_merged_into_is_appended_to_in_its_turn(tmp_path: Path, 
 def test_one_that_is_only_appended_to_does_not_wait_while_it_is_put_together(tmp_path: Path) -> None:
     lake = made(tmp_path, **{APPEND_ONLY: "true"})
     with lake.commit_lock(TABLE):
-        lake.append(None, TABLE, ROW, Txn("app", 0))
+        lake.append_rows(None, TABLE, ROW, Txn("app", 0))
     assert DeltaTable(lake.path(TABLE)).version() == 1
 
 
@@ -62,7 +62,7 @@ def test_an_append_that_meets_a_removal_is_committed_behind_it(tmp_path: Path, m
     place = TableLocation(folder, TABLE, lake.commit_lock)
     with stage_files(place, pa.table({"value": [2]}), DeltaTable(folder)) as staged:
         for _ in range(2):
-            staged.commit(Txn("app", 0))
+            staged.commit_rows(Txn("app", 0))
     assert pa.table(DeltaTable(folder).scan())["value"].to_pylist() == [2]
     assert DeltaTable(folder).version() == 2
 
@@ -70,7 +70,7 @@ def test_an_append_that_meets_a_removal_is_committed_behind_it(tmp_path: Path, m
 def test_rows_with_a_column_that_the_table_has_not_are_refused(tmp_path: Path) -> None:
     lake = made(tmp_path)
     with pytest.raises(LakeError, match="columns that the table lacks: other"):
-        lake.append(None, TABLE, pa.table({"value": [1], "other": [2]}), Txn("app", 0))
+        lake.append_rows(None, TABLE, pa.table({"value": [1], "other": [2]}), Txn("app", 0))
     assert len([*lake.path(TABLE).glob("*.parquet")]) == 1
 
 
@@ -79,7 +79,7 @@ def test_many_who_append_at_once_are_all_there(tmp_path: Path) -> None:
 
     def append(app: int) -> None:
         for number in range(10):
-            lake.append(None, TABLE, pa.table({"value": [100 * app + number]}), Txn(f"app-{app}", number))
+            lake.append_rows(None, TABLE, pa.table({"value": [100 * app + number]}), Txn(f"app-{app}", number))
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(append, range(1, 9)))

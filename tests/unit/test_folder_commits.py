@@ -80,9 +80,9 @@ def staged(lake: FolderStorage) -> StagedFiles:
 def add_files(lake: FolderStorage) -> None:
     files = staged(lake)
     try:
-        files.commit(Txn("app", 0))
+        files.commit_rows(Txn("app", 0))
     finally:
-        files.discard()
+        files.discard_files()
 
 
 def remove(lake: FolderStorage) -> None:
@@ -90,7 +90,7 @@ def remove(lake: FolderStorage) -> None:
 
 
 def compact(lake: FolderStorage) -> None:
-    lake.compact(NO_SPARK, TABLE)
+    lake.compact_table(NO_SPARK, TABLE)
 
 
 def mark(lake: FolderStorage) -> None:
@@ -101,9 +101,9 @@ def mark(lake: FolderStorage) -> None:
 
 
 COMMITS: dict[str, Callable[[FolderStorage], Any]] = {
-    "rows": lambda lake: lake.append(None, TABLE, ROWS, Txn("app", 0)),
+    "rows": lambda lake: lake.append_rows(None, TABLE, ROWS, Txn("app", 0)),
     "files": add_files,
-    "replacement": lambda lake: lake.replace(None, TABLE, ROWS, None),
+    "replacement": lambda lake: lake.replace_rows(None, TABLE, ROWS, None),
     "property": lambda lake: lake.set_property(NO_SPARK, TABLE, "delta.appendOnly", "false"),
     "merge": lambda lake: merge_by_marking(DeltaTable(lake.path(TABLE)), ROWS, UPSERT, "app", 0, uses_vectors=False),
     "marks": mark,
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_no_commit_and_is_made_behind_
     assert DeltaTable(lake.path(TABLE)).version() == version
     assert lake.find_lost_files(None, TABLE) == []
     blocked.rmdir()
-    lake.append(None, TABLE, ROWS, Txn("next", 0))
+    lake.append_rows(None, TABLE, ROWS, Txn("next", 0))
     assert json.loads((log / "_last_checkpoint").read_bytes())["version"] == version + 1
 
 
@@ -132,7 +132,7 @@ def test_a_commit_of_which_the_checksum_alone_is_seen_is_waited_for(lake: Folder
     """The log is no list that is read at once: what comes meanwhile may be seen in part."""
     folder = lake.path(TABLE)
     add_files(lake)  # behind which the log is put together
-    staged(lake).commit(Txn("app", 1))
+    staged(lake).commit_rows(Txn("app", 1))
     commit, unseen = folder / "_delta_log" / f"{50:020}.json", folder / "unseen"
     assert commit.with_suffix(".crc").is_file()
     commit.rename(unseen)
@@ -143,13 +143,13 @@ def test_a_commit_of_which_the_checksum_alone_is_seen_is_waited_for(lake: Folder
         assert open_table(folder).version() == 50
     commit.rename(unseen)
     with pytest.raises(LakeError, match="cannot be read by delta-rs"):
-        list(lake.reader(NO_SPARK).batches(TABLE))
+        list(lake.reader(NO_SPARK).read_batches(TABLE))
 
 
 def test_the_log_is_put_together_at_each_interval(lake: FolderStorage) -> None:
     log = lake.path(TABLE) / "_delta_log"
     for number in range(100):
-        lake.append(None, TABLE, ROWS, Txn("app", number))
+        lake.append_rows(None, TABLE, ROWS, Txn("app", number))
     found = sorted(int(file.name.partition(".")[0]) for file in log.glob("*.checkpoint.parquet"))
     assert found == [49, 99]
 
@@ -174,13 +174,13 @@ def test_files_of_a_commit_that_fails_are_removed_unless_it_is_there_all_the_sam
     lake: FolderStorage, monkeypatch: pytest.MonkeyPatch, commit: str, is_there: bool
 ) -> None:
     folder = lake.path(TABLE)
-    before = {file.path.name for file in list_live_files(DeltaTable(folder))}
+    before = {file.full_path.name for file in list_live_files(DeltaTable(folder))}
     failing_commit(monkeypatch, first=lambda _: None, is_there=is_there)
     with pytest.raises(OSError, match="does not answer"):
         COMMITS[commit](lake)
     assert lake.find_lost_files(None, TABLE) == []
     added = {file.name for file in folder.glob("*.parquet")} - before
-    assert added == {file.path.name for file in list_live_files(DeltaTable(folder))} - before
+    assert added == {file.full_path.name for file in list_live_files(DeltaTable(folder))} - before
     assert bool(added) == is_there
 
 
@@ -188,7 +188,7 @@ def test_files_of_a_commit_that_was_merged_with_others_since_stay(
     lake: FolderStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An earlier version names them, which readers may be at."""
-    failing_commit(monkeypatch, first=lambda _: folder_upkeep.compact(NO_SPARK, lake.path(TABLE)), is_there=True)
+    failing_commit(monkeypatch, first=lambda _: folder_upkeep.compact_folder(NO_SPARK, lake.path(TABLE)), is_there=True)
     with pytest.raises(OSError, match="does not answer"):
         add_files(lake)
     assert len(list_live_files(DeltaTable(lake.path(TABLE)))) == 1
@@ -201,13 +201,13 @@ def test_files_stay_where_the_log_does_not_tell_whose_they_are(
     files = staged(lake)
     failing_commit(monkeypatch, first=lambda entry: shutil.rmtree(entry.parent), is_there=False)
     with pytest.raises(OSError, match=r"does not answer|No such file"):
-        files.commit(Txn("app", 0))
-    files.discard()
+        files.commit_rows(Txn("app", 0))
+    files.discard_files()
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES + 1
 
 
 def test_files_that_were_never_to_be_committed_are_removed(lake: FolderStorage) -> None:
-    staged(lake).discard()
+    staged(lake).discard_files()
     assert len([*lake.path(TABLE).glob("*.parquet")]) == FILES
 
 

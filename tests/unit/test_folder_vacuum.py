@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import RETENTION, interval_text
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import HistoryToKeep, Vacuumed
+from sessionlake.delta.storage.upkeep import HistoryToKeep, VacuumResult
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import Settings
@@ -33,7 +33,7 @@ def lake(tmp_path: Path) -> FolderStorage:
     found = FolderStorage(Settings(home=tmp_path))
     write_deltalake(found.path(TABLE), rows(0), configuration={RETENTION: interval_text(KEEP)})
     for n in (1, 2):
-        found.append(None, TABLE, rows(n), Txn("app", n))
+        found.append_rows(None, TABLE, rows(n), Txn("app", n))
     return found
 
 
@@ -65,17 +65,17 @@ def test_what_a_reader_which_rests_has_yet_to_read_stays_though_the_log_has_forg
 ) -> None:
     folder = lake.path(TABLE)
     pass_by(folder, hours=100)
-    lake.append(None, TABLE, rows(3), Txn("app", 3))  # with which the reader goes on
-    lake.replace(None, TABLE, rows(4), None)
+    lake.append_rows(None, TABLE, rows(3), Txn("app", 3))  # with which the reader goes on
+    lake.replace_rows(None, TABLE, rows(4), None)
     pass_by(folder, hours=7)
     if put_together:
         DeltaTable(folder).create_checkpoint()
-    lake.append(None, TABLE, rows(5), Txn("app", 5))
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
+    lake.append_rows(None, TABLE, rows(5), Txn("app", 5))
+    assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
     assert sorted(pa.table(DeltaTable(folder, version=3).scan())["value"].to_pylist()) == [0, 1, 2, 3]
     pass_by(folder, hours=7)
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=5)).files == 4
+    assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=3)).files == 0
+    assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP, first_unread=5)).files == 4
     assert (files(folder), len(lake.find_lost_files(None, TABLE))) == (2, 0)
 
 
@@ -106,10 +106,10 @@ def test_what_killed_processes_had_begun_to_write_goes_with_what_is_as_old(lake:
     log = [file.name for file in (folder / "_delta_log").iterdir()]
     kill(folder)
     pass_by(folder, hours=5)
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP)).files == 0
+    assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP)).files == 0
     assert begun(folder) == [*UNNAMED]
     pass_by(folder, hours=2)
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP)) == Vacuumed(len(UNNAMED), 5 * len(UNNAMED))
+    assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP)) == VacuumResult(len(UNNAMED), 5 * len(UNNAMED))
     assert begun(folder) == []
     assert {*log} <= {file.name for file in (folder / "_delta_log").iterdir()}
     assert (files(folder), lake.find_lost_files(None, TABLE)) == (3, [])
@@ -129,8 +129,8 @@ def test_what_killed_processes_had_begun_to_write_goes_at_once_with_a_tables_his
 def purged(lake: FolderStorage, monkeypatch: pytest.MonkeyPatch) -> tuple[FolderStorage, int]:
     """A table whose vectors were purged long after they were written, and its last version with a vector."""
     limit(monkeypatch, rewritten_rows=-1)
-    lake.append(None, TABLE, pa.table({"value": [3, 4]}), Txn("app", 3))
-    lake.merge(NO_SPARK, TABLE, rows(3).append_column(DELETE, [[True]]), DELETES, Txn("merge", 0))
+    lake.append_rows(None, TABLE, pa.table({"value": [3, 4]}), Txn("app", 3))
+    lake.merge_rows(NO_SPARK, TABLE, rows(3).append_column(DELETE, [[True]]), DELETES, Txn("merge", 0))
     version = DeltaTable(lake.path(TABLE)).version()
     pass_by(lake.path(TABLE), hours=100)
     assert lake.purge_vectors(TABLE) == 1
@@ -154,17 +154,17 @@ def vectors(folder: Path) -> int:
 def test_vectors_count_from_the_commit_that_purged_them(purged: tuple[FolderStorage, int], follows: bool) -> None:
     lake, version = purged
     folder, since = lake.path(TABLE), version if follows else None
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, since)).files == 0
+    assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP, since)).files == 0
     assert values(folder, version) == [0, 1, 2, 4]
     pass_by(folder, hours=5)
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP, since)).files == 0
+    assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP, since)).files == 0
     assert values(folder, version) == [0, 1, 2, 4]
 
 
 def test_vectors_that_were_purged_go_with_their_file(purged: tuple[FolderStorage, int]) -> None:
     lake, version = purged
     pass_by(lake.path(TABLE), hours=7)
-    assert lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(KEEP)).files == 2
+    assert lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(KEEP)).files == 2
     assert (vectors(lake.path(TABLE)), lake.find_lost_files(None, TABLE)) == (0, [])
     assert values(lake.path(TABLE), version + 1) == [0, 1, 2, 4]
 
@@ -175,13 +175,13 @@ def test_vectors_stay_as_long_as_their_file_though_the_log_no_longer_has_the_com
     lake, version = purged
     folder, kept = lake.path(TABLE), HistoryToKeep(KEEP, log_span=timedelta(hours=1))
     read = DeltaTable(folder, version=version)  # by a query that takes hours
-    lake.vacuum(NO_SPARK, TABLE, kept)
+    lake.vacuum_table(NO_SPARK, TABLE, kept)
     pass_by(folder, hours=2)
-    lake.append(None, TABLE, rows(5), Txn("app", 5))
+    lake.append_rows(None, TABLE, rows(5), Txn("app", 5))
     DeltaTable(folder).create_checkpoint()
     pass_by(folder, hours=2)
     for _ in range(2):
-        lake.vacuum(NO_SPARK, TABLE, kept)
+        lake.vacuum_table(NO_SPARK, TABLE, kept)
     assert not (folder / "_delta_log" / f"{version + 1:020}.json").exists()
     assert sorted(pa.table(read.scan())["value"].to_pylist()) == [0, 1, 2, 4]
 

@@ -12,7 +12,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from sessionlake.delta.catalog import leases
-from sessionlake.delta.catalog.leases import LENGTH, Claim, Lease, Moment, hold_lease, read_token, require_leases
+from sessionlake.delta.catalog.leases import (
+    LENGTH,
+    ClockReading,
+    HeldLease,
+    LeaseRow,
+    hold_lease,
+    read_token,
+    require_leases,
+)
 from sessionlake.errors import ClaimedError
 from sessionlake.settings.model import Settings
 
@@ -23,14 +31,14 @@ class Clock:
     """Two clocks of one machine, moved by hand."""
 
     def __init__(self) -> None:
-        self.moment = Moment(datetime(2026, 1, 1, 12, tzinfo=UTC), 1000.0)
+        self.moment = ClockReading(datetime(2026, 1, 1, 12, tzinfo=UTC), 1000.0)
 
-    def __call__(self) -> Moment:
+    def __call__(self) -> ClockReading:
         return self.moment
 
     def go_on(self, by: timedelta, *, wall: timedelta | None = None) -> None:
         moved = by if wall is None else wall
-        self.moment = Moment(self.moment.wall_time + moved, self.moment.monotonic_seconds + by.total_seconds())
+        self.moment = ClockReading(self.moment.wall_time + moved, self.moment.monotonic_seconds + by.total_seconds())
 
 
 class Table:
@@ -43,17 +51,17 @@ class Table:
     identifier = "a.test"
 
     def __init__(self) -> None:
-        self.rows: dict[str, Lease] = {}
+        self.rows: dict[str, LeaseRow] = {}
         self.reads = self.writes = 0
         self.before_write: Callable[[], None] = lambda: None
         self.after_write: Callable[[], None] = lambda: None
         self.in_the_way = False
 
-    def read(self, name: str) -> Lease | None:
+    def read_lease(self, name: str) -> LeaseRow | None:
         self.reads += 1
         return self.rows.get(name)
 
-    def write(self, lease: Lease) -> bool:
+    def write_lease(self, lease: LeaseRow) -> bool:
         self.writes += 1
         interposed, self.before_write = self.before_write, lambda: None
         interposed()
@@ -72,8 +80,8 @@ class Place:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.table, self.clock = settings, Table(), Clock()
 
-    def claim(self, doing: str = "runs silver") -> Claim:
-        return Claim(self.settings, self.table, "silver", doing, self.clock)
+    def claim(self, doing: str = "runs silver") -> HeldLease:
+        return HeldLease(self.settings, self.table, "silver", doing, self.clock)
 
 
 @pytest.fixture
@@ -91,17 +99,17 @@ def test_the_second_is_told_who_has_it_what_it_does_since_when_and_until_when(pl
 
 def test_what_was_given_back_is_there_for_the_next_at_once_and_nobody_is_told_of_a_takeover(place, caplog):
     first = place.claim()
-    first.release()
+    first.release_lease()
     second = place.claim()
     second.require_held()
-    assert second.token == first.token + 1
+    assert second.fencing_token == first.fencing_token + 1
     assert caplog.text == ""
 
 
 def test_what_is_given_back_while_another_row_is_changed_is_given_back(place):
     holder = place.claim()
     place.table.in_the_way = True
-    holder.release()
+    holder.release_lease()
     place.claim()
 
 
@@ -113,15 +121,15 @@ def test_what_is_given_back_behind_a_renewal_whose_answer_was_lost_is_given_back
 
     place.table.after_write = lose
     with pytest.raises(OSError, match="does not answer"):
-        holder.renew()
-    holder.release()
+        holder.renew_lease()
+    holder.release_lease()
     place.claim()
 
 
 def test_giving_back_asks_nobody(place):
     holder = place.claim()
     asked = place.table.reads
-    holder.release()
+    holder.release_lease()
     assert place.table.reads == asked
 
 
@@ -135,21 +143,21 @@ def test_a_lease_is_taken_over_at_its_end_and_not_before_and_it_is_said_from_who
         holder = place.claim()
     assert "silver: taken over from a process that runs silver" in caplog.text
     assert (former.took_over, holder.took_over) == (False, True)
-    holder.release()
+    holder.release_lease()
     assert not place.claim().took_over
 
 
 def test_a_renewed_lease_lasts_from_its_renewal(place):
     holder = place.claim()
     place.clock.go_on(LENGTH - SECOND)
-    holder.renew()
+    holder.renew_lease()
     place.clock.go_on(LENGTH - SECOND)
     with pytest.raises(ClaimedError):
         place.claim()
 
 
 def test_of_two_that_find_it_free_at_once_one_has_it_and_the_other_is_told_who(place):
-    won: list[Claim] = []
+    won: list[HeldLease] = []
     place.table.before_write = lambda: won.append(place.claim("rebuilds silver"))
     with pytest.raises(ClaimedError, match="another process rebuilds silver"):
         place.claim()
@@ -198,7 +206,7 @@ def test_one_that_stood_still_is_told_who_has_it_and_never_writes_again_though_t
     for _ in range(2):
         with pytest.raises(ClaimedError, match=r"silver: .* before .* another process rebuilds silver now \(.*process"):
             stopped.require_held()
-    other.release()
+    other.release_lease()
     with pytest.raises(ClaimedError):
         stopped.require_held()
 
@@ -209,7 +217,7 @@ def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
     other = place.claim()
     with pytest.raises(ClaimedError):
         stopped.require_held()
-    stopped.release()
+    stopped.release_lease()
     with pytest.raises(ClaimedError):
         place.claim()
     other.require_held()
@@ -218,7 +226,7 @@ def test_one_that_stood_still_does_not_give_back_what_is_another_s_now(place):
 def test_one_whose_lease_was_had_and_given_back_meanwhile_is_told_so(place):
     stopped = place.claim()
     place.clock.go_on(LENGTH)
-    place.claim().release()
+    place.claim().release_lease()
     with pytest.raises(ClaimedError, match="another process has had it since"):
         stopped.require_held()
 

@@ -70,16 +70,16 @@ def commit_marking_merge(lake: FolderStorage, number: int, table: pa.Table) -> N
 
 
 def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_stays(lake: FolderStorage) -> None:
-    lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     commit_marking_merge(lake, 1, rows(a=3))
     former = list_live_files(DeltaTable(lake.path(TABLE)))
-    lake.append(None, TABLE, rows(c=4), Txn("app", 1))
-    staged(lake, rows(d=5), rows(e=6)).replace(former, Txn("anew", 7), "why")
+    lake.append_rows(None, TABLE, rows(c=4), Txn("app", 1))
+    staged(lake, rows(d=5), rows(e=6)).replace_files(former, Txn("anew", 7), "why")
     assert held(lake) == {"c": 4, "d": 5, "e": 6}
     version = DeltaTable(lake.path(TABLE)).version()
     again = staged(lake, rows(f=7))
-    again.replace(former, Txn("anew", 7))
-    again.discard()
+    again.replace_files(former, Txn("anew", 7))
+    again.discard_files()
     assert (held(lake), DeltaTable(lake.path(TABLE)).version()) == ({"c": 4, "d": 5, "e": 6}, version)
     assert lake.last_commit(NO_SPARK, TABLE).rows == 2
     told = {name: value for action in actions(lake) for name, value in action.items()}
@@ -91,28 +91,28 @@ def test_files_take_the_place_of_others_once_and_what_was_appended_behind_those_
 
 
 def test_files_do_not_take_the_place_of_one_that_is_gone_meanwhile(lake: FolderStorage) -> None:
-    lake.append(None, TABLE, rows(a=1), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1), Txn("app", 0))
     former = list_live_files(DeltaTable(lake.path(TABLE)))
-    staged(lake, rows(b=2)).replace(former, Txn("one", 0))
+    staged(lake, rows(b=2)).replace_files(former, Txn("one", 0))
     late = staged(lake, rows(c=3))
     with pytest.raises(LakeError, match="have replaced its rows"):
-        late.replace(former, Txn("other", 0))
-    late.discard()
+        late.replace_files(former, Txn("other", 0))
+    late.discard_files()
     assert held(lake) == {"b": 2}
     assert len([*lake.path(TABLE).glob("*.parquet")]) == 2
 
 
 def test_a_table_is_emptied_once(lake: FolderStorage) -> None:
-    lake.append(None, TABLE, rows(a=1), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1), Txn("app", 0))
     lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0))
     assert held(lake) == {}
-    lake.append(None, TABLE, rows(b=2), Txn("app", 1))
+    lake.append_rows(None, TABLE, rows(b=2), Txn("app", 1))
     lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0))
     assert held(lake) == {"b": 2}
 
 
 def test_rows_are_marked_without_another_feature_that_readers_must_know(lake: FolderStorage) -> None:
-    lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     before = DeltaTable(lake.path(TABLE)).metadata()
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
     delta = DeltaTable(lake.path(TABLE))
@@ -140,16 +140,16 @@ def assert_noted(lake: FolderStorage) -> None:
 
 def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) -> None:
     steps = [
-        lambda: lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0)),
-        lambda: staged(lake, rows(c=3)).commit(Txn("app", 1)),
+        lambda: lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0)),
+        lambda: staged(lake, rows(c=3)).commit_rows(Txn("app", 1)),
         lambda: merge_by_marking(DeltaTable(lake.path(TABLE)), rows(a=4), UPSERT, "anew", 1, uses_vectors=False),
         lambda: lake.set_property(NO_SPARK, TABLE, APPEND_ONLY, "false"),
         lambda: lake.remove_rows(NO_SPARK, TABLE, ExpiredRows((), "value", pa.table({"limit": [2]}), {})),
-        lambda: lake.append(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
+        lambda: lake.append_rows(None, TABLE, rows(e=5, f=6), Txn("app", 2)),
         lambda: commit_marking_merge(lake, 1, rows(e=7, g=8)),
         lambda: commit_marking_merge(lake, 2, rows(e=9, f=10)),
-        lambda: staged(lake, rows(h=11)).replace(list_live_files(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
-        lambda: lake.replace(None, TABLE, rows(i=12), None),
+        lambda: staged(lake, rows(h=11)).replace_files(list_live_files(DeltaTable(lake.path(TABLE))), Txn("anew", 1)),
+        lambda: lake.replace_rows(None, TABLE, rows(i=12), None),
         lambda: lake.delete_all_rows(NO_SPARK, TABLE, Txn("none", 0)),
     ]
     for step in steps:
@@ -159,31 +159,31 @@ def test_every_version_has_its_checksum_whoever_commits_it(lake: FolderStorage) 
 
 def test_a_file_whose_statistics_are_corrected_is_counted_once(lake: FolderStorage) -> None:
     for number in range(3):
-        lake.append(None, TABLE, rows(a=number), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(a=number), Txn("app", number))
     newest = max((lake.path(TABLE) / "_delta_log").glob("*.json"))
     newest.write_text(
         newest.read_text().replace('"numRecords\\":1', '"numRecords\\":1,\\"note\\":\\"\\\\ud83d\\\\ude00\\"')
     )
-    lake.compact(NO_SPARK, TABLE)
+    lake.compact_table(NO_SPARK, TABLE)
     assert lake.latest_commits(None, TABLE, 1)[0].operation == "COMPUTE STATISTICS"
     assert_noted(lake)
 
 
 def test_a_commit_that_lacks_its_checksum_is_made_up_for_behind_the_next(lake: FolderStorage) -> None:
     for number in range(3):
-        lake.append(None, TABLE, rows(a=number), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(a=number), Txn("app", number))
     log = lake.path(TABLE) / "_delta_log"
     for number in (2, 3):
         (log / f"{number:020}.crc").unlink()
-    lake.append(None, TABLE, rows(b=1), Txn("app", 3))
+    lake.append_rows(None, TABLE, rows(b=1), Txn("app", 3))
     assert_noted(lake)
 
 
 def test_where_it_cannot_be_known_there_is_no_checksum_and_the_commit_is_there(lake: FolderStorage) -> None:
-    lake.append(None, TABLE, rows(a=1), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1), Txn("app", 0))
     log = lake.path(TABLE) / "_delta_log"
     (log / f"{1:020}.crc").write_text("{")  # as a power cut leaves it
-    lake.append(None, TABLE, rows(b=1), Txn("app", 1))
+    lake.append_rows(None, TABLE, rows(b=1), Txn("app", 1))
     assert_noted(lake)
     DeltaTable(lake.path(TABLE)).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
     finish_commit(DeltaTable(lake.path(TABLE)), 3)
@@ -193,7 +193,7 @@ def test_where_it_cannot_be_known_there_is_no_checksum_and_the_commit_is_there(l
 
 def test_no_more_than_a_few_checksums_stand_beside_the_log(lake: FolderStorage) -> None:
     for number in range(25):
-        lake.append(None, TABLE, rows(a=number), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(a=number), Txn("app", number))
     assert_noted(lake)
     assert sorted(int(file.stem) for file in lake.path(TABLE).glob("_delta_log/*.crc")) == [*range(16, 26)]
 
@@ -203,7 +203,7 @@ def test_checksums_hold_characters_beyond_the_first_plane_unescaped(tmp_path: Pa
     lake, name = FolderStorage(Settings(home=tmp_path)), "\U00020bb7"
     schema = pa.schema([(name, pa.string())])
     DeltaTable.create(lake.path(TABLE), schema)
-    lake.append(None, TABLE, pa.table({name: ["a"]}, schema), Txn("app", 0))
+    lake.append_rows(None, TABLE, pa.table({name: ["a"]}, schema), Txn("app", 0))
     checksum = lake.path(TABLE) / "_delta_log" / f"{1:020}.crc"
     assert name in checksum.read_text(encoding="utf-8")
     assert_noted(lake)

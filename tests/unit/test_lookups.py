@@ -44,7 +44,7 @@ class Asking:
         self.settings = LookupSettings.model_validate({"python": "any:ANY", "retry_after": "1 minute", **further})
         self.write(OWNERS.table_name, OWNERS.arrow_schema().empty_table())
         self.write(TABLE.table_name, self.rows([], 0))
-        self.write(LOOKUP_FAILURES, schema_of(TABLES[LOOKUP_FAILURES].columns).empty_table())
+        self.write(LOOKUP_FAILURES, schema_of(TABLES[LOOKUP_FAILURES].column_types).empty_table())
         self.begin()
 
     def begin(self) -> None:
@@ -77,10 +77,10 @@ class Asking:
         raise AssertionError(f"asked without end: {self.asked}")
 
     def owners(self) -> dict[str, str]:
-        return {row["device"]: row["owner"] for row in self.lake.reader().rows(OWNERS.table_name)}
+        return {row["device"]: row["owner"] for row in self.lake.reader().read_rows(OWNERS.table_name)}
 
     def failures(self) -> dict[str, tuple[str, int]]:
-        rows = self.lake.reader().rows(LOOKUP_FAILURES)
+        rows = self.lake.reader().read_rows(LOOKUP_FAILURES)
         return {json.loads(row["key"])[0]: (row["error"], row["attempts"]) for row in rows}
 
 
@@ -186,7 +186,7 @@ def test_a_lookup_in_python_may_answer_with_datetimes(asking: Asking):
     asking.answer = lambda device: [{"device": device, "owner": "x", "since": NOW, "valid_from": NOW}]
     asking.add("a", 0)
     asking.run()
-    (row,) = asking.lake.reader().rows(OWNERS.table_name)
+    (row,) = asking.lake.reader().read_rows(OWNERS.table_name)
     assert (row["since"], row["valid_from"]) == (NOW, NOW)
 
 

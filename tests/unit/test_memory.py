@@ -28,9 +28,9 @@ class Asked(Tables):
         memory.note_exists(table)
         return super().exists(table)
 
-    def table(self, table: str, *conditions: Condition, **more: Any) -> pa.Table:
+    def read_arrow_table(self, table: str, *conditions: Condition, **more: Any) -> pa.Table:
         self.questions += 1
-        found = super().table(table, *conditions, **more)
+        found = super().read_arrow_table(table, *conditions, **more)
         self.beside()
         return found
 
@@ -50,10 +50,10 @@ def test_rows_are_read_once_in_a_block_and_again_behind_a_commit():
     asked = Asked()
     reader = CachingReader(asked, str, lambda _: False)
     with memory.cache_tables():
-        assert [reader.count(LEDGER) for _ in range(3)] == [1, 1, 1]
+        assert [reader.count_rows(LEDGER) for _ in range(3)] == [1, 1, 1]
         assert asked.questions == 1
         in_another_thread(lambda: commit(asked))
-        assert [reader.count(LEDGER) for _ in range(2)] == [2, 2]
+        assert [reader.count_rows(LEDGER) for _ in range(2)] == [2, 2]
         assert asked.questions == 2
 
 
@@ -67,9 +67,9 @@ def test_a_block_of_another_thread_that_ends_takes_nothing_from_this_one():
 
     with memory.cache_tables():
         in_another_thread(other)  # it remembers as little as this one
-        assert reader.count(LEDGER) == 1
+        assert reader.count_rows(LEDGER) == 1
         in_another_thread(lambda: commit(asked))
-        assert reader.count(LEDGER) == 2
+        assert reader.count_rows(LEDGER) == 2
     assert not memory._all_caches
 
 
@@ -83,5 +83,5 @@ def test_rows_that_were_read_while_a_commit_was_made_are_not_kept():
 
     asked.beside = beside
     with memory.cache_tables():
-        assert reader.count(LEDGER) == 1
-        assert reader.count(LEDGER) == 2
+        assert reader.count_rows(LEDGER) == 1
+        assert reader.count_rows(LEDGER) == 2

@@ -154,7 +154,7 @@ def test_rows_are_found_beside_long_texts_and_early_times(tmp_path: Path, asked:
         {"text": ["b", "z" * 300], "number": [1, 2], "at": [NOON, EARLY], "value": [b"", b""]}, schema=SCHEMA
     )
     files = FileWriter(str(tmp_path), SCHEMA, INDEXED).write_files(made.to_batches())
-    StagedFiles(TableLocation(tmp_path, "t", nullcontext), files).commit(Txn("a", 0))
+    StagedFiles(TableLocation(tmp_path, "t", nullcontext), files).commit_rows(Txn("a", 0))
     [(name, value)] = asked.items()
-    found = FolderReader(lambda _: tmp_path).table("t", (name, eq, value), columns=["number"])
+    found = FolderReader(lambda _: tmp_path).read_arrow_table("t", (name, eq, value), columns=["number"])
     assert found.num_rows == 1

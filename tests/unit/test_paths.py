@@ -88,7 +88,7 @@ def test_files_of_a_table_are_found_though_log_and_folder_encode_their_names(tmp
 
     delta = open_table(folder)
     assert folder_of(delta) == folder
-    assert [file.path for file in list_live_files(delta)] == [folder / NAME]
+    assert [file.full_path for file in list_live_files(delta)] == [folder / NAME]
 
 
 def test_links_have_no_encoded_characters_though_the_temporary_folder_has(

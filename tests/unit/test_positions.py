@@ -352,13 +352,13 @@ def test_as_of_a_batch_a_table_that_rests_has_its_last_version_and_the_ledger_is
     rows = ledger.table()
     reader = in_short(rows, sum_entries(entries_of(whole(rows)), ledger.now + timedelta(seconds=1)))
     read: list[set[str]] = []
-    batches = reader.batches
+    batches = reader.read_batches
 
     def noted(table: str, *conditions: Any, **how: Any) -> Any:
         read.extend([{name for name, _, _ in conditions}] if table == LEDGER else [])
         return batches(table, *conditions, **how)
 
-    monkeypatch.setattr(reader, "batches", noted)
+    monkeypatch.setattr(reader, "read_batches", noted)
     monkeypatch.setattr(Lake, "reader", lambda *_: reader)
     monkeypatch.setattr(Lake, "exists", lambda *_: True)
     point = as_of_batch(None, configured, 10)

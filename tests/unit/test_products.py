@@ -193,7 +193,7 @@ def test_what_a_table_rests_on_shows_in_its_logic_and_nothing_else_does() -> Non
 
 @pytest.mark.parametrize("product", STANDARD, ids=lambda product: product.name)
 def test_tables_have_the_columns_of_their_products(product: Product) -> None:
-    assert TABLES[product.table_name].columns == product.column_types
+    assert TABLES[product.table_name].column_types == product.column_types
     assert TABLES[product.table_name].comment == product.comment
 
 
@@ -218,7 +218,7 @@ def test_a_declared_product_merges_as_those_of_every_lake_do() -> None:
         ("price", 6, 0.0, 2.5, 3.5),
         ("price", 3, 6.0, 7.0, 1.0),
     ]
-    assert declared_gold_schemas(declared())["gold.by_metric"].columns == product.column_types
+    assert declared_gold_schemas(declared())["gold.by_metric"].column_types == product.column_types
 
 
 def test_columns_may_have_the_names_of_all_that_there_is() -> None:

@@ -201,7 +201,7 @@ def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
     assert found.keys() == {ROWS_TABLE, *tables}
     assert {"gold.own", "gold.distinct_values", *TIERS, *AVERAGE_TABLES} <= tables.keys()
     assert TABLES[ROWS_TABLE].change_feed
-    columns = {ROWS_TABLE: {name for name, _ in TABLES[ROWS_TABLE].columns}} | tables
+    columns = {ROWS_TABLE: {name for name, _ in TABLES[ROWS_TABLE].column_types}} | tables
     assert all({*outlet.key} <= {*columns[table]} for table, outlet in found.items())
 
 

@@ -141,7 +141,7 @@ def test_columns_are_those_asked_for_and_times_are_in_utc(lake):
 def test_a_table_that_is_not_there_has_no_rows_and_an_absent_ledger_no_spans(settings):
     reader = Lake(settings).reader()
     assert (
-        list(reader.rows(LEDGER)),
+        list(reader.read_rows(LEDGER)),
         read_layer_offsets(reader),
         find_entry_of_message(reader, "bronze", "a", 0, 0),
     ) == ([], [], None)
@@ -196,8 +196,8 @@ def test_columns_by_which_a_table_is_partitioned_are_read_as_others_are(settings
     table = pa.Table.from_pylist(rows, SCHEMA).drop_columns("offsets")
     write_deltalake(folder_of(lake, LEDGER), table, partition_by=["layer"])
     conditions = [] if condition is None else [condition]
-    found = lake.reader().rows(LEDGER, *conditions, columns=["layer", "batch_id"])
+    found = lake.reader().read_rows(LEDGER, *conditions, columns=["layer", "batch_id"])
     told = [(row["layer"], row["batch_id"]) for row in rows]
     meets = [one for one in told if condition is None or condition[1](one[condition[0] == "batch_id"], condition[2])]
     assert sorted((row["layer"], row["batch_id"]) for row in found) == sorted(meets)
-    assert lake.reader().count(LEDGER) == len(rows)
+    assert lake.reader().count_rows(LEDGER) == len(rows)

@@ -213,7 +213,7 @@ def test_an_operator_decides_from_his_laptop_about_the_place_at_which_silver_sto
     assert result.exit_code == 0, result.output
     assert "offset 6" in result.stdout
     assert read_decisions(Lake(there).reader()) == {("t", 0, "s", 6): Decision.SKIP}
-    (row,) = Lake(there).reader().rows("ops.decisions")
+    (row,) = Lake(there).reader().read_rows("ops.decisions")
     assert row["why"] == f"--a test (asked for by {USER})"
     assert "run 1000: SUCCESS" in result.stderr
 

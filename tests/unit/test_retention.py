@@ -97,7 +97,7 @@ def test_a_row_goes_if_it_is_of_a_limit_and_up_to_it_and_old_and_not_spared(foun
         for topic, session, at, own, late in found
     ]
     batches = rows.combine_chunks().to_batches()
-    assert [flag for part in batches for flag in expired.mask(part).to_pylist()] == goes
+    assert [flag for part in batches for flag in expired.build_mask(part).to_pylist()] == goes
 
 
 def test_nothing_goes_by_default_and_the_ledger_stays_as_long_as_what_it_tells_the_age_of():

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sessionlake.delta.folders import file_keys, file_rows, key_index, rows_by_key
-from sessionlake.delta.folders.file_rows import Footer, read_rows
+from sessionlake.delta.folders.file_rows import ParquetFooter, read_rows
 from sessionlake.delta.folders.key_index import KeyIndex, SearchKeys
 from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
 from sessionlake.delta.folders.table_files import TableFile
@@ -48,10 +48,10 @@ def file(folder: Path, keys: list[Key], gone: tuple[int, ...] = (), **stats: Any
 
 
 def places(indexes: KeyIndexCache, files: list[TableFile], asked: list[Key]) -> dict[Key, tuple[str, int]]:
-    found = indexes.find(files, table(asked), KEYS, SCHEMA)
+    found = indexes.find_rows(files, table(asked), KEYS, SCHEMA)
     assert all((np.diff(one.rows) > 0).all() for one in found)
     pairs = [
-        (asked[s], (one.file.path.name, r)) for one in found for r, s in zip(one.rows, one.key_places, strict=True)
+        (asked[s], (one.file.full_path.name, r)) for one in found for r, s in zip(one.rows, one.key_places, strict=True)
     ]
     assert len(dict(pairs)) == len(pairs)
     return dict(pairs)
@@ -69,7 +69,7 @@ def test_an_index_finds_the_rows_of_keys_however_many_numbers_a_key_takes(
     columns = table(held).select(KEYS)
     if seed % 2:
         columns = columns.set_column(1, "row", columns["row"].dictionary_encode())
-    rows, source = KeyIndex.from_rows(columns, SCHEMA).find(SearchKeys.from_rows(table(asked), KEYS, SCHEMA))
+    rows, source = KeyIndex.from_rows(columns, SCHEMA).find_rows(SearchKeys.from_rows(table(asked), KEYS, SCHEMA))
     assert [(held[row], row) for row in rows] == sorted(
         ((key, held.index(key)) for key in asked if key in held), key=lambda pair: pair[1]
     )
@@ -78,7 +78,7 @@ def test_an_index_finds_the_rows_of_keys_however_many_numbers_a_key_takes(
 
 def test_every_row_of_a_key_is_found_that_is_there_more_than_once() -> None:
     held = [("t", "r", 1), ("t", "s", 1), ("t", "r", 1)]
-    rows, source = KeyIndex.from_rows(table(held).select(KEYS), SCHEMA).find(
+    rows, source = KeyIndex.from_rows(table(held).select(KEYS), SCHEMA).find_rows(
         SearchKeys.from_rows(table([("t", "r", 1)]), KEYS, SCHEMA)
     )
     assert (rows.tolist(), source.tolist()) == ([0, 2], [0, 0])
@@ -115,7 +115,7 @@ def test_keys_of_a_file_are_read_once(tmp_path: Path) -> None:
     keys = random_keys(random.Random(1), 250)
     one, indexes = file(tmp_path, keys), KeyIndexCache(1 << 20)
     first = places(indexes, [one], keys[200:220])
-    one.path.unlink()
+    one.full_path.unlink()
     assert places(indexes, [one], keys[200:220]) == first
     assert len(places(indexes, [one], keys)) == 250
     with pytest.raises(FileNotFoundError):
@@ -133,12 +133,12 @@ def test_what_was_long_not_asked_for_gives_way_and_what_is_in_use_does_not(
     indexes = KeyIndexCache(probe.nbytes * 3 // 2)
     places(indexes, [old], keys)
     places(indexes, [old, new], keys)
-    new.path.rename(tmp_path / "away")
+    new.full_path.rename(tmp_path / "away")
     with pytest.raises(FileNotFoundError):
         places(indexes, [new], keys)
-    (tmp_path / "away").rename(new.path)
+    (tmp_path / "away").rename(new.full_path)
     places(indexes, [new], keys)
-    new.path.unlink()
+    new.full_path.unlink()
     assert len(places(indexes, [new], keys)) == 150
 
 
@@ -159,23 +159,23 @@ def test_of_files_that_are_replaced_nothing_is_kept(tmp_path: Path) -> None:
 def test_a_footer_is_read_once_and_counts_as_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[Path]()
 
-    def noted(path: Path) -> Footer:
+    def noted(path: Path) -> ParquetFooter:
         read.append(path)
-        return Footer.decode(pq.read_metadata(path))
+        return ParquetFooter.from_metadata(pq.read_metadata(path))
 
-    monkeypatch.setattr(Footer, "read", noted)
+    monkeypatch.setattr(ParquetFooter, "read_footer", noted)
     keys, indexes = random_keys(random.Random(1), 250), KeyIndexCache(1 << 20)
     one = file(tmp_path, keys)
     first = places(indexes, [one], keys[:3])
-    assert indexes.nbytes > Footer.decode(pq.read_metadata(one.path)).nbytes
+    assert indexes.nbytes > ParquetFooter.from_metadata(pq.read_metadata(one.full_path)).nbytes
     assert places(indexes, [one], keys[:3]) == first
-    assert read == [one.path]
+    assert read == [one.full_path]
 
 
 def test_footers_give_way_to_keys_and_none_is_kept_where_keys_fill_the_memory(tmp_path: Path) -> None:
     keys = random_keys(random.Random(1), 300)
     one, two = file(tmp_path, keys[:150]), file(tmp_path, keys[150:])
-    footer = Footer.decode(pq.read_metadata(one.path)).nbytes
+    footer = ParquetFooter.from_metadata(pq.read_metadata(one.full_path)).nbytes
     probe = KeyIndexCache(1 << 20)
     places(probe, [one, two], keys)
     alone = probe.nbytes - 2 * footer
@@ -183,7 +183,7 @@ def test_footers_give_way_to_keys_and_none_is_kept_where_keys_fill_the_memory(tm
     for _ in range(2):
         assert len(places(indexes, [one, two], keys)) == 300
         assert indexes.nbytes == alone
-    one.path.unlink()
+    one.full_path.unlink()
     with pytest.raises(FileNotFoundError):  # its footer, for its keys are known
         places(indexes, [one, two], keys)
 
@@ -205,7 +205,7 @@ def test_rows_of_many_files_are_told_apart_together_or_some_at_a_time(
 
 def test_of_a_file_those_row_groups_are_read_that_have_rows_asked_for(tmp_path: Path) -> None:
     keys = random_keys(random.Random(2), 5 * GROUP)
-    path = file(tmp_path, keys).path
+    path = file(tmp_path, keys).full_path
     footer, content = pq.read_metadata(path), bytearray(path.read_bytes())
     for group in (0, 2, 4):  # what they have is made unreadable
         for column in (footer.row_group(group).column(number) for number in range(4)):
@@ -276,7 +276,7 @@ def test_what_is_combined_has_one_row_for_each_key_and_no_more_bytes_than_it_may
         return rows.take(pa.array(range(rows.num_rows - 1, -1, -1)))  # in any order
 
     lookup = RowLookup(KeyIndexCache(0), combine, 1 << 20)
-    found = lookup.find(files, source, KEYS, SCHEMA)
+    found = lookup.find_rows(files, source, KEYS, SCHEMA)
     assert lookup.combine_rows(source, found, KEYS, SCHEMA) == source
     values = [*range(100, 120), *range(20)]
     assert seen[0].schema == SCHEMA

@@ -61,7 +61,7 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
         if not sessions.num_rows:
             continue
         cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
-        rows, changes = read_seq_history(Tables(found).table, sessions, cuts, batch, columns)
+        rows, changes = read_seq_history(Tables(found).read_arrow_table, sessions, cuts, batch, columns)
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
         whole = whole.filter(has_session_in(whole, sessions)).select(list_change_columns(columns))
         told_from.append("snapshot" if changes.num_rows < whole.num_rows else "beginning")

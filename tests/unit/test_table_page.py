@@ -79,4 +79,4 @@ def test_the_module_that_writes_a_table_names_it(table: str):
 
 def test_the_ledger_and_its_sums_have_the_counts_that_balance():
     for table in (names.LEDGER, names.POSITIONS):
-        assert {*COUNTS} <= dict(TABLES[table].columns).keys()
+        assert {*COUNTS} <= dict(TABLES[table].column_types).keys()

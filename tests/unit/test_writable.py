@@ -116,17 +116,17 @@ ASKS_NOTHING: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 Write = Callable[[FolderStorage], object]
 COMMITS: dict[str, Write] = {
-    "append": lambda lake: lake.append(None, TABLE, rows(x=9), Txn("app", 9)),
-    "replacement": lambda lake: lake.replace(None, TABLE, rows(x=9), None),
+    "append": lambda lake: lake.append_rows(None, TABLE, rows(x=9), Txn("app", 9)),
+    "replacement": lambda lake: lake.replace_rows(None, TABLE, rows(x=9), None),
     "merge": lambda lake: merge_by_marking(open_table(lake.path(TABLE)), rows(a=9, delete=False), UPSERT, "app", 9),
     "removal": lambda lake: folder_removal.remove_rows(lake.path(TABLE), UP_TO_1),
-    "emptying": lambda lake: StagedFiles(lake._table_location(TABLE), []).replace(None, Txn("app", 9)),
+    "emptying": lambda lake: StagedFiles(lake._table_location(TABLE), []).replace_files(None, Txn("app", 9)),
 }
 
 
 @pytest.mark.parametrize("asked", ASKS)
 def test_nothing_is_committed_here_to_a_table_that_asks_more_of_its_writers(lake: FolderStorage, asked: str) -> None:
-    lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     restated(lake, **ASKS[asked])
     before = {path: path.read_bytes() for path in lake.path(TABLE).rglob("*") if path.is_file()}
     assert spark_only_reason(open_table(lake.path(TABLE)))
@@ -138,7 +138,7 @@ def test_nothing_is_committed_here_to_a_table_that_asks_more_of_its_writers(lake
 
 @pytest.mark.parametrize("asked", ASKS_NOTHING)
 def test_a_protocol_s_features_that_the_table_does_not_use_ask_nothing(lake: FolderStorage, asked: str) -> None:
-    lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     restated(lake, **ASKS_NOTHING[asked])
     assert spark_only_reason(open_table(lake.path(TABLE))) is None
     for commit in COMMITS.values():
@@ -154,7 +154,7 @@ def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
     lake.set_property(NO_SPARK, TABLE, "delta.checkpoint.writeStatsAsStruct", as_struct)
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
     for number, (one, other) in enumerate(("ab", "cd")):
-        lake.append(None, TABLE, rows(**{one: number, other: number + 1}), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(**{one: number, other: number + 1}), Txn("app", number))
     gone = rows(d=0, delete=True)
     assert merge_by_marking(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
     open_table(lake.path(TABLE)).create_checkpoint()
@@ -167,10 +167,10 @@ def test_a_table_whose_checkpoints_have_no_statistics_as_json_is_written_to(
 
 
 def test_what_comes_between_writing_and_the_commit_is_asked_for_again(lake: FolderStorage) -> None:
-    with lake.stage(None, TABLE, rows(a=1)) as staged:
+    with lake.stage_rows(None, TABLE, rows(a=1)) as staged:
         restated(lake, **ASKS["a CHECK constraint"])
         with pytest.raises(LakeError, match=r"the table feature checkConstraints in use\. .* only Spark may write"):
-            staged.commit(Txn("app", 0))
+            staged.commit_rows(Txn("app", 0))
     assert not [*lake.path(TABLE).glob("*.parquet")]
 
 
@@ -186,7 +186,7 @@ def switched_off(lake: FolderStorage, request: pytest.FixtureRequest) -> FolderS
     if request.param:
         lake.set_property(NO_SPARK, TABLE, CHANGE_FEED, "true")
     for number, (one, other) in enumerate(("ab", "cd", "ef", "gh")):
-        lake.append(None, TABLE, rows(**{one: number, other: number}), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(**{one: number, other: number}), Txn("app", number))
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
     gone = rows(a=0, c=0, e=0, g=0, delete=True)
     assert merge_by_marking(open_table(lake.path(TABLE)), gone, UPSERT, "marks", 1)
@@ -201,10 +201,10 @@ def test_compaction_of_a_table_whose_marking_was_switched_off_leaves_marked_rows
     """It had brought them back, and had left the old files there beside: more at each time."""
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
     lake, before = switched_off, held(switched_off)
-    assert lake.compact(NO_SPARK, TABLE) is not None
+    assert lake.compact_table(NO_SPARK, TABLE) is not None
     assert held(lake) == before == {"b": 0, "d": 1, "f": 2, "h": 3}
     assert len(list_live_files(open_table(lake.path(TABLE)))) == 1
-    assert lake.compact(NO_SPARK, TABLE) is None
+    assert lake.compact_table(NO_SPARK, TABLE) is None
 
 
 @pytest.mark.parametrize("write", ["append", "replacement", "emptying", "removal"])
@@ -223,7 +223,7 @@ def test_other_commits_to_a_table_whose_marking_was_switched_off_leave_marked_ro
 
 def test_a_merge_into_a_table_whose_marking_was_switched_off_makes_no_vectors(switched_off: FolderStorage) -> None:
     lake = switched_off
-    lake.merge(NO_SPARK, TABLE, rows(b=7, a=8, delete=False), UPSERT, Txn("merge", 0))
+    lake.merge_rows(NO_SPARK, TABLE, rows(b=7, a=8, delete=False), UPSERT, Txn("merge", 0))
     assert held(lake) == {"a": 8, "b": 7, "d": 1, "f": 2, "h": 3}
     assert sum(len(file.deleted_rows) for file in list_live_files(open_table(lake.path(TABLE)))) == 3, (
         "of the file that had b, none is left"
@@ -246,8 +246,8 @@ def test_every_removal_names_the_file_with_its_vector(
 ) -> None:
     """Else readers take the file for one that is still there."""
     monkeypatch.setattr(tiers, "_ENOUGH", (2, 2, 2))
-    present = {file.key for file in list_live_files(open_table(switched_off.path(TABLE)))}
-    switched_off.compact(NO_SPARK, TABLE)
+    present = {file.log_key for file in list_live_files(open_table(switched_off.path(TABLE)))}
+    switched_off.compact_table(NO_SPARK, TABLE)
     newest = max((switched_off.path(TABLE) / "_delta_log").glob("*.json"))
     removes = [json.loads(line).get("remove") for line in newest.read_text(encoding="utf-8").splitlines()]
     vectors = [one["deletionVector"] for one in removes if one is not None]
@@ -262,7 +262,7 @@ def test_a_merge_that_changes_no_row_moves_none_so_that_the_change_feed_tells_no
     lake.set_property(NO_SPARK, TABLE, CHANGE_FEED, "true")
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, "true")
     for number in range(20):
-        lake.append(None, TABLE, rows(**{f"k{number}": number}), Txn("app", number))
+        lake.append_rows(None, TABLE, rows(**{f"k{number}": number}), Txn("app", number))
     first = open_table(lake.path(TABLE)).version() + 1
     assert merge_by_marking(open_table(lake.path(TABLE)), rows(other=0, delete=True), UPSERT, "marks", 1)
     delta = open_table(lake.path(TABLE))
@@ -296,7 +296,7 @@ def lose_answers(patch: pytest.MonkeyPatch) -> list[Path]:
 def test_a_commit_whose_answer_is_lost_is_there_once_with_its_files(
     lake: FolderStorage, monkeypatch: pytest.MonkeyPatch, write: str, marks: str
 ) -> None:
-    lake.append(None, TABLE, rows(a=1, b=2), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1, b=2), Txn("app", 0))
     lake.set_property(NO_SPARK, TABLE, DELETION_VECTORS, marks)
     version = open_table(lake.path(TABLE)).version()
     lost = lose_answers(monkeypatch)
@@ -310,7 +310,7 @@ def test_a_commit_whose_answer_is_lost_is_there_once_with_its_files(
 
 def test_an_entry_of_somebody_else_is_no_lost_answer(lake: FolderStorage) -> None:
     before = open_table(lake.path(TABLE))
-    lake.append(None, TABLE, rows(a=1), Txn("app", 0))
+    lake.append_rows(None, TABLE, rows(a=1), Txn("app", 0))
     assert not merge_by_marking(before, rows(a=2, delete=False), UPSERT, "late", 1)
     assert held(lake) == {"a": 1}
     assert len([*lake.path(TABLE).glob("*.parquet")]) == 1
@@ -319,7 +319,7 @@ def test_an_entry_of_somebody_else_is_no_lost_answer(lake: FolderStorage) -> Non
 def test_a_home_below_a_folder_of_that_name_is_no_task_s(tmp_path: Path) -> None:
     lake = FolderStorage(Settings(home=tmp_path / "_temporary" / "home"))
     DeltaTable.create(lake.path(TABLE), SCHEMA, configuration={APPEND_ONLY: "true"})
-    lake.append(None, TABLE, rows(a=1), Txn("app", 0))
-    lake.vacuum(NO_SPARK, TABLE, HistoryToKeep(timedelta(seconds=-7200)))
+    lake.append_rows(None, TABLE, rows(a=1), Txn("app", 0))
+    lake.vacuum_table(NO_SPARK, TABLE, HistoryToKeep(timedelta(seconds=-7200)))
     assert held(lake) == {"a": 1}
     assert lake.find_lost_files(None, TABLE) == []

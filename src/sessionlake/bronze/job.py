@@ -106,7 +106,7 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     require_uninterrupted(settings, LAYER)
     require_broker(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES, TOPICS])
-    lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
+    lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
 
 
@@ -205,12 +205,12 @@ class _BronzeBatchWriter:
         before = lake.latest_version(spark, MESSAGES)
         expected = sum(end - first for first, end in planned.values())
         with (
-            without_code_generation(spark, enabled=expected <= lake.limits.few_messages),
+            without_code_generation(spark, enabled=expected <= lake.driver_limits.few_messages),
             stage_append(spark, lake, MESSAGES, self._load_rows_to_write(rows, expected), txn) as written,
         ):
             self._book.admit_topics(topics)  # after the rows were read, and before any of them is in the table
-            if written.count() != expected and not self._settings.kafka.allow_offset_gaps:
-                explain_gaps(spark, lake, planned, written.columns(*OFFSET_COLUMNS), self._shifts, txn)
+            if written.count_rows() != expected and not self._settings.kafka.allow_offset_gaps:
+                explain_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), self._shifts, txn)
         commit = lake.last_commit(spark, MESSAGES)
         is_first_write = commit.version == before + 1 and commit.rows == expected
         ranges = _list_planned_ranges(planned) if is_first_write else read_stored_ranges(spark, lake, planned)
@@ -234,7 +234,7 @@ class _BronzeBatchWriter:
         All rows are read before the commit: only then it is known whether a topic was created again during the read.
         Rows that are in the table by then cannot be removed, because silver may have read them.
         """
-        if expected_count <= self._lake.limits.few_messages:
+        if expected_count <= self._lake.driver_limits.few_messages:
             read = _read_rows_if_small(rows, _IN_MEMORY_BYTES // max(expected_count, 1))
             if read is not None:
                 return read

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from sessionlake.bronze.kafka_times import build_counted_time_column
 from sessionlake.bronze.topic_book import TopicRegister
-from sessionlake.delta.catalog.leases import Moment
-from sessionlake.delta.commit import append
+from sessionlake.delta.catalog.leases import ClockReading
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES, SILENCES_APP
 from sessionlake.delta.schemas.tables import arrow_schema
@@ -66,7 +66,7 @@ class SilenceWriter:
         after = settings.bronze.silent_after
         self._after = None if after is None else max(after, settings.capture.session_timeout)
         self._notes = find_silences_file(settings)
-        self._last: dict[TopicPartition, Moment] = {}
+        self._last: dict[TopicPartition, ClockReading] = {}
         self._has_history, self._lock = False, threading.Lock()
         self._noted: dict[TopicPartition, Silence] = {}
         # By topic-partition: one past bronze's last offset, and the offset of its last message.
@@ -136,7 +136,7 @@ class SilenceWriter:
         rows = pa.Table.from_pylist(
             [{"value": value, "ingested_at": written.wall_time} for value in values], arrow_schema(MESSAGES)
         )
-        append(self._spark, self._lake, MESSAGES, rows, self._build_txn())
+        append_rows(self._spark, self._lake, MESSAGES, rows, self._build_txn())
         self._lake.storage.require_claims()
         self._noted |= {silence.place: silence for silence in silent}
         self._save_noted_silences()
@@ -148,8 +148,8 @@ class SilenceWriter:
         return Txn(f"{SILENCES_APP}:after", self._lake.latest_version(self._spark, MESSAGES))
 
     def _find_last_message_moments(
-        self, now: Moment, after: timedelta, ends: Mapping[TopicPartition, int]
-    ) -> Mapping[TopicPartition, Moment]:
+        self, now: ClockReading, after: timedelta, ends: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, ClockReading]:
         """Returns when bronze read the last message of each topic-partition.
 
         The first call reads the ledger. A message that is older than three times `after` counts as exactly that old.
@@ -172,7 +172,7 @@ class SilenceWriter:
             with self._lock:
                 self._has_history, self._last = (
                     True,
-                    {p: now.from_wall_time(at) for p, at in before.items()} | self._last,
+                    {p: now.from_utc_time(at) for p, at in before.items()} | self._last,
                 )
         with self._lock:
             return {place: last for place, last in self._last.items() if place in ends}
@@ -233,8 +233,8 @@ def find_silences_file(settings: Settings) -> Path:
     return Path(f"{settings.checkpoint(BRONZE)}.silences.json")
 
 
-def _read_current_moment() -> Moment:
-    return Moment.now()
+def _read_current_moment() -> ClockReading:
+    return ClockReading.read_clocks()
 
 
 def _split_into_groups(items: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sessionlake.bronze.archive.source import SKIP
 from sessionlake.bronze.job import LAYER, build_ledger_entry, read_operations_table_versions, read_stored_ranges_after
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DAMAGED, LEDGER, MESSAGES, TOPICS
 from sessionlake.delta.storage.txn import Txn
@@ -97,7 +97,7 @@ def start(
     require_uninterrupted(settings, LAYER)
     lake = Lake(settings)
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
-    lake.ensure(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
+    lake.prepare_tables(spark, [MESSAGES, DAMAGED, LEDGER, TOPICS])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     return _StreamedQuery(
         spark, settings, source, _StreamedBatchWriter(lake, settings, source, on_batch), once=once
@@ -161,7 +161,7 @@ def refuse_other_source(spark: SparkSession, lake: Lake, name: str) -> None:
     """
     if name == SourceKind.KAFKA and not lake.exists(spark, DAMAGED):
         return  # no other source was used; this spares reading the ledger at each start
-    entries = lake.reader(spark).rows(LEDGER, ("layer", eq, LAYER), columns=["source"])
+    entries = lake.reader(spark).read_rows(LEDGER, ("layer", eq, LAYER), columns=["source"])
     if other := sorted({entry["source"] for entry in entries} & {*SourceKind} - {name}):
         raise LakeError(
             f"bronze: bronze.source is {name}, but the messages so far came from {', '.join(other)}",
@@ -201,13 +201,13 @@ class _StreamedBatchWriter:
             log.check_ranges(ranges, allow_gaps=self._settings.allows_offset_gaps, layer=LAYER)
             damaged = read.where(F.col("damage").isNotNull())
             if not damaged.isEmpty():
-                append(spark, lake, DAMAGED, _select_damaged_rows(damaged), txn)
+                append_rows(spark, lake, DAMAGED, _select_damaged_rows(damaged), txn)
             stored = sound.select(*_MESSAGE, F.current_timestamp().alias("ingested_at"))
             messages = erase_forgotten_messages(stored, self._forgotten)
             before = lake.latest_version(spark, MESSAGES)
             # Silver may read the files of a commit in any order, so no topic-partition may be in two of them.
             cores = spark.sparkContext.defaultParallelism
-            append(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)
+            append_rows(spark, lake, MESSAGES, messages.repartition(cores, "topic", "partition"), txn)
         commit = lake.last_commit(spark, MESSAGES)
         if commit.version != before + 1 or commit.rows != sum(item.messages for item in ranges):
             # The table already had the batch, and the source may give other messages now. So the table decides.

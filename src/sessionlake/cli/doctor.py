@@ -340,7 +340,7 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
 def _check_session_ids(reader: TableReader) -> CheckResult:
     """Warns of session ids that occur in several partitions of a topic."""
     recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
-    split = {(row["topic"], row["session_id"]) for row in reader.rows(EVENTS, recorded, columns=[*ID, "event"])}
+    split = {(row["topic"], row["session_id"]) for row in reader.read_rows(EVENTS, recorded, columns=[*ID, "event"])}
     if not split:
         return CheckResult(CheckSeverity.OK, "session ids", "each in one partition of its topic")
     topics = sorted({topic for topic, _ in split})

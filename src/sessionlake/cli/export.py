@@ -55,7 +55,7 @@ def export(
     limit, point = parse_size(max_file_size), make_time_travel_option(version, as_of)
     require_exportable_table(settings, table, point)
     from sessionlake.delta.export import FileFormat
-    from sessionlake.delta.export import export as write
+    from sessionlake.delta.export import export_frame as write
 
     def export_rows(spark: SparkSession) -> ExportResult:
         from py4j.protocol import Py4JError

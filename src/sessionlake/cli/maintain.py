@@ -27,7 +27,7 @@ def maintain_once(spark: SparkSession, settings: Settings, table: str | None, fo
         ClaimedError: Another process maintains the tables, or forgets a session.
         UsageError: The lake has no such table.
     """
-    with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
+    with Lake(settings).storage.hold_claim(spark, CLAIM, "maintains the tables"):
         done = list(Maintenance(spark, settings).maintain_once(table))
     show_rows(COLUMNS, [_convert_to_row(one) for one in done], form)
 
@@ -47,7 +47,7 @@ def purge_vectors(settings: Settings, table: str, form: OutputFormat) -> None:
         raise UsageError(
             f"maintain: there is no table {table!r}", fix=f"Name one of the tables: {', '.join(known) or 'none yet'}"
         )
-    with lake.storage.claim(None, CLAIM, "maintains the tables"):
+    with lake.storage.hold_claim(None, CLAIM, "maintains the tables"):
         rewritten = lake.storage.purge_vectors(table)
     show_rows(("table", "files_rewritten"), [(table, rewritten)], form)
 
@@ -70,7 +70,7 @@ def maintain_until_stopped(
         if why := read_pause_reason(settings):
             wait_while_paused(settings, stop, why, say)
             continue
-        with Lake(settings).storage.claim(spark, CLAIM, "maintains the tables"):
+        with Lake(settings).storage.hold_claim(spark, CLAIM, "maintains the tables"):
             Maintenance(spark, settings, report_maintained_table).maintain_until_stopped(stop, table)
     say("stopped")
 

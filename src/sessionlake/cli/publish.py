@@ -56,7 +56,7 @@ def publish_changes(
     sent = _SentCounter()
     doing = f"publishes {publication.table} to {publication.topic}"
     storage = Lake(settings).storage
-    with storage.claim(spark, publication.name, doing):
+    with storage.hold_claim(spark, publication.name, doing):
         query = start(spark, settings, publication, once=once, on_batch=sent.add_entry)
         if not once:
             say(f"publishing {publication.table} to topic {publication.topic}; Ctrl-C stops")

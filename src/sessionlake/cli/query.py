@@ -112,7 +112,7 @@ def _run_statement(spark: SparkSession, settings: Settings, sql: str) -> tuple[l
 def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
     """Registers tables, views and functions with Spark under their names."""
     known, views = list_table_names(lake.settings), list_view_sources(lake.settings)
-    lake.register(spark, [name for name in names if name in known and name not in views])
+    lake.register_tables(spark, [name for name in names if name in known and name not in views])
     create_lake_views(spark, lake, names)
     if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
         for name in names:

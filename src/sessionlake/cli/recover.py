@@ -130,7 +130,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
     say(f"found: {loss or 'a readable ledger that ends with the last batches'}")
     if loss:
         _empty_ledger(spark, lake)
-    lake.ensure(spark, [LEDGER])
+    lake.prepare_tables(spark, [LEDGER])
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
     lacks = is_ledger_behind(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
     if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
@@ -172,4 +172,4 @@ def _empty_ledger(spark: SparkSession, lake: Lake) -> None:
     if lake.exists(spark, LEDGER):
         none = lake.read(spark, LEDGER).limit(0)
         txn = Txn("recover", lake.latest_version(spark, LEDGER))
-        lake.overwrite(spark, LEDGER, none, txn, "{}")
+        lake.overwrite_table(spark, LEDGER, none, txn, "{}")

@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from sessionlake.cli.options import Say
 from sessionlake.cli.show import OutputFormat, show_rows
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.delta.storage.far_times import nearest_datetime
@@ -66,8 +66,8 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
         only: Disable all other rules.
     """
     lake = Lake(settings)
-    lake.ensure(spark, [RULES])
-    stored = {row["name"]: row for row in lake.reader(spark).rows(RULES)}
+    lake.prepare_tables(spark, [RULES])
+    stored = {row["name"]: row for row in lake.reader(spark).read_rows(RULES)}
     now = datetime.now(UTC)
     rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]
     rows = [row for row in rows if _text_and_state(stored.get(str(row["name"]))) != (row["text"], True)]
@@ -75,8 +75,8 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
     others = [row for name, row in stored.items() if only and name not in named and row["enabled"]]
     rows += [row | {"enabled": False, "updated_at": now} for row in others]
     if rows:
-        source = pa.Table.from_pylist(rows, lake.reader(spark).schema(RULES))
-        merge(spark, lake, RULES, source, Upsert(("name",), _COLUMNS), Txn(f"rules-{uuid4()}", 0))
+        source = pa.Table.from_pylist(rows, lake.reader(spark).read_table_schema(RULES))
+        merge_rows(spark, lake, RULES, source, Upsert(("name",), _COLUMNS), Txn(f"rules-{uuid4()}", 0))
     written = len(rows) - len(others)
     say(
         f"{written} rules written, {unchanged} unchanged, {len(others)} disabled; gold uses them from its next batch on"
@@ -94,7 +94,7 @@ def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> N
         {rule.name: rule for rule in read_recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
     )
     rows = []
-    stored = list(reader.rows(RULES))
+    stored = list(reader.read_rows(RULES))
     for rule in load_enabled_rules(stored, declared, -1, settings.gold.retention.shortest_retention):
         now = evaluated.get(rule.name)
         is_current = now is not None and (now.rule, now.error) == (rule.rule, rule.error)
@@ -123,7 +123,7 @@ def try_rules(
     declared = declared_columns(settings)
     if not reader.exists(RULES):
         raise UsageError("rules test: gold has no data to test rules on yet", fix="Run `sessionlake run gold` first")
-    times = {row["topic"]: row["ts"] for row in reader.rows(RULE_TIMES)} or read_stream_times(reader, declared)
+    times = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)} or read_stream_times(reader, declared)
     tried = [one.rule for one in rules]
     events = events_to_find(tried)
     since = ("_ts", operator.ge, min(events.values(), default=0))

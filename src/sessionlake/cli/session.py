@@ -35,7 +35,9 @@ def show_session(
     session_key = find_session(reader, settings, session, topic, partition)
     conditions = [(name, operator.eq, getattr(session_key, name)) for name in SESSION]
     show_table(
-        reader.table(ROWS, *conditions).drop_columns(list(SESSION)).sort_by("row_id"), form, bytes_as_base64=True
+        reader.read_arrow_table(ROWS, *conditions).drop_columns(list(SESSION)).sort_by("row_id"),
+        form,
+        bytes_as_base64=True,
     )
 
 

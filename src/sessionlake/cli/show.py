@@ -17,7 +17,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from sessionlake.delta.storage.far_times import FarTime
+from sessionlake.delta.storage.far_times import OutOfRangeTime
 from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def json_value(value: Any) -> Any:
         return [json_value(item) for item in value]
     if isinstance(value, datetime | date):
         return value.isoformat()
-    if isinstance(value, FarTime | bytes):
+    if isinstance(value, OutOfRangeTime | bytes):
         return _format_value(value) if isinstance(value, bytes) else int(value)
     if isinstance(value, Decimal | timedelta) or (isinstance(value, float) and not math.isfinite(value)):
         return f"{value:f}" if isinstance(value, Decimal) else str(value)
@@ -132,7 +132,7 @@ def _format_value(value: bytes) -> str:
 
 
 def _format_cell(value: Any, missing: str, *, hinted: bool = False) -> str:
-    if hinted and isinstance(value, FarTime):
+    if hinted and isinstance(value, OutOfRangeTime):
         return str(value)
     simple = json_value(value)
     if simple is None:

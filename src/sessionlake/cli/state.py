@@ -63,7 +63,7 @@ def _find_topic_partition(
 ) -> TopicPartition:
     conditions: list[Condition] = [("session_id", operator.eq, session)]
     conditions += [] if topic is None else [("topic", operator.eq, topic)]
-    rows = Lake(settings).reader(spark).rows(PROGRESS, *conditions, columns=["topic", "partition"])
+    rows = Lake(settings).reader(spark).read_rows(PROGRESS, *conditions, columns=["topic", "partition"])
     place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in rows}, partition)
     if place is None:
         raise UsageError(

@@ -46,7 +46,7 @@ def verify_bronze(spark: SparkSession, settings: Settings, say: Say) -> bool:
 
     Returns True if they are equal.
     """
-    with storage_of(settings).claim(spark, CLAIM, "verifies bronze"):
+    with storage_of(settings).hold_claim(spark, CLAIM, "verifies bronze"):
         result = compare_with_kafka(spark, settings)
     for line in describe_comparison(result):
         say(line)

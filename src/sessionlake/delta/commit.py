@@ -19,7 +19,7 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, SILVER_TABLES
 from sessionlake.delta.schemas.properties import APPEND_ONLY
-from sessionlake.delta.storage.commits import Commit
+from sessionlake.delta.storage.commits import TableCommit
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
@@ -43,11 +43,11 @@ def merge_app_id(app_id: str) -> str:
     return f"{app_id}:{SILVER_TABLES}"
 
 
-def append(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
+def append_rows(spark: SparkSession | None, lake: Lake, table: str, rows: Rows, txn: Txn) -> None:
     """Appends rows in one commit; a replay of the same transaction appends nothing."""
     fault_point(f"before:{table}")
     lake.storage.require_lease(table)
-    lake.storage.append(spark, table, rows, txn)
+    lake.storage.append_rows(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
 
@@ -57,11 +57,11 @@ def stage_append(spark: SparkSession, lake: Lake, table: str, rows: Rows, txn: T
 
     If the block fails, nothing is appended. A replay of the same transaction appends nothing.
     """
-    with lake.storage.stage(spark, table, rows) as written:
+    with lake.storage.stage_rows(spark, table, rows) as written:
         yield written
         fault_point(f"before:{table}")
         lake.storage.require_lease(table)
-        written.commit(txn)
+        written.commit_rows(txn)
         fault_point(f"after:{table}")
 
 
@@ -69,22 +69,22 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
     """Replaces all rows of a small table in one commit. With a transaction, a replay changes nothing."""
     fault_point(f"before:{table}")
     lake.storage.require_lease(table)
-    lake.storage.replace(spark, table, rows, txn)
+    lake.storage.replace_rows(spark, table, rows, txn)
     fault_point(f"after:{table}")
 
 
-def replace_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
+def replace_with_claim(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
     """Replaces all rows of one of `names.CLAIMED_TABLES`. The caller must hold the table's claim."""
-    lake.ensure(spark, [table])
+    lake.prepare_tables(spark, [table])
     replace_rows(spark, lake, table, rows, _claimed_txn(spark, lake, table))
 
 
-def merge_claimed(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
+def merge_with_claim(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
     """MERGEs rows into one of `names.CLAIMED_TABLES`, which must exist. The caller must hold the table's claim."""
-    merge(spark, lake, table, rows, upsert, _claimed_txn(spark, lake, table))
+    merge_rows(spark, lake, table, rows, upsert, _claimed_txn(spark, lake, table))
 
 
-def delete_claimed(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
+def delete_with_claim(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
     """Deletes rows of one of `names.CLAIMED_TABLES`, which must exist. The caller must hold the table's claim."""
     txn = _claimed_txn(spark, lake, table)
     retry_on_conflict(lambda: delete_rows(spark, lake, table, txn, where))
@@ -122,7 +122,7 @@ def delete_rows(spark: SparkSession, lake: Lake, table: str, txn: Txn, where: Co
     _disable_append_only(spark, lake, table)
     lake.storage.require_lease(table)
     with lake.storage.commit_lock(table), temporary_spark_conf(spark, txn.session_conf(table)):
-        lake.delta(spark, table).delete(where)
+        lake.open_delta_table(spark, table).delete(where)
 
 
 def remove_rows(spark: SparkSession, lake: Lake, table: str, chosen: RowSelection) -> None:
@@ -144,18 +144,18 @@ def erase_session_rows(spark: SparkSession, lake: Lake, table: str, rows: Sessio
 
 
 def _disable_append_only(spark: SparkSession, lake: Lake, table: str) -> None:
-    if lake.storage.properties(spark, table).get(APPEND_ONLY) == "true":
+    if lake.storage.read_properties(spark, table).get(APPEND_ONLY) == "true":
         lake.set_property(spark, table, APPEND_ONLY, "false")
 
 
 def _retry_write(spark: SparkSession, lake: Lake, table: str, write: Callable[[], None]) -> None:
     _disable_append_only(spark, lake, table)
 
-    def surely() -> None:
+    def write_with_lease() -> None:
         lake.storage.require_lease(table)
         write()
 
-    retry_on_conflict(surely)
+    retry_on_conflict(write_with_lease)
 
 
 def fence_off(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) -> None:
@@ -167,24 +167,24 @@ def fence_off(spark: SparkSession, lake: Lake, tables: Iterable[str], txn: Txn) 
     """
     for table in tables:
         lake.storage.require_lease(table)
-        lake.storage.append(spark, table, lake.read(spark, table).limit(0), txn)
+        lake.storage.append_rows(spark, table, lake.read(spark, table).limit(0), txn)
 
 
-def merge(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
+def merge_rows(spark: SparkSession, lake: Lake, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
     """MERGEs rows in one commit; a replay of the same transaction changes nothing.
 
     Returns:
         The commit; after a replay, the table's latest one.
     """
     fault_point(f"before:{table}")
-    commit = lake.storage.merge(spark, table, source, upsert, txn)
+    commit = lake.storage.merge_rows(spark, table, source, upsert, txn)
     fault_point(f"after:{table}")
     return commit
 
 
-def accumulate(
+def accumulate_rows(
     spark: SparkSession, lake: Lake, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
-) -> Commit:
+) -> TableCommit:
     """Combines rows with the table's rows of the same keys, and MERGEs the results in one commit.
 
     A replay of the same transaction changes nothing.
@@ -198,6 +198,6 @@ def accumulate(
         The commit; after a replay, the table's latest one.
     """
     fault_point(f"before:{table}")
-    commit = lake.storage.accumulate(spark, table, rows, combine, upsert, txn)
+    commit = lake.storage.accumulate_rows(spark, table, rows, combine, upsert, txn)
     fault_point(f"after:{table}")
     return commit

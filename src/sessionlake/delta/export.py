@@ -65,7 +65,9 @@ class ExportResult:
     bytes: int
 
 
-def export(frame: DataFrame, path: str, file_format: FileFormat, max_bytes: int, *, overwrite: bool) -> ExportResult:
+def export_frame(
+    frame: DataFrame, path: str, file_format: FileFormat, max_bytes: int, *, overwrite: bool
+) -> ExportResult:
     """Writes a frame's rows to a folder, which then holds exactly these rows.
 
     In CSV files, nested columns are JSON and binary columns are Base64. In JSON Lines files, binary columns are Base64,
@@ -103,7 +105,7 @@ def export(frame: DataFrame, path: str, file_format: FileFormat, max_bytes: int,
             at_most = min(at_most - 1, _count_fitting_rows(at_most, beside, max_bytes))
         beside.move_to(folder)
     finally:
-        beside.remove()
+        beside.remove_folder()
     return ExportResult(rows, len(sizes), sum(sizes))
 
 
@@ -198,7 +200,7 @@ class _ExportFolder:
                 fix="Delete the folder, or name another one",
             )
         for name in [name for name, _ in self._list_files() if not name.startswith(_ROWS)]:
-            self._remove(self._new(self._here, name))  # files of Spark's commit protocol; Databricks has more
+            self._remove_path(self._new(self._here, name))  # files of Spark's commit protocol; Databricks has more
         self._files.create(self._new(self._here, _MARKER)).close()
         if not self._files.rename(self._here, target._here):
             if replaces:
@@ -208,13 +210,13 @@ class _ExportFolder:
                 fix="Check that you may write there, or name another folder",
             )
         self._files.create(self._new(target._here, _SUCCESS)).close()
-        self._remove(former)
+        self._remove_path(former)
 
-    def remove(self) -> None:
+    def remove_folder(self) -> None:
         """Removes the folder if it exists."""
-        self._remove(self._here)
+        self._remove_path(self._here)
 
-    def _remove(self, path: Any) -> None:
+    def _remove_path(self, path: Any) -> None:
         self._files.delete(path, True)  # noqa: FBT003 - recursively; Java's methods take no names
 
     def _list_files(self) -> Iterator[tuple[str, int]]:

@@ -32,10 +32,10 @@ from sessionlake.delta.folders.writable import open_writable, spark_only_reason
 from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, interval_text
-from sessionlake.delta.storage.commits import Commit, LoggedCommit
+from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import PURGED, StagedRows, Storage
-from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
+from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_writes import (
     count_with_spark,
@@ -45,7 +45,7 @@ from sessionlake.delta.storage.spark_writes import (
     stage_with_spark,
 )
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
+from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.local.home import claim_lock, create_home, hold_lock
 from sessionlake.protocol.names import quote
@@ -67,12 +67,12 @@ _MERGE_CONF = {
 _REWRITE_FACTOR = 4
 
 
-class FolderStorage(Storage):
+class FolderStorage(TableStorage):
     """Tables in folders `warehouse/<schema>/<table>` of a home."""
 
     # The cluster is the driver's own machine. Arrow in the driver needs a fifth of the CPU time that Spark's shuffle
     # and Python workers need. So the driver does all work that fits into memory.
-    limits = Limits(
+    limits = DriverLimits(
         few_messages=20_000,
         few_changes=100_000,
         driver_changes=2_000_000,
@@ -98,7 +98,7 @@ class FolderStorage(Storage):
         schema, name = table.split(".")
         return self._settings.warehouse / schema / name
 
-    def identifier(self, table: str) -> str:
+    def to_sql_identifier(self, table: str) -> str:
         return upkeep.sql_identifier(self.path(table))
 
     def sql_name(self, table: str) -> str:
@@ -115,7 +115,7 @@ class FolderStorage(Storage):
     def require_writable(self) -> None:
         create_home(self._settings)
 
-    def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+    def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
         """Holds a file lock until the block ends. It excludes other processes of this machine."""
         return claim_lock(self._settings, name, doing)
 
@@ -125,7 +125,7 @@ class FolderStorage(Storage):
     def lease_token(self, name: str) -> int:
         return 0
 
-    def staging(self) -> Settings:
+    def build_staging_settings(self) -> Settings:
         """Returns settings of a home inside this one."""
         return self._settings.model_copy(update={"home": self._settings.home / "rebuild"})
 
@@ -134,14 +134,14 @@ class FolderStorage(Storage):
     def exists(self, spark: SparkSession | None, table: str) -> bool:
         return is_table(self.path(table))
 
-    def tables(self, spark: SparkSession, schema: str) -> list[str]:
+    def list_tables(self, spark: SparkSession, schema: str) -> list[str]:
         found = (f"{schema}.{place.name}" for place in (self._settings.warehouse / schema).glob("*"))
         return sorted(table for table in found if self.exists(spark, table))
 
-    def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
+    def read_column_types(self, spark: SparkSession, table: str) -> dict[str, str]:
         return column_types(open_table(self.path(table)))
 
-    def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
+    def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         return dict(open_table(self.path(table)).metadata().configuration)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
@@ -150,21 +150,21 @@ class FolderStorage(Storage):
                 return
         super().set_property(spark, table, key, value)
 
-    def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+    def create_table(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         from deltalake import DeltaTable, Schema
         from pyspark.sql.types import StructType
 
         declared = Schema.from_json(StructType.fromDDL(columns_ddl(schema.definitions_for(self._settings))).json())
-        wanted = {**schema.properties(self._settings.maintain.keep), **self.log_properties}
+        wanted = {**schema.build_properties(self._settings.maintain.keep), **self.log_properties}
         wanted.pop(DELETION_VECTORS, None)
         with self.commit_lock(table):
             DeltaTable.create(self.path(table), declared, "ignore", description=schema.comment, configuration=wanted)
             sync_created_folder(self.path(table))
 
-    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+    def set_clustering_keys(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """Does nothing: delta-rs does not write to clustered tables."""
 
-    def drop(self, spark: SparkSession, table: str) -> None:
+    def drop_table(self, spark: SparkSession, table: str) -> None:
         """Deletes the table's folder, and also its parent folders if they are empty then."""
         folder = self.path(table)
         shutil.rmtree(folder, ignore_errors=True)
@@ -172,7 +172,7 @@ class FolderStorage(Storage):
             for parent in (folder.parent, self._settings.warehouse, self._settings.home):
                 parent.rmdir()
 
-    def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def register_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
         for table in tables:
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quote(table.partition('.')[0])}")
             place, noted = str(self.path(table)), f"sessionlake.registered.{table}"
@@ -182,7 +182,7 @@ class FolderStorage(Storage):
                 spark.catalog.createTable(table, path=place, source="delta")
                 spark.conf.set(noted, place)
 
-    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+    def open_delta_table(self, spark: SparkSession, table: str) -> DeltaTable:
         from delta.tables import DeltaTable
 
         return DeltaTable.forPath(spark, str(self.path(table)))
@@ -191,7 +191,7 @@ class FolderStorage(Storage):
         """Returns missing files of the latest version as paths relative to the table's folder."""
         return upkeep.find_lost_files(self.path(table))
 
-    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+    def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
         """Reads the log itself, since Spark's `history` costs a job."""
         return history.last_commit(self.path(table))
 
@@ -215,7 +215,7 @@ class FolderStorage(Storage):
     def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
         return spark.read.format("delta").options(**options).load(str(self.path(table)))
 
-    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+    def stream_table(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
         return spark.readStream.format("delta").options(**options).load(str(self.path(table)))
 
     def reader(self, spark: SparkSession | None) -> FolderReader:
@@ -223,7 +223,7 @@ class FolderStorage(Storage):
 
     # -- writing
 
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
+    def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
         """Writes rows to files until the block ends. Uses Spark if only Spark may write to the table."""
         return self._stage_rows(spark, table, rows, open_table(self.path(table)))
 
@@ -237,37 +237,37 @@ class FolderStorage(Storage):
     def _table_location(self, table: str) -> TableLocation:
         return TableLocation(self.path(table), table, self.commit_lock)
 
-    def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows. If the transaction is already committed, the rows are not even computed."""
         delta = open_table(self.path(table))
         if not has_commit(delta, table, txn):
             with self._stage_rows(spark, table, rows, delta) as staged:
-                staged.commit(txn)
+                staged.commit_rows(txn)
 
     def has_commit(self, table: str, txn: Txn) -> bool:
         return has_commit(open_table(self.path(table)), table, txn)
 
-    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
+    def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         delta = open_table(self.path(table))
         if txn is not None and has_commit(delta, table, txn):
             return
         if spark is not None and spark_only_reason(delta):
-            super().replace(spark, table, rows, txn)
+            super().replace_rows(spark, table, rows, txn)
             return
         with stage_files(self._table_location(table), rows, delta) as files:
-            files.replace(None, txn)
+            files.replace_files(None, txn)
 
-    def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
+    def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows. Uses Spark if the table's columns change or only Spark may write to the table."""
         delta = open_table(self.path(table))
         if has_commit(delta, table, txn):
             return
         if columns or spark_only_reason(delta):
-            super().overwrite(table, rows, txn, metadata, columns=columns)
+            super().overwrite_table(table, rows, txn, metadata, columns=columns)
             return
-        former = open_writable(delta).files
+        former = open_writable(delta).data_files
         with stage_files(self._table_location(table), rows, delta) as files:
-            files.replace(former, txn, metadata)
+            files.replace_files(former, txn, metadata)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         delta = open_table(self.path(table))
@@ -276,22 +276,22 @@ class FolderStorage(Storage):
         if spark_only_reason(delta):
             super().delete_all_rows(spark, table, txn)
         else:
-            StagedFiles(self._table_location(table), [], delta).replace(open_writable(delta).files, txn)
+            StagedFiles(self._table_location(table), [], delta).replace_files(open_writable(delta).data_files, txn)
 
-    def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
+    def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         delta, how = self._choose_merge(spark, table, source)
         if how is None or not isinstance(source, pa.Table):
             return merge_with_spark(self, spark, table, source, upsert, txn, _MERGE_CONF)
         merge = partial(how, delta, source, upsert, lookup=RowLookup(self._indexes))
         return self._merge_locally(spark, table, delta, source.num_rows, txn, merge)
 
-    def accumulate(
+    def accumulate_rows(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
-    ) -> Commit:
+    ) -> TableCommit:
         """Combines and MERGEs rows. The table's rows are found, read and marked in the same version of the table."""
         delta, how = self._choose_merge(spark, table, rows)
         if how is None:
-            return super().accumulate(spark, table, rows, combine, upsert, txn)
+            return super().accumulate_rows(spark, table, rows, combine, upsert, txn)
         lookup = RowLookup(self._indexes, combine, self.limits.driver_bytes)
         return self._merge_locally(
             spark, table, delta, rows.num_rows, txn, partial(how, delta, rows, upsert, lookup=lookup)
@@ -318,7 +318,7 @@ class FolderStorage(Storage):
 
     def _merge_locally(
         self, spark: SparkSession, table: str, delta: LocalTable, rows: int, txn: Txn, merge: _Merge
-    ) -> Commit:
+    ) -> TableCommit:
         self.require_lease(table)
         with self.commit_lock(table):
             done = not rows
@@ -327,7 +327,7 @@ class FolderStorage(Storage):
                 done = has_commit(delta, table, txn) or merge(txn.app_id_for(table), txn.version)
             return self.last_commit(spark, table)
 
-    def save(self, writer: DataFrameWriter, table: str) -> None:
+    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
         with self.commit_lock(table):
             writer.save(str(self.path(table)))
 
@@ -337,9 +337,9 @@ class FolderStorage(Storage):
         """Holds a lock that excludes other commits. On a local disk, Spark could overwrite a commit that came first."""
         return hold_lock(self._settings, f"commit-{table}")
 
-    def compact(self, spark: SparkSession, table: str) -> Compacted | None:
+    def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
         with self.commit_lock(table):
-            return compaction.compact(spark, self.path(table))
+            return compaction.compact_folder(spark, self.path(table))
 
     def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
         if spark_only_reason(open_table(self.path(table))):
@@ -365,7 +365,7 @@ class FolderStorage(Storage):
         with self.commit_lock(table):
             return removal.purge_vectors(self.path(table))
 
-    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> VacuumResult:
         self.set_property(spark, table, PURGED, why)
         with self.commit_lock(table):
             return upkeep.purge_history(spark, self.path(table), since)
@@ -373,6 +373,6 @@ class FolderStorage(Storage):
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         return upkeep.has_expired_files(self.path(table), kept)
 
-    def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
+    def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
         with self.commit_lock(table):
-            return upkeep.vacuum(spark, self.path(table), kept)
+            return upkeep.vacuum_folder(spark, self.path(table), kept)

@@ -13,9 +13,9 @@ from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import PROCESSOR_ERRORS, SILVER
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.commits import Commit
-from sessionlake.delta.storage.interface import Storage
-from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.commits import TableCommit
+from sessionlake.delta.storage.interface import TableStorage
+from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError
 from sessionlake.errors import LakeError
 from sessionlake.settings.model import ProcessorSettings, Settings
@@ -43,7 +43,7 @@ SKIP_REMOVALS = {"skipChangeCommits": "true"}
 _SMALL_ROWS = 20_000
 
 
-def storage_of(settings: Settings) -> Storage:
+def storage_of(settings: Settings) -> TableStorage:
     """Returns the storage that these settings choose: a catalog if `catalog` is set, else local folders."""
     return FolderStorage(settings) if settings.catalog is None else CatalogStorage(settings)
 
@@ -66,17 +66,17 @@ class Lake:
         self._schemas = TABLES | (extra_tables or {})
 
     @property
-    def limits(self) -> Limits:
+    def driver_limits(self) -> DriverLimits:
         """Sizes of batches and tables up to which the driver does work itself instead of the cluster."""
         return self.storage.limits
 
-    def staging(self) -> Lake:
+    def build_staging_lake(self) -> Lake:
         """Returns a separate lake in which a rebuild builds tables before it copies them into this lake."""
-        return Lake(self.storage.staging(), self._schemas)
+        return Lake(self.storage.build_staging_settings(), self._schemas)
 
-    def identifier(self, table: str) -> str:
+    def to_sql_identifier(self, table: str) -> str:
         """Returns the table's full, quoted name in SQL."""
-        return self.storage.identifier(table)
+        return self.storage.to_sql_identifier(table)
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
         """True if the table has been created."""
@@ -117,20 +117,20 @@ class Lake:
         This is faster: Spark takes some tenths of a second to plan the read of a Delta table, while reading a small
         table takes a few milliseconds.
         """
-        if not self.storage.needs_spark and self.reader(spark).count(table) <= _SMALL_ROWS:
+        if not self.storage.needs_spark and self.reader(spark).count_rows(table) <= _SMALL_ROWS:
             with suppress(TooLargeError):
-                rows = self.reader(spark).table(table, max_bytes=self.limits.driver_bytes)
+                rows = self.reader(spark).read_arrow_table(table, max_bytes=self.driver_limits.driver_bytes)
                 return to_spark_frame(spark, rows).coalesce(1)
         return self.read(spark, table)
 
-    def stream(self, spark: SparkSession, table: str, max_bytes: int, options: Mapping[str, Any]) -> DataFrame:
+    def stream_table(self, spark: SparkSession, table: str, max_bytes: int, options: Mapping[str, Any]) -> DataFrame:
         """Returns a Spark stream of the rows that are appended to the table.
 
         Args:
             max_bytes: approximate limit for the bytes of files that one batch reads. A batch reads at least one file.
             options: further options of Spark's stream reader.
         """
-        return self.storage.stream(spark, table, {"maxBytesPerTrigger": f"{int(max_bytes)}b", **options})
+        return self.storage.stream_table(spark, table, {"maxBytesPerTrigger": f"{int(max_bytes)}b", **options})
 
     def reader(self, spark: SparkSession | None = None) -> TableReader:
         """Returns a reader that reads rows of tables into the driver's memory.
@@ -140,11 +140,11 @@ class Lake:
         """
         return self.storage.reader(spark)
 
-    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+    def open_delta_table(self, spark: SparkSession, table: str) -> DeltaTable:
         """Returns the table as an object of Delta's Python API, for MERGE and history."""
-        return self.storage.delta(spark, table)
+        return self.storage.open_delta_table(spark, table)
 
-    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+    def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
         """Returns the version of the table's latest commit, and how many rows it wrote."""
         return self.storage.last_commit(spark, table)
 
@@ -152,7 +152,7 @@ class Lake:
         """Returns the version of the table's latest commit. Unlike `last_commit`, runs no Spark job."""
         return self.storage.latest_version(spark, table)
 
-    def ensure(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def prepare_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Creates tables that are missing, and adapts existing tables to the configuration.
 
         Existing tables get newly declared columns, and the configured time for which their history is kept.
@@ -162,22 +162,22 @@ class Lake:
         """
         for table in tables:
             if self.exists(spark, table):
-                self._evolve(spark, table)
+                self._evolve_table(spark, table)
                 self.storage.set_retention(spark, table)
             else:
-                self.storage.create(spark, table, self._schemas[table])
+                self.storage.create_table(spark, table, self._schemas[table])
 
     def require_columns(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Checks that each column of these tables is declared with the same type. Tables that do not exist are skipped.
 
-        Declared columns that a table lacks are no error, since `ensure` adds them.
+        Declared columns that a table lacks are no error, since `prepare_tables` adds them.
 
         Raises:
             LakeError: a column is not declared, or has another type. The text names the column and how to fix it.
         """
         for table in tables:
             if self.exists(spark, table):
-                self._require_columns(table, self.storage.columns(spark, table))
+                self._require_columns(table, self.storage.read_column_types(spark, table))
 
     def find_column_conflict(self, spark: SparkSession, tables: Iterable[str]) -> str | None:
         """Returns a sentence about the first column that is not declared or has another type; None if all are correct.
@@ -185,14 +185,14 @@ class Lake:
         Tables that do not exist are skipped. Declared columns that a table lacks are no conflict.
         """
         there = (table for table in tables if self.exists(spark, table))
-        found = (self._column_conflict(table, self.storage.columns(spark, table)) for table in there)
+        found = (self._column_conflict(table, self.storage.read_column_types(spark, table)) for table in there)
         return next((other for other in found if other is not None), None)
 
     def add_missing_columns(self, spark: SparkSession, table: str) -> None:
         """Adds the declared columns that the table lacks. Existing columns stay as they are, even undeclared ones."""
-        self._add_columns(spark, table, self.storage.columns(spark, table))
+        self._add_columns(spark, table, self.storage.read_column_types(spark, table))
 
-    def overwrite(
+    def overwrite_table(
         self,
         spark: SparkSession,
         table: str,
@@ -212,15 +212,15 @@ class Lake:
         append_only = self._schemas[table].append_only
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "false")
-        self.storage.overwrite(table, rows, txn, metadata, columns=columns)
-        self.cluster(spark, table)
+        self.storage.overwrite_table(table, rows, txn, metadata, columns=columns)
+        self.set_clustering_keys(spark, table)
         if append_only:
             self.set_property(spark, table, APPEND_ONLY, "true")
 
-    def cluster(self, spark: SparkSession, table: str) -> None:
+    def set_clustering_keys(self, spark: SparkSession, table: str) -> None:
         """Sets the clustering keys that the table's definition names. Spark drops them when it replaces all rows."""
         if keys := self._schemas[table].cluster_by:
-            self.storage.cluster(spark, table, keys)
+            self.storage.set_clustering_keys(spark, table, keys)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property of the table in a separate commit."""
@@ -234,11 +234,11 @@ class Lake:
         if self.latest_version(spark, table) <= after:
             self.set_property(spark, table, "sessionlake.built_from", str(int(after)))
 
-    def drop(self, spark: SparkSession, table: str) -> None:
-        """Removes a table with its history. Used for tables in `staging`, after they were copied."""
-        self.storage.drop(spark, table)
+    def drop_table(self, spark: SparkSession, table: str) -> None:
+        """Removes a table with its history. Used for tables in `build_staging_lake`, after they were copied."""
+        self.storage.drop_table(spark, table)
 
-    def register(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
+    def register_tables(self, spark: SparkSession, tables: Iterable[str] | None = None) -> list[str]:
         """Makes tables available to SQL of this session under their two-level names.
 
         Args:
@@ -248,11 +248,11 @@ class Lake:
             The names of the tables that exist.
         """
         found = [table for table in tables or TABLES if self.exists(spark, table)]
-        self.storage.register(spark, found)
+        self.storage.register_tables(spark, found)
         return found
 
-    def _evolve(self, spark: SparkSession, table: str) -> None:
-        present = self.storage.columns(spark, table)
+    def _evolve_table(self, spark: SparkSession, table: str) -> None:
+        present = self.storage.read_column_types(spark, table)
         self._require_columns(table, present)
         self._add_columns(spark, table, present)
 
@@ -304,4 +304,4 @@ class Lake:
         added = [column for column in wanted if column.name not in present]
         if added:
             with self.storage.commit_lock(table):
-                spark.sql(f"ALTER TABLE {self.identifier(table)} ADD COLUMNS ({columns_ddl(added)})")
+                spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} ADD COLUMNS ({columns_ddl(added)})")

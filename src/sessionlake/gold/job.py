@@ -79,10 +79,10 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
             shards. Or a table was built by another declaration. Or a rebuild of silver was interrupted.
     """
     lake, tables = Lake(settings, declared_gold_schemas(settings)), declared_gold_tables(settings)
-    with lake.storage.caching():
+    with lake.storage.cache_reads():
         _check_and_create_tables(spark, lake)
         new = find_tables_to_rebuild(spark, lake, tables)
-        lake.ensure(
+        lake.prepare_tables(
             spark, [table.table_name for table in add_final_tables(table for table in tables if table not in new)]
         )
         if new:
@@ -101,7 +101,7 @@ def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[Gol
         LakeError: Gold cannot start, for one of the reasons that `start` names.
     """
     lake = Lake(settings, declared_gold_schemas(settings))
-    with lake.storage.caching():
+    with lake.storage.cache_reads():
         _check_and_create_tables(spark, lake)
         return _rebuild_given_tables(spark, lake, tables)
 
@@ -114,7 +114,7 @@ def _check_and_create_tables(spark: SparkSession, lake: Lake) -> None:
     """
     refuse_fresh_checkpoint(spark, lake, lake.settings, LAYER)
     require_uninterrupted(lake.settings, LAYER)
-    lake.ensure(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
+    lake.prepare_tables(spark, [CHANGES, AVERAGES, RESTATEMENTS, LATE_POINTS, LEDGER, RULES])
     prepare_tables(spark, lake, lake.settings)
     require_same_shards(spark, lake, lake.settings.gold.shards)
 
@@ -194,7 +194,7 @@ def folded_stream(
             options |= lake.storage.first_read_options(spark, CHANGES)
     else:
         options |= choose_starting_options(settings.checkpoint(LAYER))
-    read = lake.stream(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
+    read = lake.stream_table(spark, CHANGES, settings.gold.max_bytes_per_trigger, options)
     once = OnceTopics(settings.capture)
     packer = ChangePacker(declared, owners, once if once.is_once_configured else None)
     packed = read.select(*shards, *change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
@@ -230,7 +230,7 @@ class _GoldBatch:
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), frame.sparkSession
-        inline, few = self._lake.limits.inline_bytes, self._lake.limits.few_changes
+        inline, few = self._lake.driver_limits.inline_bytes, self._lake.driver_limits.few_changes
         frame.persist()
         try:
             part = FoldResult.collect_payloads(frame, inline)

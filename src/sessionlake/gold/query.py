@@ -136,7 +136,9 @@ def _refuse_expired(reader: TableReader, ranges: Sequence[MetricsRange], topics:
 
 def _read_rows(reader: TableReader, span: MetricsRange, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
     schema = span.table.arrow_schema()
-    for batch in reader.batches(span.table.table_name, *conditions, *_range_conditions(span), columns=schema.names):
+    for batch in reader.read_batches(
+        span.table.table_name, *conditions, *_range_conditions(span), columns=schema.names
+    ):
         yield pa.Table.from_batches([batch]).cast(schema)
 
 

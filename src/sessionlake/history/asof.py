@@ -140,7 +140,7 @@ def find_session(
     """
     columns = ["topic", "session_id", "partition", "first_offset", "next_seq", "beneath", "_batch"]
     of_topic: list[Condition] = [] if topic is None else [("topic", operator.eq, topic)]
-    noted = list(reader.rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
+    noted = list(reader.read_rows(PROGRESS, ("session_id", operator.eq, session), *of_topic, columns=columns))
     place = choose_topic_partition(session, {(row["topic"], row["partition"]) for row in noted}, partition)
     if place is None:
         raise _make_unknown_session_error(reader, settings, session, topic, partition)
@@ -180,7 +180,7 @@ def choose_topic_partition(
 def _make_unknown_session_error(
     reader: TableReader, settings: Settings, session: str, topic: str | None, partition: int | None
 ) -> LakeError | UsageError:
-    rows = reader.sample(PROGRESS, _MAX_SEARCHED, columns=["session_id", "topic"])
+    rows = reader.sample_rows(PROGRESS, _MAX_SEARCHED, columns=["session_id", "topic"])
     known = {(row["session_id"], row["topic"]) for row in rows}
     if not known:
         return LakeError(f"no sessions in {settings.home} yet", fix="Run `sessionlake run all --once` to fill it")
@@ -238,18 +238,18 @@ class _AsOfQuery:
         """Returns the cuts of the session whose tables are stored, up to the last merged batch."""
         conditions = *self._session_conditions, ("_batch", operator.le, read_last_merged_batch(self._reader))
         if not self._reader.exists(SNAPSHOT_INDEX):  # a home from before this index: the tables of all cuts are kept
-            return self._reader.table(CUTS, *conditions)
-        return read_kept_cuts(self._reader.table, *conditions)
+            return self._reader.read_arrow_table(CUTS, *conditions)
+        return read_kept_cuts(self._reader.read_arrow_table, *conditions)
 
     def _sort_by_row_id(self, rows: pa.Table) -> pa.Table:
         return rows.drop_columns(list(SESSION)).sort_by("row_id")
 
     def _read_stored_table(self, cut: pa.Table) -> pa.Table:
-        same: list[Condition] = [
-            (name, operator.eq, to_value(cut[name][0])) for name in ("snapshot_at", "reason", "position")
-        ]
+        key = "snapshot_at", "reason", "position"
+        same: list[Condition] = [(name, operator.eq, to_value(cut[name][0])) for name in key]
         schema = build_rows_schema(self._columns)
-        found = self._reader.table(SNAPSHOTS, *self._session_conditions, *same, columns=schema.names).cast(schema)
+        conditions = *self._session_conditions, *same
+        found = self._reader.read_arrow_table(SNAPSHOTS, *conditions, columns=schema.names).cast(schema)
         if "rows" in cut.column_names and cut["rows"][0].as_py() not in (None, found.num_rows):
             raise LakeError(
                 f"{self._session}: retention is removing rows of {SNAPSHOTS} at the moment", fix="Run the command again"
@@ -268,7 +268,7 @@ class _AsOfQuery:
             since.append(("_applied_at", operator.le, ms_to_time(self._moment.ts)))
         columns = [*list_change_columns(self._columns), *_SEEN_BY]
         return self._moment.select_changes(
-            self._reader.table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
+            self._reader.read_arrow_table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
         )
 
     def _has_surely_reached(self, ts: int) -> bool:
@@ -299,7 +299,7 @@ class _AsOfQuery:
         silent = (one for one in self._silences if one.place == place and (until is None or one.behind < until))
         if any(one.until >= ts for one in silent):
             return True
-        later = self._reader.batches(
+        later = self._reader.read_batches(
             MESSAGES,
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
@@ -381,17 +381,17 @@ class _AsOfQuery:
 
     def _refuse_moment_before_first_change(self) -> None:
         columns = ["_position", "_seq", "_offset", "_life", *_SEEN_BY]
-        changes = self._reader.table(CHANGES, *self._session_conditions, columns=columns)
+        changes = self._reader.read_arrow_table(CHANGES, *self._session_conditions, columns=columns)
         if not changes.num_rows:
             return  # a session whose table was always empty
         first = changes.sort_by("_position").slice(0, 1)
         at = int(to_epoch_ms(first["_applied_at"])[0])
         lives = changes.filter(pa.array(changes["_life"].to_numpy() == self._session.life))["_seq"].to_pylist()
-        seqs = [seq for seq in lives if seq is not None]
+        first_seq = min((seq for seq in lives if seq is not None), default=None)
         known = {
             "ts": f"at {format_time(at)} ({at})",
             "offset": f"with offset {first['_applied_by'][0].as_py()}",
-            "seq": f"with seq {min(seqs, default=None)} (its latest life)",
+            "seq": f"with seq {first_seq} (its latest life)",
         }
         name = next(name for name in known if getattr(self._moment, name) is not None)
         raise LakeError(

@@ -131,7 +131,7 @@ def as_of_batch(spark: SparkSession, settings: Settings, batch: int) -> AsOfBatc
 
 def _is_append_only(table: str) -> bool:
     """Returns True if the table is append-only: each row has the number of the batch that wrote it."""
-    return any(name == _BATCH for name, _ in TABLES[table].columns)
+    return any(name == _BATCH for name, _ in TABLES[table].column_types)
 
 
 @dataclass
@@ -210,12 +210,12 @@ def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> 
         LakeError: No merge ended up to this batch, or retention has removed the entries that record it.
     """
     for window in ledger_search_windows(summary.latest):
-        ends = _find_last_batch_of_merges(reader.batches(LEDGER, _LAYERS, *window, columns=_END))
+        ends = _find_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, *window, columns=_END))
         end = max((end for end in ends if end <= batch), default=None)
         if end is None:
             continue
         versions = summary.find_versions_of_idle_tables(window[0][2]) if window else {}
-        versions |= _find_table_versions(reader.batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end)
+        versions |= _find_table_versions(reader.read_batches(LEDGER, _LAYERS, *window, columns=[*_END, "outputs"]), end)
         if versions.keys() >= summary.find_tables_to_read_at_version(end):
             break
     else:
@@ -226,7 +226,7 @@ def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> 
                 fix="Choose a later batch",
             )
     if end is None:
-        first = min(_find_last_batch_of_merges(reader.batches(LEDGER, _LAYERS, columns=_END)), default=None)
+        first = min(_find_last_batch_of_merges(reader.read_batches(LEDGER, _LAYERS, columns=_END)), default=None)
         merged = "none has been merged yet" if first is None else f"the first merge ended with batch {first}"
         raise LakeError(
             f"batch {batch}: session_rows and sessions were not merged by then; {merged}",

@@ -176,7 +176,7 @@ def explain(
         what = f"{table} has no row with {where}" if where else f"{table} has no rows"
         raise NotFoundError(what + begins, fix="Look at the table's rows with `sessionlake query`")
     changes = _select_changes_read_by_gold(spark, lake, reader)
-    logic = lake.storage.properties(spark, table).get(LOGIC)
+    logic = lake.storage.read_properties(spark, table).get(LOGIC)
     explained = [_explain_row(reader, changes, known[table], row, message, logic) for row in rows[:at_most]]
     return explained, len(rows) > at_most
 
@@ -374,7 +374,7 @@ def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbere
     if renumbered in silver_numbers:
         yield from _read_batches_before_rebuild(reader, own, renumbered)
     between = ("source_to", ge, silver_numbers[0]), ("source_from", le, silver_numbers[-1])
-    rows = reader.rows(LEDGER, *own, *between, columns=[*_OF_BATCH, "layer"])
+    rows = reader.read_rows(LEDGER, *own, *between, columns=[*_OF_BATCH, "layer"])
     for row in sorted(rows, key=itemgetter("committed_at")):
         first, last = span = row["source_from"], row["source_to"]
         place = bisect_left(silver_numbers, first)
@@ -392,7 +392,7 @@ def _read_batches_before_rebuild(reader: TableReader, own: list[Condition], renu
     """
     if not reader.exists(LEDGER):
         return
-    found = reader.table(LEDGER, *own, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"])
+    found = reader.read_arrow_table(LEDGER, *own, ("source_to", lt, renumbered), columns=[*_OF_BATCH, "layer"])
     if found.num_rows:
         span = pc.min(found["source_from"]).as_py(), pc.max(found["source_to"]).as_py()
         (last,) = found.sort_by("committed_at").slice(found.num_rows - 1).to_pylist()

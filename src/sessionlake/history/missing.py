@@ -70,7 +70,7 @@ def explain_unread(spans: list[ReadOffsets], settings: Settings, topic: str, par
 def explain_absent(reader: TableReader, topic: str, partition: int, offset: int) -> str | None:
     """Returns a text that says why bronze has no message at an offset; None if no reason is recorded."""
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition)]
-    for row in reader.rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
+    for row in reader.read_rows(ABSENT, *place, ("first", le, offset), ("last", ge, offset)):
         where = f"topic {topic}, partition {partition}: bronze has no message at offset {offset}"
         if row["reason"] == AbsenceReason.SKIPPED:
             return f"{where}: {row['who']} skipped it ({row['why']}), because Spark cannot deliver it"

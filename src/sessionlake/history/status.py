@@ -88,7 +88,7 @@ def layer_statuses(reader: TableReader, settings: Settings) -> list[LayerStatus]
     layer_spans = read_layer_offsets(reader)
     bronze, silver = (_find_next_offsets(layer_spans, layer) for layer in ("bronze", "silver"))
     kafka = _convert_to_bronze_offsets(
-        read_kafka_ends(settings), select_latest_generations(parse_topics(reader.rows(TOPICS)))
+        read_kafka_ends(settings), select_latest_generations(parse_topics(reader.read_rows(TOPICS)))
     )
     behind: dict[str, int | None] = {
         "bronze": None if kafka is None else _count_unread_messages(reader, kafka, bronze),
@@ -226,11 +226,11 @@ def _count_unread_changes(reader: TableReader, read: int) -> int:
     """
     taken = read_change_progress(reader)
     if taken is None:
-        return reader.count(CHANGES)
+        return reader.count_rows(CHANGES)
     later = reader.count_by(CHANGES, ["_batch"], ("_batch", gt, taken.batch)).total()
     # In its first run gold reads the table's files in the order of their writing. Compacted files come late, although
     # their changes are old, so the batch number alone is not enough.
-    return max(later, reader.count(CHANGES) - read)
+    return max(later, reader.count_rows(CHANGES) - read)
 
 
 def _make_layer_status(layer: str, batches: list[_BatchTotals], behind: int | None, now: datetime) -> LayerStatus:

@@ -58,7 +58,7 @@ def trace(reader: TableReader, settings: Settings, topic: str, partition: int, o
         LakeError: The ledger says that silver read it, but silver's tables lack it.
     """
     place: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("offset", eq, offset)]
-    raw = next(reader.rows(MESSAGES, *place, columns=READ), None)
+    raw = next(reader.read_rows(MESSAGES, *place, columns=READ), None)
     bronze = _find_batch(reader, BRONZE, topic, partition, offset, raw["ingested_at"]) if raw else None
     gone = read_partition_starts(reader).get((topic, partition))
     if raw is None and gone is not None and offset <= gone.last_removed:
@@ -88,8 +88,8 @@ def _trace_part(
 ) -> TracedPart:
     """Returns what silver made of a message, or of one of its parts."""
     topic, partition, offset = (value for _, _, value in place)
-    quarantined = reader.rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])
-    events = _select_own_rows(content, reader.rows(EVENTS, *place, columns=_EVENT))
+    quarantined = reader.read_rows(QUARANTINE, *place, columns=["reason", "session_id", "_batch"])
+    events = _select_own_rows(content, reader.read_rows(EVENTS, *place, columns=_EVENT))
     session = _read_session(reader, topic, partition, content.session_id)
     found = Evidence(
         offset=offset,
@@ -191,7 +191,7 @@ def _parse_commit(row: Row) -> tuple[int, str, datetime, dict[str, int], bool]:
 
 def _read_changes(reader: TableReader, batch: int, place: list[Condition]) -> list[Row]:
     named = [("_offset" if name == "offset" else name, compare, value) for name, compare, value in place]
-    return sorted(reader.rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
+    return sorted(reader.read_rows(CHANGES, *named, ("_batch", ge, batch)), key=lambda row: row["ordinal"])
 
 
 def _convert_change_for_users(row: Row) -> Row:
@@ -208,9 +208,9 @@ def _read_session(reader: TableReader, topic: str, partition: int, session_id: s
     if session_id is None:
         return None
     own: list[Condition] = [("topic", eq, topic), ("partition", eq, partition), ("session_id", eq, session_id)]
-    late = reader.rows(PROGRESS, *own, ("_batch", gt, read_last_merged_batch(reader)))
+    late = reader.read_rows(PROGRESS, *own, ("_batch", gt, read_last_merged_batch(reader)))
     latest = max(late, key=lambda row: row["_batch"], default=None)
-    return latest or next(reader.rows(SESSIONS, *own), None)
+    return latest or next(reader.read_rows(SESSIONS, *own), None)
 
 
 def _find_judgement(
@@ -258,7 +258,7 @@ def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions
     """Returns ledger entries that meet the conditions: those near `moment`, or if there are none, those of any time."""
     found: list[Row] = []
     for window in ledger_search_windows(moment):
-        found = list(reader.rows(LEDGER, *conditions, *window))
+        found = list(reader.read_rows(LEDGER, *conditions, *window))
         if found:
             break
     return found
@@ -269,7 +269,7 @@ def _find_event_that_broke_session(
 ) -> Row | None:
     names = zip(SESSION, (*place, content.session_id), strict=True)
     own: list[Condition] = [*((name, eq, value) for name, value in names), ("offset", le, offset)]
-    rows = reader.rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
+    rows = reader.read_rows(EVENTS, *own, ("action", eq, str(Action.ISOLATED)), columns=_EVENT)
     return max(rows, key=lambda row: row["offset"], default=None)
 
 

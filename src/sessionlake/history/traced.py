@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sessionlake.delta.storage.far_times import FarTime
+from sessionlake.delta.storage.far_times import OutOfRangeTime
 from sessionlake.history.content import FeedReading
 from sessionlake.history.fate import Fate
 from sessionlake.protocol.types import Row
@@ -58,7 +58,7 @@ class TracedMessage:
     type: str | None
     seq: int | None
     ts: int | None
-    timestamp: datetime | FarTime
+    timestamp: datetime | OutOfRangeTime
     value_bytes: int
     ingested_at: datetime | None
     reading: FeedReading | None = None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ABSENT, TOPICS
 from sessionlake.delta.schemas.tables import arrow_schema
@@ -74,7 +74,7 @@ class AbsentOffsets:
 
     def _read_jumps(self) -> UnusedOffsets:
         if self.unused_offsets is None and self.reader is not None:
-            return find_unused_offsets(parse_topics(self.reader.rows(TOPICS)))
+            return find_unused_offsets(parse_topics(self.reader.read_rows(TOPICS)))
         return self.unused_offsets or {}
 
 
@@ -102,7 +102,7 @@ def read_absent_runs(
     if reason is not None:
         conditions.append(("reason", eq, str(reason)))
     found: dict[TopicPartition, list[OffsetRun]] = {}
-    for row in reader.rows(ABSENT, *conditions, columns=["topic", "partition", "first", "last"]):
+    for row in reader.read_rows(ABSENT, *conditions, columns=["topic", "partition", "first", "last"]):
         place, run = (row["topic"], row["partition"]), (row["first"], row["last"] + 1)
         if place in searched_offsets and run[1] > searched_offsets[place][0] and run[0] < searched_offsets[place][1]:
             found.setdefault(place, []).append(run)
@@ -155,7 +155,7 @@ def record_absent_offsets(
         who: the operator who skipped the messages; None for transactions.
         why: the operator's note; None for transactions.
     """
-    lake.ensure(spark, [ABSENT])
+    lake.prepare_tables(spark, [ABSENT])
     now = datetime.now(UTC)
     rows = [
         {"topic": topic, "partition": partition, "first": first, "last": end - 1}
@@ -163,4 +163,4 @@ def record_absent_offsets(
         for (topic, partition), found in sorted(runs.items())
         for first, end in found
     ]
-    append(spark, lake, ABSENT, pa.Table.from_pylist(rows, arrow_schema(ABSENT)), txn)
+    append_rows(spark, lake, ABSENT, pa.Table.from_pylist(rows, arrow_schema(ABSENT)), txn)

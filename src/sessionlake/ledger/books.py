@@ -113,7 +113,7 @@ def read_stored_sums(reader: TableReader) -> StoredSums:
     """Reads `ops.positions`. If the table is missing, there are no sums of either kind."""
     if not reader.exists(POSITIONS):
         return StoredSums(None, pa.table({}))
-    known = reader.table(POSITIONS)
+    known = reader.read_arrow_table(POSITIONS)
     copies = known.filter(pc.field("format") != CARRIED)
     usable = pc.unique(copies["format"]).to_pylist() == [FORMAT]
     return StoredSums(copies if usable else None, known.filter(pc.field("format") == CARRIED))
@@ -211,7 +211,7 @@ class LedgerReader:
     def _read_rows(self, conditions: Sequence[Condition], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         if self._copies_and_later_entries is None:
             for when in self._sums.ledger_conditions:
-                for batch in self._reader.batches(
+                for batch in self._reader.read_batches(
                     LEDGER, *conditions, *when, columns=_find_needed_ledger_columns([*ENTRY, *columns])
                 ):
                     yield convert_entries_to_sums(self._sums.drop_summed_entries(batch), columns)
@@ -336,7 +336,7 @@ def _count_leftover_entries(reader: TableReader, sums: StoredSums) -> int:
     """Counts entries that the ledger still has although carried sums already replace them."""
     if sums.removed_before is None:
         return 0
-    early = reader.batches(LEDGER, ("committed_at", lt, sums.removed_before), columns=list(ENTRY))
+    early = reader.read_batches(LEDGER, ("committed_at", lt, sums.removed_before), columns=list(ENTRY))
     return sum(batch.num_rows - sums.drop_summed_entries(batch).num_rows for batch in early)
 
 

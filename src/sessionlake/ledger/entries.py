@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.build import code_version
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER
 from sessionlake.delta.schemas.tables import arrow_schema
@@ -136,7 +136,7 @@ class Ledger:
             txn: Delta transaction of the append; None to use the entry's own.
         """
         row = _convert_to_row(entry, max(datetime.now(UTC), self._find_earliest_commit_time(spark, entry)))
-        append(spark, self._lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
+        append_rows(spark, self._lake, LEDGER, pa.Table.from_pylist([row], arrow_schema(LEDGER)), txn or entry.txn)
 
     def _find_earliest_commit_time(self, spark: SparkSession, entry: LedgerEntry) -> datetime:
         """Returns the earliest commit time that the entry may get, so that it is ordered correctly around rebuilds."""

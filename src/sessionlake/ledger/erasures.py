@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import replace_claimed
+from sessionlake.delta.commit import replace_with_claim
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ERASURES, FORGET_CLAIM
 from sessionlake.delta.storage.reading import TableReader
@@ -100,7 +100,7 @@ def read_receipts(reader: TableReader) -> list[Erasure]:
     """
     if not reader.exists(ERASURES):
         return []
-    rows = reader.table(ERASURES).cast(_SCHEMA).to_pylist()
+    rows = reader.read_arrow_table(ERASURES).cast(_SCHEMA).to_pylist()
     if any(row.pop("format") != FORMAT for row in rows):
         raise LakeError(
             f"{ERASURES} has a format other than {FORMAT}, which this version of sessionlake cannot read",
@@ -119,7 +119,7 @@ def store_receipt(spark: SparkSession, lake: Lake, erasure: Erasure) -> None:
 
 def _replace_receipts(spark: SparkSession, lake: Lake, receipts: Iterable[Erasure]) -> None:
     rows = [asdict(one) | {"report": json.dumps(one.report), "format": FORMAT} for one in receipts]
-    replace_claimed(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
+    replace_with_claim(spark, lake, ERASURES, pa.Table.from_pylist(rows, _SCHEMA))
 
 
 def delete_receipt(spark: SparkSession, lake: Lake, receipt: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import replace_claimed
+from sessionlake.delta.commit import replace_with_claim
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, POSITIONS
 from sessionlake.delta.schemas.tables import COUNTS
@@ -99,13 +99,13 @@ def update_copied_sums(spark: SparkSession, lake: Lake) -> bool:
     until = latest - _LAG
     if sum(pc.sum(_mask_earlier_times(part, until)).as_py() or 0 for part in times) < _WORTHWHILE:
         return False
-    with suppress(ClaimedError), lake.storage.claim(spark, CLAIM, "sums the ledger up"):
+    with suppress(ClaimedError), lake.storage.hold_claim(spark, CLAIM, "sums the ledger up"):
         # Carried sums are not copies and must stay. Another process may have changed them since the first read.
         reader = lake.reader(spark)
         known = read_stored_sums(reader).carried
         own = sum_entries(LedgerReader(reader, *_COLUMNS, include_carried=False).read_entries, until)
         sums = pa.concat_tables([own, known.cast(SCHEMA)]) if known.num_rows else own
-        replace_claimed(spark, lake, POSITIONS, sums)
+        replace_with_claim(spark, lake, POSITIONS, sums)
         return True
     return False
 
@@ -115,7 +115,7 @@ def write_carried_sums(spark: SparkSession, lake: Lake, cutoff: datetime) -> Non
 
     Copied sums are dropped; `update_copied_sums` computes them again. The caller must hold `retained.CLAIM`.
     """
-    replace_claimed(spark, lake, POSITIONS, compute_carried_sums(lake.reader(spark), cutoff))
+    replace_with_claim(spark, lake, POSITIONS, compute_carried_sums(lake.reader(spark), cutoff))
 
 
 def compute_carried_sums(reader: TableReader, cutoff: datetime) -> pa.Table:
@@ -136,7 +136,7 @@ def drop_carried_sums(spark: SparkSession, lake: Lake, layers: Collection[str]) 
     known = read_stored_sums(lake.reader(spark)).carried
     if known.num_rows:
         others = pc.invert(pc.is_in(known["layer"], pa.array(layers, pa.string())))
-        replace_claimed(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
+        replace_with_claim(spark, lake, POSITIONS, known.filter(others).cast(SCHEMA))
 
 
 def verify_copied_sums(reader: TableReader) -> bool:

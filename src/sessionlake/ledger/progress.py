@@ -92,7 +92,7 @@ def read_first_offsets_since(reader: TableReader, layer: str, moment: datetime) 
     Topic-partitions that these batches did not read are missing.
     """
     found: dict[TopicPartition, int] = {}
-    for batch in reader.batches(
+    for batch in reader.read_batches(
         LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]
     ):
         for row in _unnest_offset_ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
@@ -108,7 +108,9 @@ def read_last_commits_since(reader: TableReader, layer: str, moment: datetime) -
     """
     found: dict[TopicPartition, datetime] = {}
     columns = ["layer", "offsets", "committed_at"]
-    for batch in reader.batches(LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=columns):
+    for batch in reader.read_batches(
+        LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=columns
+    ):
         ranges = _unnest_offset_ranges(batch)
         ranges = ranges.append_column("at", batch.column("committed_at").take(ranges["row"].combine_chunks()))
         own = ranges.filter(pc.field("messages") > 0).group_by(_PLACE).aggregate([("at", "max")])
@@ -120,7 +122,7 @@ def read_last_commits_since(reader: TableReader, layer: str, moment: datetime) -
 
 def read_first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
     """Returns the lowest batch number that the layer committed since `moment`; None if there is none."""
-    late = reader.batches(LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=["batch_id"])
+    late = reader.read_batches(LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=["batch_id"])
     found = [pc.min(batch.column("batch_id")).as_py() for batch in late]
     return min((number for number in found if number is not None), default=None)
 
@@ -195,7 +197,7 @@ def find_entry_of_message(
     place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
     inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
     for window in ledger_search_windows(near):
-        for batch in reader.batches(LEDGER, *_condition_on_layer(layer), *window):
+        for batch in reader.read_batches(LEDGER, *_condition_on_layer(layer), *window):
             kept = batch.filter(mask_entries_since_rebuild(batch, since))
             for row in kept.take(_unnest_offset_ranges(kept).filter(inside)["row"].unique()).to_pylist():
                 return dict(row)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import delete_claimed, merge_claimed
+from sessionlake.delta.commit import delete_with_claim, merge_with_claim
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -78,7 +78,7 @@ def select_expired_rows(table: str, limits: pa.Table | None = None, batch: int =
     """Returns the selection of the rows of a table that its limits say are removed or to be removed.
 
     Args:
-        limits: columns as `LIMITS`; None if only `ExpiredRows.condition` is needed.
+        limits: columns as `LIMITS`; None if only `ExpiredRows.build_join_condition` is needed.
         batch: number of the last silver batch that wrote such rows; -1 if unknown.
     """
     limits = LIMITS.empty_table() if limits is None else limits
@@ -149,7 +149,7 @@ def _read_removed_rows(
 ) -> dict[str, RemovedRows]:
     if not reader.exists(RETAINED):
         return {}
-    rows = reader.table(RETAINED, *conditions, columns=schema.names).cast(schema)
+    rows = reader.read_arrow_table(RETAINED, *conditions, columns=schema.names).cast(schema)
     others = {*pc.unique(rows["format"]).to_pylist()} - {FORMAT}
     if others:
         raise LakeError(
@@ -173,13 +173,13 @@ def read_limits_changed_last(reader: TableReader, removed_rows: RemovedRows) -> 
     Args:
         removed_rows: what was removed from the table, as read now. Limits with the same `batch` are returned.
     """
-    rows = reader.table(
+    rows = reader.read_arrow_table(
         RETAINED, ("table", eq, removed_rows.table), ("limit", ge, 0), ("batch", eq, removed_rows.batch)
     )
     return _select_limits(rows.cast(_SCHEMA), removed_rows.table)
 
 
-def read_limits_as_frame(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
+def read_row_limits(spark: SparkSession, lake: Lake, table: str) -> DataFrame:
     """Returns the limits of a table as a Spark frame, since they may not fit into memory.
 
     The frame has the columns of `LIMITS` and further columns of `ops.retained`.
@@ -212,7 +212,7 @@ def record_removed_rows(spark: SparkSession, lake: Lake, removed_rows: RemovedRo
     Args:
         removed_rows: with the changed limits only; stored limits of other topic-partitions or sessions stay.
     """
-    lake.ensure(spark, [RETAINED])
+    lake.prepare_tables(spark, [RETAINED])
     head = {"table": removed_rows.table, "format": FORMAT} | {name: getattr(removed_rows, name) for name, _ in _HEAD}
     limits = removed_rows.limits
     own: dict[str, Any] = {name: limits[name] for name in LIMITS.names}
@@ -221,7 +221,7 @@ def record_removed_rows(spark: SparkSession, lake: Lake, removed_rows: RemovedRo
     own |= {name: pa.nulls(limits.num_rows, kind) for name, kind in _HEAD if name != "batch"}
     moved = pa.table({name: own[name] for name in _SCHEMA.names}).cast(_SCHEMA)
     rows = pa.concat_tables([pa.Table.from_pylist([head], _SCHEMA), moved])
-    merge_claimed(spark, lake, RETAINED, _fill_null_keys(rows), _UPSERT)
+    merge_with_claim(spark, lake, RETAINED, _fill_null_keys(rows), _UPSERT)
 
 
 def _fill_null_keys(rows: pa.Table) -> pa.Table:
@@ -243,9 +243,9 @@ def delete_records_of_removed_rows(
 
     known = sorted(read_removed_rows_without_limits(lake.reader(spark)).keys() & {*tables})
     if known and topics is None:
-        delete_claimed(spark, lake, RETAINED, F.col("table").isin(known))
+        delete_with_claim(spark, lake, RETAINED, F.col("table").isin(known))
     elif known and topics:
-        delete_claimed(spark, lake, RETAINED, F.col("table").isin(known) & F.col("topic").isin([*topics]))
+        delete_with_claim(spark, lake, RETAINED, F.col("table").isin(known) & F.col("topic").isin([*topics]))
 
 
 @dataclass(frozen=True)
@@ -288,4 +288,4 @@ def read_last_removed_position(reader: TableReader, topic: str, partition: int |
     own: list[Condition] = [("table", eq, CHANGES), ("topic", eq, topic), ("session_id", eq, session_id)]
     if partition is not None:
         own.append(("partition", eq, partition))
-    return max((row["limit"] for row in reader.rows(RETAINED, *own, columns=["limit"])), default=None)
+    return max((row["limit"] for row in reader.read_rows(RETAINED, *own, columns=["limit"])), default=None)

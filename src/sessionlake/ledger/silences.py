@@ -22,7 +22,7 @@ IS_SILENCE: Condition = ("topic", is_null, None)
 
 def read_silences(reader: TableReader) -> list[Silence]:
     """Returns all silences in bronze."""
-    return [*decode_silences(row["value"] for row in reader.rows(MESSAGES, IS_SILENCE, columns=["value"]))]
+    return [*decode_silences(row["value"] for row in reader.read_rows(MESSAGES, IS_SILENCE, columns=["value"]))]
 
 
 def select_silences(bronze_rows: DataFrame) -> list[Silence]:

@@ -100,7 +100,7 @@ class Topic:
 
 def read_topics(spark: SparkSession | None, lake: Lake) -> list[Topic]:
     """Returns all rows of `ops.topics`, sorted by topic and generation; empty if bronze has never run."""
-    return parse_topics(lake.reader(spark).rows(TOPICS))
+    return parse_topics(lake.reader(spark).read_rows(TOPICS))
 
 
 def parse_topics(rows: Iterable[Mapping[str, Any]]) -> list[Topic]:

@@ -18,7 +18,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
 from sessionlake.delta.schemas.properties import RETENTION, interval_text, parse_interval
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
+from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.positions import update_copied_sums
 from sessionlake.operations.retention.removal import RetentionRunner
@@ -54,8 +54,8 @@ class TableMaintenance:
     """
 
     table: str
-    compacted: Compacted | None = None
-    vacuumed: Vacuumed | None = None
+    compacted: CompactionResult | None = None
+    vacuumed: VacuumResult | None = None
     rows: int = 0
     waits: str = ""
 
@@ -190,7 +190,7 @@ class Maintenance:
 
     def _vacuum_table(
         self, table: str, readers: Sequence[TableReaderProgress], *, only_if_worth: bool
-    ) -> Vacuumed | None:
+    ) -> VacuumResult | None:
         storage = self._lake.storage
         since = min(
             (reader.oldest_needed_version for reader in readers if reader.oldest_needed_version is not None),
@@ -199,16 +199,16 @@ class Maintenance:
         kept = HistoryToKeep(self._settings.maintain.keep, since, self._settings.maintain.versions)
         if only_if_worth and not storage.needs_vacuum(self._spark, table, kept):
             return None
-        return storage.vacuum(self._spark, table, kept)
+        return storage.vacuum_table(self._spark, table, kept)
 
-    def _compact_table(self, table: str) -> Compacted | None:
+    def _compact_table(self, table: str) -> CompactionResult | None:
         """Merges files until few small ones are left."""
-        first: Compacted | None = None
+        first: CompactionResult | None = None
         while not self._stop.is_set():
-            done = self._lake.storage.compact(self._spark, table)
+            done = self._lake.storage.compact_table(self._spark, table)
             if done is None or done.before <= done.after:
                 break
-            first = Compacted((first or done).before, done.after)
+            first = CompactionResult((first or done).before, done.after)
         return first
 
     def _describe_wrong_retention(self, table: str) -> str:

@@ -262,7 +262,7 @@ class Pipeline:
         self._on_failure(error)
 
     def _start_layer(self, part: str) -> LayerQuery:
-        with storage_of(self._settings).caching():
+        with storage_of(self._settings).cache_reads():
             return self._start_checked_layer(part)
 
     def _start_checked_layer(self, part: str) -> LayerQuery:
@@ -310,7 +310,7 @@ def run_layer_to_end(spark: SparkSession, settings: Settings, part: str, stop: t
         **{processor.layer: partial(processors.start, name=processor.name) for processor in settings.processors},
     }
     try:
-        with storage_of(settings).caching():
+        with storage_of(settings).cache_reads():
             require_startable(spark, settings, part)
             query = start[part](spark, settings, once=True)
         if not _wait_for_end(query, settings, stop):
@@ -353,5 +353,5 @@ def claim_layers(
     """
     with ExitStack() as stack:
         for part in (*list_layers_to_run(settings, layer), *others):
-            stack.enter_context(storage_of(settings).claim(spark, part, action or f"runs {part}"))
+            stack.enter_context(storage_of(settings).hold_claim(spark, part, action or f"runs {part}"))
         yield

@@ -11,9 +11,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import Txn
@@ -121,7 +121,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         return keyed.start_keyed_processor(spark, settings, config, once=once)
     processor = load_processor(settings, name)
     lake = Lake(settings, {config.output_table: table_schema(config, processor.loaded_processor.output)})
-    lake.ensure(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
+    lake.prepare_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_building(settings, create_processor_rebuild(config))
     _refuse_filled_table(spark, lake, config)
@@ -175,7 +175,7 @@ def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
     Args:
         output: The columns of the processor's output table.
     """
-    columns = output.column_types if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].columns
+    columns = output.column_types if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].column_types
     return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
 
 
@@ -191,7 +191,7 @@ def table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchem
         written_by="processors.job",
         cluster_by=("topic", "session_id"),
         statistics_columns=("topic", "session_id", "_offset", "_batch"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     )
 
 
@@ -218,7 +218,7 @@ class _ProcessorBatch:
         frame.persist()
         try:
             with without_code_generation(spark, enabled=self._few):
-                folded, written = collect_reports(frame, ProcessorOutput.REPORT, self._lake.limits.inline_bytes)
+                folded, written = collect_reports(frame, ProcessorOutput.REPORT, self._lake.driver_limits.inline_bytes)
             reports = [read_report(report) for report in written]
             partitions = sum_partition_counts([*reports])
             if violation := build_stop_error([*reports]):
@@ -245,7 +245,7 @@ class _ProcessorBatch:
         finally:
             frame.unpersist()
         self._log.record_committed_ranges(ranges)
-        self._few = entry.messages <= self._lake.limits.few_messages
+        self._few = entry.messages <= self._lake.driver_limits.few_messages
 
     def _append_outputs(self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
         """Appends the batch's records and failures to their tables. A table without new rows gets no commit.
@@ -260,7 +260,9 @@ class _ProcessorBatch:
         ):
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
-                append(spark, self._lake, table, select_table_rows(folded, kind, txn, row_ddl(kind, self._output)), txn)
+                append_rows(
+                    spark, self._lake, table, select_table_rows(folded, kind, txn, row_ddl(kind, self._output)), txn
+                )
                 commit = self._lake.last_commit(spark, table)
                 # Other processors also append to the table of errors: its last commit may be theirs.
                 if kind is ProcessorOutput.RECORDS and commit.rows not in (0, count):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.build import code_version
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.definition import TableSchema, with_comments
 from sessionlake.delta.schemas.names import LEDGER, REFERENCE
@@ -68,7 +68,7 @@ class KeyedTable:
             raise LakeError(
                 f"{config.source} does not exist yet", fix=f"Run the job that fills it, then {config.layer} again"
             )
-        present = Lake(settings).storage.columns(spark, config.source)
+        present = Lake(settings).storage.read_column_types(spark, config.source)
         self.computation = (
             ProductComputation(config, present)
             if isinstance(config, ProductProcessor)
@@ -111,7 +111,9 @@ class KeyedTable:
         """Returns the key columns of the existing output table; None if there is no table."""
         if not self.lake.exists(spark, self._config.output_table):
             return None
-        return split_names(self.lake.storage.properties(spark, self._config.output_table).get(STATISTICS_COLUMNS, ""))
+        return split_names(
+            self.lake.storage.read_properties(spark, self._config.output_table).get(STATISTICS_COLUMNS, "")
+        )
 
     # -- which declaration a product's rows were computed by
 
@@ -120,7 +122,7 @@ class KeyedTable:
         exists = self.lake.exists(spark, self._config.output_table)
         return (
             exists
-            and self.lake.storage.properties(spark, self._config.output_table).get(LOGIC) == self.computation.logic
+            and self.lake.storage.read_properties(spark, self._config.output_table).get(LOGIC) == self.computation.logic
         )
 
     def prepare_table(self, spark: SparkSession) -> None:
@@ -145,7 +147,7 @@ class KeyedTable:
                     "or is incomplete",
                     fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes it again",
                 )
-        lake.ensure(spark, [config.output_table, LEDGER])
+        lake.prepare_tables(spark, [config.output_table, LEDGER])
         self.store_logic(spark)
 
     def archive_unusable_checkpoint(self, spark: SparkSession) -> None:
@@ -178,7 +180,7 @@ class KeyedTable:
         ):
             lake.set_property(spark, config.output_table, LOGIC, "")
             if self._stored_key(spark) != self.computation.by:
-                lake.drop(spark, config.output_table)
+                lake.drop_table(spark, config.output_table)
 
     def store_logic(self, spark: SparkSession) -> None:
         """Stores the hash of the product's declaration in the output table, which marks the table as complete."""
@@ -193,7 +195,7 @@ class KeyedTable:
         Raises:
             LakeError: The source table does not record its changes.
         """
-        config, entry = self._config, self.lake.storage.properties(spark, self._config.source)
+        config, entry = self._config, self.lake.storage.read_properties(spark, self._config.source)
         if config.source.startswith(REFERENCE) and entry.get(CHANGE_FEED) != "true":
             self.lake.set_property(spark, config.source, CHANGE_FEED, "true")
             entry = {CHANGE_FEED: "true"}
@@ -207,7 +209,7 @@ class KeyedTable:
                 why="It is not append-only and has no change data feed",
                 fix="Name another source. For a table of gold, add it to `gold.change_feed`",
             )
-        return self.lake.stream(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
+        return self.lake.stream_table(spark, config.source, self._settings.silver.max_bytes_per_trigger, options)
 
     def read_source(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """Returns the rows of the source table.
@@ -324,7 +326,7 @@ class _KeyedBatch:
         if count:
             others = tuple(name for name, _ in self.table.columns if name not in same)
             upsert = Upsert(self.table.key_columns, others, pruned_by=by[:1], deletes=True)
-            commit = merge(spark, lake, config.output_table, source, upsert, txn)
+            commit = merge_rows(spark, lake, config.output_table, source, upsert, txn)
             outputs.append(TableOutput(config.output_table, commit.version, count))
         entry = LedgerEntry(
             config.layer,
@@ -372,9 +374,9 @@ def rebuild_keyed_table(
     by = hash_config(settings, config)
     metadata = json.dumps({"sessionlake": code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
-    columns = lake.storage.columns(spark, config.output_table) != dict(table.columns)
+    columns = lake.storage.read_column_types(spark, config.output_table) != dict(table.columns)
     if found or columns:  # without a difference nothing is written, so that readers of the table see no change
-        lake.overwrite(spark, config.output_table, numbered, txn, metadata, columns=columns)
+        lake.overwrite_table(spark, config.output_table, numbered, txn, metadata, columns=columns)
     output = TableOutput(config.output_table, lake.latest_version(spark, config.output_table), found.rows)
     Ledger(lake).write_entry(
         spark, LedgerEntry(config.layer, txn, config.source, started, outputs=(output,), config_hash=by)
@@ -395,6 +397,6 @@ def _recompute_rows(
 ) -> tuple[DataFrame, TableDifference]:
     table.require_same_key(spark)
     if not table.lake.exists(spark, config.output_table):
-        table.lake.ensure(spark, [config.output_table, LEDGER])
+        table.lake.prepare_tables(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)
     return rows, find_difference(table.lake.read(spark, config.output_table), rows, table.key_columns)

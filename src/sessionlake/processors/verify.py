@@ -37,7 +37,7 @@ def verify_product(spark: SparkSession, settings: Settings, config: ProductProce
     now = table.lake.latest_version(spark, config.source)
     if _has_unread_changes(spark, settings, table, config, now):
         return f"{config.output_table} is not compared: {config.source} has rows that it has not read yet. {first}"
-    work = ProductComputation(config, table.lake.storage.columns(spark, config.source))
+    work = ProductComputation(config, table.lake.storage.read_column_types(spark, config.source))
     truth = work.recompute_in_sql(table.read_source(spark, now))
     return compare_rows(
         config.output_table,
@@ -55,7 +55,7 @@ def _has_unread_changes(
 
     A newer version alone does not mean that: not every version adds or changes rows.
     """
-    feed = table.lake.storage.properties(spark, config.source).get(CHANGE_FEED) == "true"
+    feed = table.lake.storage.read_properties(spark, config.source).get(CHANGE_FEED) == "true"
     version = read_last_version(settings, config.layer, is_change_feed=feed)
     if version is None:
         return not table.read_source(spark, now).isEmpty()

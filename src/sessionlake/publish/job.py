@@ -105,7 +105,7 @@ def start(
     require_readable_checkpoint(checkpoint, publication.layer, other_fix=query.restart_hint)
     require_change_feed(spark, lake, publication.table)
     _refuse_speculation(spark)
-    lake.ensure(spark, [LEDGER])
+    lake.prepare_tables(spark, [LEDGER])
     first = not (Path(checkpoint) / "metadata").exists()
     _require_resumable(spark, lake, publication, query)
     written = prepare_topic(settings, publication.topic, first=first, restart_hint=query.restart_hint)
@@ -119,7 +119,7 @@ def start(
             checkpoint
         )  # starts from the table's current rows: its log may not reach back to its first version
     limit, feed = settings.publish.max_bytes_per_trigger, {"readChangeFeed": "true"}
-    stream = lake.stream(spark, publication.table, limit, feed)
+    stream = lake.stream_table(spark, publication.table, limit, feed)
     batch = _PublishBatch(lake, settings, publication, on_batch)
     return query.start(stream, batch, trigger=settings.publish.trigger, once=once)
 
@@ -162,7 +162,7 @@ class _PublishBatch:
         self._table = require_publishable(settings, publication.table)
         self._on_batch = on_batch
         self._few = (
-            lake.limits.few_messages > 0
+            lake.driver_limits.few_messages > 0
         )  # whether the batch before was small, which is the best guess for the next
 
     def __call__(self, changes: DataFrame, txn: Txn) -> None:
@@ -171,7 +171,7 @@ class _PublishBatch:
         fault_point("before:kafka")
         with without_code_generation(spark, enabled=self._few):
             count, first, last = self._send_changes(changes, txn.version)
-        self._few = count <= self._lake.limits.few_messages
+        self._few = count <= self._lake.driver_limits.few_messages
         fault_point("after:kafka")
         if not count:  # versions that changed no row, such as a compaction
             return
@@ -234,7 +234,7 @@ def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:
     """
     if not lake.exists(spark, table):
         raise LakeError(f"publish: {table} does not exist yet", fix="Run `sessionlake run all --once`, which fills it")
-    if lake.storage.properties(spark, table).get(CHANGE_FEED) == "true":
+    if lake.storage.read_properties(spark, table).get(CHANGE_FEED) == "true":
         return
     if table.startswith(f"{GOLD}."):
         raise LakeError(
@@ -243,7 +243,7 @@ def require_change_feed(spark: SparkSession, lake: Lake, table: str) -> None:
         )
     raise LakeError(
         f"publish: {table} was created without a change feed",
-        fix=f"Switch it on for later versions with `ALTER TABLE {lake.identifier(table)} SET TBLPROPERTIES "
+        fix=f"Switch it on for later versions with `ALTER TABLE {lake.to_sql_identifier(table)} SET TBLPROPERTIES "
         f"({CHANGE_FEED} = true)`",
     )
 

@@ -24,13 +24,13 @@ class FeedMapping(NamedTuple):
     Attributes:
         name: The feed's name.
         topics: The pattern of its topics.
-        columns: The names of its columns.
+        columns: The names of its columns, separated by spaces, which no name has.
         hashes: For each key of the feed that decides how messages are read: `key=hash`, separated by spaces.
     """
 
     name: str
     topics: str
-    columns: list[str]
+    columns: str
     hashes: str
 
 
@@ -49,7 +49,7 @@ class ChangedFeed(NamedTuple):
 def list_mappings(capture: CaptureSettings) -> list[FeedMapping]:
     """Returns how each feed reads messages; an empty list if all messages have the form of sessionlake."""
     return [
-        FeedMapping(feed.name, feed.topics, sorted(feed.columns), hash_mapping(feed, feed.columns))
+        FeedMapping(feed.name, feed.topics, " ".join(sorted(feed.columns)), hash_mapping(feed, feed.columns))
         for feed in capture.feeds
     ]
 
@@ -86,8 +86,8 @@ def find_changed_feed(
 ) -> ChangedFeed | None:
     """Returns the first topic that was read, and is now read in another way; None if there is none.
 
-    A topic that no feed read before may get a feed at any time, and a feed may be removed: its messages then go to
-    quarantine.
+    A topic that no feed read before may get a feed at any time. A feed may be removed, or all of them: messages that
+    nothing can read go to quarantine.
 
     Args:
         former: The feeds as the ledger has them; empty if all messages had the form of sessionlake.
@@ -97,22 +97,18 @@ def find_changed_feed(
     for topic in sorted(topics):
         before = next((feed for feed in former if re.fullmatch(feed.topics, topic)), None)
         now = next((feed for feed in capture.feeds if re.fullmatch(feed.topics, topic)), None)
-        if (text := _describe_change(before, now, was_own=not former, is_own=not capture.feeds)) is not None:
+        if (text := _describe_change(before, now, was_own=not former)) is not None:
             return ChangedFeed(topic, text)
     return None
 
 
-def _describe_change(
-    before: FeedMapping | None, now: FeedSettings | None, *, was_own: bool, is_own: bool
-) -> str | None:
+def _describe_change(before: FeedMapping | None, now: FeedSettings | None, *, was_own: bool) -> str | None:
     """Returns a text that says how the reading of a topic has changed; None if it has not."""
     if was_own and now is not None:
         return f"its messages had the form of sessionlake before, and feed {now.name!r} reads them now"
-    if is_own and before is not None:
-        return f"feed {before.name!r} read its messages before, and no feed is configured now"
     if before is None or now is None:
         return None
-    hashes = hash_mapping(now, before.columns)
+    hashes = hash_mapping(now, before.columns.split())
     if hashes == before.hashes:
         return None
     keys = ", ".join(sorted({pair.partition("=")[0] for pair in {*hashes.split()} ^ {*before.hashes.split()}}))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, SILVER
 from sessionlake.delta.storage.reading import TableReader
@@ -102,7 +102,7 @@ def read_binding_decisions(reader: TableReader) -> dict[DecisionKey, Decision]:
 def _read_recorded_decisions(reader: TableReader) -> dict[DecisionKey, list[tuple[datetime, str]]]:
     """Returns for each message the rows of `ops.decisions` about it, as decision time and decision, oldest first."""
     found: dict[DecisionKey, list[tuple[datetime, str]]] = {}
-    for row in reader.rows(DECISIONS, columns=[*_PLACE, "decision", "decided_at"]):
+    for row in reader.read_rows(DECISIONS, columns=[*_PLACE, "decision", "decided_at"]):
         place = _key_of_row(row)
         found.setdefault(place, []).append((row["decided_at"], row["decision"]))
     return {place: sorted(rows) for place, rows in found.items()}
@@ -373,7 +373,7 @@ def _write_decision(lake: Lake, spark: SparkSession | None, reader: TableReader,
     place = hashlib.sha256("\0".join(map(str, decision.place)).encode()).hexdigest()
     # The number must rise even if the table was restored to an older version, so it is not taken from the table.
     number = (at - _EPOCH) // timedelta(microseconds=1)
-    append(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, number))
+    append_rows(spark, lake, DECISIONS, pa.Table.from_pylist([row], schema), Txn(place, number))
 
 
 # -- where a layer stopped

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -108,7 +108,7 @@ def _prepare_tables(spark: SparkSession, lake: Lake) -> None:
     settings = lake.settings
     require_uninterrupted(settings, LAYER)
     discard_building(settings, REBUILD_SILVER)
-    lake.ensure(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
+    lake.prepare_tables(spark, [MESSAGES, CHANGES, PROGRESS, QUARANTINE, EVENTS, CUTS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, LAYER)
     refuse_removed_history(lake.reader(spark), settings)
     handover.refuse_changed_shards(settings)
@@ -172,7 +172,7 @@ class _SilverBatchWriter:
         frame.persist()
         try:
             with without_code_generation(spark, enabled=self._was_small):
-                folded, written = collect_reports(frame, SilverOutput.REPORT, self._lake.limits.inline_bytes)
+                folded, written = collect_reports(frame, SilverOutput.REPORT, self._lake.driver_limits.inline_bytes)
             reports = [decode_report(report) for report in written]
             partitions = sum_partition_counts(reports)
             self._refuse_violations(reports)
@@ -202,7 +202,7 @@ class _SilverBatchWriter:
         finally:
             frame.unpersist()
         self._log.record_committed_ranges(ranges)
-        self._was_small = entry.messages <= self._lake.limits.few_messages
+        self._was_small = entry.messages <= self._lake.driver_limits.few_messages
         if self._on_batch:
             self._on_batch(entry, rows)
 
@@ -235,7 +235,7 @@ class _SilverBatchWriter:
                 rows = add_raw_messages(spark, self._lake, rows, reports)
             if isinstance(rows, pa.Table):
                 rows_by_table[table] = rows
-            append(spark, self._lake, table, rows, txn)
+            append_rows(spark, self._lake, table, rows, txn)
             outputs.append(TableOutput(table, self._read_committed_version(spark, table, count), count))
         return tuple(outputs), rows_by_table
 

@@ -27,6 +27,8 @@ def refuse_changed_feeds(
     Raises:
         LakeError: A topic is read otherwise than before.
     """
+    if batch < 0 or not settings.capture.feeds:  # without feeds, messages of other forms go to quarantine
+        return
     former = _read_mappings(reader, batch)
     changed = None if former is None else find_changed_feed(former, settings.capture, topics)
     if changed is not None:
@@ -40,10 +42,8 @@ def refuse_changed_feeds(
 
 def _read_mappings(reader: TableReader, batch: int) -> list[FeedMapping] | None:
     """Returns how the feeds of a batch read messages; None if the ledger does not say it."""
-    if batch < 0:
-        return None
     of_batch = ("layer", eq, SILVER), ("batch_id", ge, batch)
-    rows = list(reader.rows(LEDGER, *of_batch, columns=["batch_id", "committed_at", "feeds"]))
+    rows = list(reader.read_rows(LEDGER, *of_batch, columns=["batch_id", "committed_at", "feeds"]))
     latest = max(rows, key=itemgetter("committed_at"), default=None)
     if latest is None or latest["feeds"] is None:
         return None

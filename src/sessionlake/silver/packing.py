@@ -46,7 +46,7 @@ def build_packed_stream(
         options |= _read_first_read_options(spark, lake, layer)
     else:
         options |= choose_starting_options(settings.checkpoint(layer))
-    raw = lake.stream(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
+    raw = lake.stream_table(spark, MESSAGES, settings.silver.max_bytes_per_trigger, options)
     return pack_messages(raw, settings, topic_pattern, open_stored_times(settings, layer))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PLACE = ("topic", "partition", "offset")
 _RAW = ("key", "value")
-_COLUMNS = [name for name, _ in TABLES[QUARANTINE].columns]
+_COLUMNS = [name for name, _ in TABLES[QUARANTINE].column_types]
 
 
 def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Iterable[ShardReport]) -> Rows:
@@ -35,15 +35,15 @@ def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Itera
         rows: The rows without the columns of the raw message.
         reports: The shards' reports about the batch, which contain the offsets of the quarantined messages.
     """
-    if isinstance(rows, pa.Table) and rows.num_rows <= lake.limits.few_messages:
+    if isinstance(rows, pa.Table) and rows.num_rows <= lake.driver_limits.few_messages:
         with suppress(TooLargeError):
-            return _add_raw_messages_in_driver(lake.reader(spark), rows, lake.limits.driver_bytes)
+            return _add_raw_messages_in_driver(lake.reader(spark), rows, lake.driver_limits.driver_bytes)
     return join_raw_messages(lake.read(spark, MESSAGES), to_spark_frame(spark, rows), reports)
 
 
 def _add_raw_messages_in_driver(bronze: TableReader, rows: pa.Table, max_bytes: int) -> pa.Table:
-    near = key_conditions(rows, _PLACE, bronze.schema(MESSAGES))
-    found = bronze.table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=max_bytes)
+    near = key_conditions(rows, _PLACE, bronze.read_table_schema(MESSAGES))
+    found = bronze.read_arrow_table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=max_bytes)
     return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
 
 

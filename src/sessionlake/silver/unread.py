@@ -62,7 +62,7 @@ def _read_silences_after(spark: SparkSession, lake: Lake, bronze_version: int, c
         found.update(select_silences(rows))
 
     options = {"startingVersion": bronze_version, **SKIP_REMOVALS}
-    frame = lake.stream(spark, MESSAGES, lake.settings.silver.max_bytes_per_trigger, options)
+    frame = lake.stream_table(spark, MESSAGES, lake.settings.silver.max_bytes_per_trigger, options)
     shutil.rmtree(checkpoint, ignore_errors=True)
     query = LayerQuery("unread silences", checkpoint)
     query.start(frame, gather, trigger=timedelta(0), once=True).wait()

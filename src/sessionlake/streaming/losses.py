@@ -255,8 +255,8 @@ def require_readable_logs(spark: SparkSession, lake: Lake, tables: Iterable[str]
         except Exception as error:
             raise LakeError(
                 f"the log of {table} cannot be read: {parse_failure(error)}",
-                fix=f"Run this again. If the error stays, remove the table ({lake.identifier(table)}) and run this "
-                "again, which makes it from the start",
+                fix=f"Run this again. If the error stays, remove the table ({lake.to_sql_identifier(table)}) and run "
+                "this again, which makes it from the start",
             ) from error
 
 
@@ -299,8 +299,8 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
             raise LossError(f"{table} is gone", fix=build_repair_hint(table))
     gone = count_removed_rows(reader)
     for table in tables:
-        silent = sum(part.num_rows for part in reader.batches(table, IS_SILENCE)) if table == MESSAGES else 0
-        rows, removed = reader.count(table) - silent, gone.get(table, 0)
+        silent = sum(part.num_rows for part in reader.read_batches(table, IS_SILENCE)) if table == MESSAGES else 0
+        rows, removed = reader.count_rows(table) - silent, gone.get(table, 0)
         # A batch can be in its tables before it is in the ledger. So extra rows are no loss; missing rows are.
         if rows < booked[table] - removed:
             expected_rows = f"{booked[table]}{describe_removed_rows(removed)}"

@@ -68,5 +68,5 @@ def read_last_planned_offset(checkpoint: str) -> DeltaOffset | None:
 
 def read_table_id(spark: SparkSession, lake: Lake, table: str) -> str | None:
     """Returns Delta's id of the table, if it has one. A table created later under the same name has another id."""
-    found = lake.delta(spark, table).detail().select("id").first()
+    found = lake.open_delta_table(spark, table).detail().select("id").first()
     return None if found is None else str(found["id"])

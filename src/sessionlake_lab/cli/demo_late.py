@@ -62,7 +62,7 @@ class LatePoints:
         yield title, columns, _select_columns(columns, map(_describe_alert, self._read_alerts(reader)))
 
     def _read_corrections(self, reader: TableReader) -> list[Row]:
-        found = reader.rows(RESTATEMENTS, ("topic", eq, self.series["topic"]), ("table", eq, AVERAGES))
+        found = reader.read_rows(RESTATEMENTS, ("topic", eq, self.series["topic"]), ("table", eq, AVERAGES))
         return sorted((row for row in found if self._is_caused_by_late_point(row)), key=itemgetter("ts"))
 
     def _is_caused_by_late_point(self, row: Row) -> bool:
@@ -70,7 +70,7 @@ class LatePoints:
 
     def _read_alerts(self, reader: TableReader) -> list[Row]:
         own = [(name, eq, self.series[name]) for name in ("topic", "session_id", "partition", "row_id")]
-        return sorted(reader.rows(RULE_EVENTS, *own), key=itemgetter("window_end"))
+        return sorted(reader.read_rows(RULE_EVENTS, *own), key=itemgetter("window_end"))
 
 
 def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | None:
@@ -83,7 +83,7 @@ def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | No
         BrokerError: Kafka does not accept the messages.
     """
     reader = Lake(settings).reader(spark)
-    opened = [row for row in reader.rows(SESSIONS, ("status", eq, "open")) if not row["gaps"]]
+    opened = [row for row in reader.read_rows(SESSIONS, ("status", eq, "open")) if not row["gaps"]]
     for session in sorted(opened, key=itemgetter("messages"), reverse=True)[:_SESSIONS]:
         line = _read_longest_series(reader, session)
         if len(line) > _BACK:
@@ -119,7 +119,7 @@ def _read_longest_series(reader: TableReader, session: Row) -> list[Row]:
     """Returns the points of the session's longest series of doubles, in order of event time."""
     own = [(name, eq, session[name]) for name in ("topic", "session_id", "partition")]
     lines: dict[tuple[str, str], list[Row]] = {}
-    for row in reader.rows(AVERAGES, *own):
+    for row in reader.read_rows(AVERAGES, *own):
         if not float(row["value"]).is_integer():
             lines.setdefault((row["row_id"], row["metric"]), []).append(row)
     longest = max(lines.values(), key=len, default=[])

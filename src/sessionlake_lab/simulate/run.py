@@ -143,8 +143,8 @@ def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) ->
         settings: Settings with lateness and the size of the largest message.
         mode: `live`: stream time starts now. `burst`: the same messages, with stream time ending now. `bench`: the
             scenario of `Scenario.create_benchmark`, with a fixed start time; it accepts `messages` and no duration.
-        options: Any field of `Scenario`, `MessageMix` or `FaultRates`, or its short name (`duration`, `sessions` of each
-            sensor, `reorder`, `day`). None means the default.
+        options: Any field of `Scenario`, `MessageMix` or `FaultRates`, or its short name (`duration`, `sessions` of
+            each sensor, `reorder`, `day`). None means the default.
 
     Raises:
         UsageError: An option is unknown or out of range. The text names it and the allowed values.

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.catalog.leases import Lease
+from sessionlake.delta.catalog.leases import LeaseRow
 from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.delta.schemas.tables import TABLES, arrow_schema
 from sessionlake.delta.storage.commits import LAST_COMMIT
 from sessionlake.delta.storage.conflicts import conflict_errors
-from sessionlake.delta.storage.interface import Storage, delta_writer
+from sessionlake.delta.storage.interface import TableStorage, delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
@@ -48,20 +48,20 @@ class SparkLeases:
         identifier: the table's full, quoted name in SQL.
     """
 
-    def __init__(self, spark: SparkSession, storage: Storage) -> None:
+    def __init__(self, spark: SparkSession, storage: TableStorage) -> None:
         self._spark = separate_session(spark)  # Delta reports the version of the last commit by session
         self._storage = storage
-        self.identifier = storage.identifier(LEASES)
+        self.identifier = storage.to_sql_identifier(LEASES)
         if not storage.exists(self._spark, LEASES):
-            storage.create(self._spark, LEASES, TABLES[LEASES])
+            storage.create_table(self._spark, LEASES, TABLES[LEASES])
 
-    def read(self, name: str) -> Lease | None:
+    def read_lease(self, name: str) -> LeaseRow | None:
         """Returns the stored lease with this name; None if there is none."""
         with _own_pool(self._spark):
-            found = list(self._storage.reader(self._spark).rows(LEASES, ("name", operator.eq, name)))
-        return Lease(**found[0]) if found else None
+            found = list(self._storage.reader(self._spark).read_rows(LEASES, ("name", operator.eq, name)))
+        return LeaseRow(**found[0]) if found else None
 
-    def write(self, lease: Lease) -> bool:
+    def write_lease(self, lease: LeaseRow) -> bool:
         """Replaces the row with the lease's name. Returns False if Delta skipped the commit or it conflicted."""
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
@@ -71,5 +71,5 @@ class SparkLeases:
             replacing = delta_writer(row, LEASES, txn, "overwrite").option(
                 "replaceWhere", f"name = {sql_string(lease.name)}"
             )
-            self._storage.save(replacing, LEASES)
+            self._storage.save_to_table(replacing, LEASES)
         return spark.conf.get(LAST_COMMIT, None) is not None

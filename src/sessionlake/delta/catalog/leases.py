@@ -43,14 +43,14 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class Lease:
+class LeaseRow:
     """A row of `ops.leases`.
 
     Attributes:
         name: what the lease is for, such as a layer.
         number: number of the row's change. It rises by one with each change.
         token: fencing token. It rises by one each time that the lease gets a new holder.
-        claim: id of the `Claim` that acquired the lease.
+        claim: id of the `HeldLease` that acquired the lease.
         holder: description of the process that holds the lease; None if the lease was given back.
         doing: what the holder does, as in "runs silver".
         acquired_at: wall-clock time at which the holder acquired the lease.
@@ -75,16 +75,16 @@ class Lease:
         return self.holder is not None and now < self.expires_at
 
     def __str__(self) -> str:
-        return str(self._holder)
+        return str(self._lock_holder)
 
     @property
-    def _holder(self) -> LockHolder:
+    def _lock_holder(self) -> LockHolder:
         return LockHolder(self.holder or "", self.doing, self.acquired_at)
 
     def create_refusal(self, settings: Settings) -> ClaimedError:
         """Returns the error for another process that wants the lease."""
         fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
-        return make_claimed_error(settings, self._holder, self.name, fix)
+        return make_claimed_error(settings, self._lock_holder, self.name, fix)
 
 
 class LeaseTable(Protocol):
@@ -96,10 +96,10 @@ class LeaseTable(Protocol):
 
     identifier: str
 
-    def read(self, name: str) -> Lease | None:
+    def read_lease(self, name: str) -> LeaseRow | None:
         """Returns the stored lease with this name; None if there is none."""
 
-    def write(self, lease: Lease) -> bool:
+    def write_lease(self, lease: LeaseRow) -> bool:
         """Replaces the stored row with this lease's name, if this lease has a higher number than all rows before.
 
         Returns:
@@ -108,7 +108,7 @@ class LeaseTable(Protocol):
 
 
 @dataclass(frozen=True)
-class Moment:
+class ClockReading:
     """A moment on two clocks.
 
     Attributes:
@@ -121,28 +121,28 @@ class Moment:
     monotonic_seconds: float
 
     @classmethod
-    def now(cls) -> Moment:
+    def read_clocks(cls) -> ClockReading:
         """Returns the present moment on both clocks."""
         return cls(datetime.now(UTC), time.monotonic())
 
-    def longest_since(self, before: Moment) -> timedelta:
+    def longest_since(self, before: ClockReading) -> timedelta:
         """Returns the time since `before`, by the clock that shows the longer time."""
         return max(
             self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
         )
 
-    def shortest_since(self, before: Moment) -> timedelta:
+    def shortest_since(self, before: ClockReading) -> timedelta:
         """Returns the time since `before`, by the clock that shows the shorter time."""
         return min(
             self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
         )
 
-    def from_wall_time(self, wall: datetime) -> Moment:
+    def from_utc_time(self, utc_time: datetime) -> ClockReading:
         """Converts a wall-clock time to a moment, assuming that both clocks have run equally fast since then."""
-        return Moment(wall, self.monotonic_seconds - (self.wall_time - wall).total_seconds())
+        return ClockReading(utc_time, self.monotonic_seconds - (self.wall_time - utc_time).total_seconds())
 
 
-class Claim:
+class HeldLease:
     """A lease that this process has acquired. It may be lost to another process later.
 
     Args:
@@ -160,17 +160,22 @@ class Claim:
     """
 
     def __init__(
-        self, settings: Settings, table: LeaseTable, name: str, doing: str, clock: Callable[[], Moment] = Moment.now
+        self,
+        settings: Settings,
+        table: LeaseTable,
+        name: str,
+        doing: str,
+        clock: Callable[[], ClockReading] = ClockReading.read_clocks,
     ) -> None:
         self._settings, self._table, self._clock = settings, table, clock
         self._id = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._lost: ClaimedError | None = None
         self.name, self.took_over = name, False
-        self._renewed, self._lease = self._acquire(LockHolder.describe_this_process(doing))
+        self._renewed, self._lease = self._acquire_lease(LockHolder.describe_this_process(doing))
 
     @property
-    def token(self) -> int:
+    def fencing_token(self) -> int:
         """The fencing token: a number higher than the tokens of all earlier holders."""
         return self._lease.token
 
@@ -183,9 +188,9 @@ class Claim:
         if self._lost is not None:
             raise self._lost
         if self._clock().longest_since(self._renewed) >= LENGTH / _TRUSTED:
-            self.renew()
+            self.renew_lease()
 
-    def renew(self) -> None:
+    def renew_lease(self) -> None:
         """Extends the lease by its full length from now on.
 
         Raises:
@@ -194,7 +199,7 @@ class Claim:
         with self._lock:
             for _ in range(_ATTEMPTS):
                 begun = self._clock()
-                found = self._write(self._lease, renewed_at=begun.wall_time, expires_at=begun.wall_time + LENGTH)
+                found = self._write_lease(self._lease, renewed_at=begun.wall_time, expires_at=begun.wall_time + LENGTH)
                 if found is None or found.claim != self._id:
                     self._lost = self._create_lost_lease_error(found)
                     raise self._lost
@@ -208,7 +213,7 @@ class Claim:
             fix="Run the command again",
         )
 
-    def release(self, *, settled: bool = True) -> None:
+    def release_lease(self, *, settled: bool = True) -> None:
         """Gives the lease back, so that another process can acquire it at once. Does nothing if the lease is lost.
 
         Args:
@@ -219,18 +224,20 @@ class Claim:
                 if self._lost is not None or self._lease.claim != self._id or self._lease.holder is None:
                     return
                 freed = _describe_change(self._lease, holder=None, expires_at=self._clock().wall_time, settled=settled)
-                if self._table.write(freed):
+                if self._table.write_lease(freed):
                     self._lease = freed
                     return
-                self._lease = self._table.read(self.name) or self._lease
+                self._lease = self._table.read_lease(self.name) or self._lease
 
-    def _acquire(self, mine: LockHolder) -> tuple[Moment, Lease]:
+    def _acquire_lease(self, mine: LockHolder) -> tuple[ClockReading, LeaseRow]:
         for _ in range(_ATTEMPTS):
-            begun, before = self._clock(), self._table.read(self.name)
+            begun, before = self._clock(), self._table.read_lease(self.name)
             if before is not None and before.is_held(begun.wall_time):
                 raise before.create_refusal(self._settings)
-            none = Lease(self.name, 0, 0, "", None, "", begun.wall_time, begun.wall_time, begun.wall_time, settled=True)
-            found = self._write(
+            none = LeaseRow(
+                self.name, 0, 0, "", None, "", begun.wall_time, begun.wall_time, begun.wall_time, settled=True
+            )
+            found = self._write_lease(
                 before or none,
                 token=(before or none).token + 1,
                 claim=self._id,
@@ -252,7 +259,7 @@ class Claim:
             fix="Run the command again when no other process runs",
         )
 
-    def _write(self, before: Lease, **changed: object) -> Lease | None:
+    def _write_lease(self, before: LeaseRow, **changed: object) -> LeaseRow | None:
         """Changes fields of the lease's row.
 
         Args:
@@ -263,9 +270,9 @@ class Claim:
             The row as it is now. It is another row than wanted if another process changed it first.
         """
         wanted = _describe_change(before, **changed)
-        return wanted if self._table.write(wanted) else self._table.read(self.name)
+        return wanted if self._table.write_lease(wanted) else self._table.read_lease(self.name)
 
-    def _create_lost_lease_error(self, found: Lease | None) -> ClaimedError:
+    def _create_lost_lease_error(self, found: LeaseRow | None) -> ClaimedError:
         if found is None or found.holder is None:
             then = "another process has had it since"
         else:
@@ -277,7 +284,7 @@ class Claim:
         )
 
 
-def _describe_change(before: Lease, **changed: object) -> Lease:
+def _describe_change(before: LeaseRow, **changed: object) -> LeaseRow:
     """Returns the row with changed fields and the next number."""
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
@@ -286,7 +293,7 @@ def _utc_text(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
-def _warn_taken_over(before: Lease) -> None:
+def _warn_taken_over(before: LeaseRow) -> None:
     _LOG.warning(
         "%s: taken over from a process that %s and stands still, or is gone (%s); it last renewed its lease at %s",
         before.name, before.doing, before, _utc_text(before.renewed_at),
@@ -294,7 +301,7 @@ def _warn_taken_over(before: Lease) -> None:
 
 
 # Claims of this process, by the SQL name of their lease table. Before each commit in that catalog all are checked.
-_HELD: dict[str, list[Claim]] = {}
+_HELD: dict[str, list[HeldLease]] = {}
 
 
 @contextmanager
@@ -315,7 +322,7 @@ def hold_lease(
         ClaimedError: another process holds the lease, or took it over during the block. In the second case this error
             replaces an error of the block.
     """
-    claim, done = Claim(settings, table, name, doing), threading.Event()
+    claim, done = HeldLease(settings, table, name, doing), threading.Event()
     keeper = threading.Thread(target=_renew_until_done, args=(claim, done), name=f"lease-{name}", daemon=True)
     mine = _HELD.setdefault(table.identifier, [])
     mine.append(claim)
@@ -323,7 +330,7 @@ def hold_lease(
     settled = False
     try:
         if claim.took_over:
-            on_takeover(claim.token)
+            on_takeover(claim.fencing_token)
         yield
         settled = True
     except Exception:
@@ -333,28 +340,28 @@ def hold_lease(
         done.set()
         keeper.join()
         mine.remove(claim)
-        _release(claim, settled=settled)
+        _try_release_lease(claim, settled=settled)
 
 
-def _renew_until_done(claim: Claim, done: threading.Event) -> None:
+def _renew_until_done(claim: HeldLease, done: threading.Event) -> None:
     """Renews the lease regularly until `done` is set. After an error it tries again, since commits check the lease."""
     while not done.wait(LENGTH.total_seconds() / _RENEWED):
         try:
-            claim.renew()
+            claim.renew_lease()
         except ClaimedError:
             return
         except Exception as error:  # noqa: BLE001 - whatever the table's place raises
             _LOG.warning("%s: its lease could not be renewed, and is tried again soon: %s", claim.name, error)
 
 
-def _release(claim: Claim, *, settled: bool) -> None:
+def _try_release_lease(claim: HeldLease, *, settled: bool) -> None:
     try:
-        claim.release(settled=settled)
+        claim.release_lease(settled=settled)
     except Exception as error:  # noqa: BLE001 - the work is done, and the lease ends by itself
         _LOG.warning("%s: its lease could not be given back, and ends by itself: %s", claim.name, error)
 
 
-def _require_held_claim(claim: Claim) -> None:
+def _require_held_claim(claim: HeldLease) -> None:
     """Checks that the lease is not lost, after the block has failed.
 
     Errors in reading the lease table are ignored, since the same failure may have ended the block.
@@ -390,4 +397,4 @@ def read_token(table: str, name: str) -> int:
         table: full, quoted name of the lease table in SQL.
         name: what the lease is for, such as a layer.
     """
-    return next((claim.token for claim in _HELD.get(table, ()) if claim.name == name), 0)
+    return next((claim.fencing_token for claim in _HELD.get(table, ()) if claim.name == name), 0)

@@ -131,8 +131,8 @@ class CachingReader(TableReader):
     def exists(self, table: str) -> bool:
         return self._source.exists(table)
 
-    def schema(self, table: str) -> pa.Schema:
-        return self._source.schema(table)
+    def read_table_schema(self, table: str) -> pa.Schema:
+        return self._source.read_table_schema(table)
 
     def read_size(self, table: str) -> TableSize:
         return self._source.read_size(table)
@@ -140,16 +140,16 @@ class CachingReader(TableReader):
     def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
         return self._source.find_files_to_read(table, *conditions)
 
-    def count(self, table: str) -> int:
+    def count_rows(self, table: str) -> int:
         all_rows = self._cached_rows(table, ())
-        return self._source.count(table) if all_rows is None else all_rows.num_rows
+        return self._source.count_rows(table) if all_rows is None else all_rows.num_rows
 
-    def batches(
+    def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        return self._reader_for(table, conditions).batches(table, *conditions, columns=columns)
+        return self._reader_for(table, conditions).read_batches(table, *conditions, columns=columns)
 
-    def table(
+    def read_arrow_table(
         self,
         table: str,
         *conditions: Condition,
@@ -157,12 +157,12 @@ class CachingReader(TableReader):
         sessions: pa.Table | None = None,
         max_bytes: int | None = None,
     ) -> pa.Table:
-        return self._reader_for(table, conditions).table(
+        return self._reader_for(table, conditions).read_arrow_table(
             table, *conditions, columns=columns, sessions=sessions, max_bytes=max_bytes
         )
 
-    def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
-        return self._reader_for(table, ()).sample(table, max_rows, columns)
+    def sample_rows(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
+        return self._reader_for(table, ()).sample_rows(table, max_rows, columns)
 
     def has_rows(self, table: str, *conditions: Condition) -> bool:
         return self._reader_for(table, conditions).has_rows(table, *conditions)
@@ -170,8 +170,10 @@ class CachingReader(TableReader):
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         return self._reader_for(table, conditions).count_by(table, by, *conditions)
 
-    def highest(self, table: str, column: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
-        return self._reader_for(table, conditions).highest(table, column, by, *conditions)
+    def find_highest_values(
+        self, table: str, column: str, by: Sequence[str], *conditions: Condition
+    ) -> dict[tuple[Any, ...], Any]:
+        return self._reader_for(table, conditions).find_highest_values(table, column, by, *conditions)
 
     def read_with_count(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
@@ -208,7 +210,9 @@ class CachingReader(TableReader):
         if known.is_small is None:
             commits = known.commits
             all_rows = (
-                self.schema(table).empty_table() if self._is_known_empty(table) else self._read_into_cache(table, ())
+                self.read_table_schema(table).empty_table()
+                if self._is_known_empty(table)
+                else self._read_into_cache(table, ())
             )
             if commits != known.commits:
                 return all_rows
@@ -225,7 +229,7 @@ class CachingReader(TableReader):
 
     def _read_into_cache(self, table: str, conditions: Sequence[Condition]) -> pa.Table | None:
         try:
-            return self._source.table(table, *conditions, max_bytes=_SMALL_BYTES)
+            return self._source.read_arrow_table(table, *conditions, max_bytes=_SMALL_BYTES)
         except TooLargeError:
             return None
 
@@ -239,7 +243,7 @@ class _RowsReader(TableReader):
     def exists(self, table: str) -> bool:
         return self._source.exists(table)
 
-    def schema(self, table: str) -> pa.Schema:
+    def read_table_schema(self, table: str) -> pa.Schema:
         del table
         return self._rows.schema
 
@@ -249,7 +253,7 @@ class _RowsReader(TableReader):
     def find_files_to_read(self, table: str, *conditions: Condition) -> FilesRead | None:
         return self._source.find_files_to_read(table, *conditions)
 
-    def batches(
+    def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         del table

@@ -23,11 +23,11 @@ from sessionlake.delta.schemas.ddl import cluster_statement, create_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
 from sessionlake.delta.schemas.properties import RETENTION, interval_text
-from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
+from sessionlake.delta.storage.commits import NO_COMMIT, LoggedCommit, TableCommit
 from sessionlake.delta.storage.conflicts import conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import PURGED, StagedRows, Storage
-from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
+from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_reader import SparkReader
@@ -40,7 +40,7 @@ from sessionlake.delta.storage.spark_writes import (
     stage_with_spark,
 )
 from sessionlake.delta.storage.txn import CLAIMED_APP, Txn
-from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
+from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.protocol.names import quote
@@ -70,10 +70,10 @@ _ATTEMPTS = 4
 _PAUSE_SECONDS = 0.5
 
 
-class CatalogStorage(Storage):
-    """Implements `Storage` for tables named `<catalog>.<schema>.<table>`."""
+class CatalogStorage(TableStorage):
+    """Implements `TableStorage` for tables named `<catalog>.<schema>.<table>`."""
 
-    limits = Limits(
+    limits = DriverLimits(
         few_messages=0,
         few_changes=0,
         driver_changes=100_000,
@@ -91,28 +91,28 @@ class CatalogStorage(Storage):
         super().__init__(settings)
         self._vacuums: dict[str, datetime] = {}
 
-    def identifier(self, table: str) -> str:
+    def to_sql_identifier(self, table: str) -> str:
         schema, name = table.split(".")
-        return f"{self._schema(schema)}.{quote(name)}"
+        return f"{self._to_sql_schema(schema)}.{quote(name)}"
 
-    sql_name = identifier  # the configuration may rename schemas, and other catalogs may have the same ones
+    sql_name = to_sql_identifier  # the configuration may rename schemas, and other catalogs may have the same ones
 
-    def _schema(self, schema: str) -> str:
+    def _to_sql_schema(self, schema: str) -> str:
         return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.configured_name(schema))}"
 
     def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
-        return "FUNCTION", f"{self._schema(schema)}.{quote(name)}"
+        return "FUNCTION", f"{self._to_sql_schema(schema)}.{quote(name)}"
 
     def prepare_view(self, spark: SparkSession, name: str) -> str:
         """Returns the view's three-level name. Creates no schema: it exists, since gold's tables are in it."""
         del spark
-        return self.identifier(name)
+        return self.to_sql_identifier(name)
 
     def require_writable(self) -> None:
         """Checks nothing: the catalog's grants decide."""
 
     @contextmanager
-    def claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
+    def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> Iterator[None]:
         """Holds a lease until the block ends.
 
         If the previous holder did not end normally, it may still try to commit. Delta then skips its commits.
@@ -123,24 +123,24 @@ class CatalogStorage(Storage):
             *((table, CLAIMED_APP) for table in CLAIMED_TABLES.get(name, ())),
         )
 
-        def retire(token: int) -> None:
+        def retire_lease_token(token: int) -> None:
             for table, app_id in written:
                 if self.exists(session, table):
-                    self._retire(session, table, Txn.before_lease_holder(app_id, token))
+                    self._retire_transaction(session, table, Txn.before_lease_holder(app_id, token))
 
-        with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire):
+        with hold_lease(self._settings, SparkLeases(session, self), name, doing, retire_lease_token):
             yield
 
-    def _retire(self, spark: SparkSession, table: str, txn: Txn) -> None:
-        retry_on_conflict(lambda: self.append(spark, table, self.read(spark, table, {}).limit(0), txn))
+    def _retire_transaction(self, spark: SparkSession, table: str, txn: Txn) -> None:
+        retry_on_conflict(lambda: self.append_rows(spark, table, self.read(spark, table, {}).limit(0), txn))
 
     def require_claims(self) -> None:
-        require_leases(self.identifier(LEASES))
+        require_leases(self.to_sql_identifier(LEASES))
 
     def lease_token(self, name: str) -> int:
-        return read_token(self.identifier(LEASES), name)
+        return read_token(self.to_sql_identifier(LEASES), name)
 
-    def staging(self) -> Settings:
+    def build_staging_settings(self) -> Settings:
         """Returns settings in which the schemas `silver` and `ops` have the suffix `_rebuild`."""
         schemas = self._settings.schemas
         beside = {name: f"{schemas.configured_name(name)}_rebuild" for name in ("silver", "ops")}
@@ -148,11 +148,11 @@ class CatalogStorage(Storage):
 
     # -- tables
 
-    def caching(self) -> AbstractContextManager[None]:
+    def cache_reads(self) -> AbstractContextManager[None]:
         return memory.cache_tables()
 
     def exists(self, spark: SparkSession | None, table: str) -> bool:
-        name = self.identifier(table)
+        name = self.to_sql_identifier(table)
         if memory.cached_table(name) is not None:
             return True
         session = _require_session(spark, self._settings)
@@ -162,25 +162,25 @@ class CatalogStorage(Storage):
             memory.note_exists(name)
         return there
 
-    def tables(self, spark: SparkSession, schema: str) -> list[str]:
-        if not spark.catalog.databaseExists(self._schema(schema)):
+    def list_tables(self, spark: SparkSession, schema: str) -> list[str]:
+        if not spark.catalog.databaseExists(self._to_sql_schema(schema)):
             return []
-        tables = spark.sql(f"SHOW TABLES IN {self._schema(schema)}").where("NOT isTemporary").collect()
-        views = {row["viewName"] for row in spark.sql(f"SHOW VIEWS IN {self._schema(schema)}").collect()}
+        tables = spark.sql(f"SHOW TABLES IN {self._to_sql_schema(schema)}").where("NOT isTemporary").collect()
+        views = {row["viewName"] for row in spark.sql(f"SHOW VIEWS IN {self._to_sql_schema(schema)}").collect()}
         return sorted(f"{schema}.{row['tableName']}" for row in tables if row["tableName"] not in views)
 
-    def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
+    def read_column_types(self, spark: SparkSession, table: str) -> dict[str, str]:
         with without_code_generation(spark):
             return {field.name: field.dataType.simpleString() for field in self.read(spark, table, {}).schema.fields}
 
-    def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
+    def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """Returns the properties, from SHOW TBLPROPERTIES. DESCRIBE DETAIL would cost a Spark job for the files."""
-        known = memory.cached_table(self.identifier(table))
+        known = memory.cached_table(self.to_sql_identifier(table))
         found = None if known is None else known.properties
         if found is None:
             session = _require_session(spark, self._settings)
             with without_code_generation(session):
-                rows = session.sql(f"SHOW TBLPROPERTIES {self.identifier(table)}").collect()
+                rows = session.sql(f"SHOW TBLPROPERTIES {self.to_sql_identifier(table)}").collect()
             found = {row["key"]: row["value"] for row in rows}
             if known is not None:
                 known.properties = found
@@ -188,63 +188,67 @@ class CatalogStorage(Storage):
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         super().set_property(spark, table, key, value)
-        known = memory.cached_table(self.identifier(table))
+        known = memory.cached_table(self.to_sql_identifier(table))
         if known is not None and known.properties is not None:
             known.properties[key] = value
 
-    def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+    def create_table(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """Creates the table. If another process creates it at the same time, that is no error."""
         for _ in range(_ATTEMPTS - 1):
             try:
-                self._create(spark, table, schema)
+                self._create_table_once(spark, table, schema)
             except Exception:  # noqa: BLE001 - each catalog has its own way to say that another was faster
                 time.sleep(_PAUSE_SECONDS)
             if self.exists(spark, table):
                 return
-        self._create(spark, table, schema)
+        self._create_table_once(spark, table, schema)
 
-    def _create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
-        within = self._schema(table.partition(".")[0])
+    def _create_table_once(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+        within = self._to_sql_schema(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
-        wanted = schema.properties(compute_minimum_retention(table, self._settings.maintain.keep))
+        wanted = schema.build_properties(compute_minimum_retention(table, self._settings.maintain.keep))
         columns = schema.definitions_for(self._settings)
-        for statement in create_statements(self.identifier(table), schema, columns, wanted):
+        for statement in create_statements(self.to_sql_identifier(table), schema, columns, wanted):
             spark.sql(statement)
-        memory.note_exists(self.identifier(table))
+        memory.note_exists(self.to_sql_identifier(table))
 
-    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
-        spark.sql(cluster_statement(self.identifier(table), keys))
+    def set_clustering_keys(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+        spark.sql(cluster_statement(self.to_sql_identifier(table), keys))
 
-    def drop(self, spark: SparkSession, table: str) -> None:
-        memory.forget_cached_table(self.identifier(table))
-        spark.sql(f"DROP TABLE IF EXISTS {self.identifier(table)}")
+    def drop_table(self, spark: SparkSession, table: str) -> None:
+        memory.forget_cached_table(self.to_sql_identifier(table))
+        spark.sql(f"DROP TABLE IF EXISTS {self.to_sql_identifier(table)}")
 
-    def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def register_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Sets the current catalog of the Spark session, so that SQL finds tables by two-level names."""
         del tables
         spark.catalog.setCurrentCatalog(str(self._settings.catalog))
 
-    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+    def open_delta_table(self, spark: SparkSession, table: str) -> DeltaTable:
         from delta.tables import DeltaTable
 
-        return DeltaTable.forName(spark, self.identifier(table))
+        return DeltaTable.forName(spark, self.to_sql_identifier(table))
 
     def find_lost_files(self, spark: SparkSession | None, table: str) -> list[str]:
         """Returns an empty list, since files of a catalog cannot be listed."""
         del spark, table
         return []
 
-    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+    def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
         # Spark runs one job for the history, and a further one for `first` or for sorting it.
         with without_code_generation(spark):
-            found = self.delta(spark, table).history(1).select("version", "operationMetrics").collect()
+            found = self.open_delta_table(spark, table).history(1).select("version", "operationMetrics").collect()
         if not found:
             return NO_COMMIT
         row = found[0]
         metrics = dict(row["operationMetrics"])
         written = [metrics.get(f"numTargetRows{how}", "1") for how in ("Inserted", "Updated")]
-        return Commit(row["version"], 0) if written == ["0", "0"] else Commit.of(row["version"], metrics)
+        return (
+            TableCommit(row["version"], 0)
+            if written == ["0", "0"]
+            else TableCommit.from_metrics(row["version"], metrics)
+        )
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
         """Returns the latest version without a Spark job: Delta's error about a version that is too high names it."""
@@ -263,49 +267,51 @@ class CatalogStorage(Storage):
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         session = _require_session(spark, self._settings)
         with without_code_generation(session):
-            history = self.delta(session, table).history(count)
+            history = self.open_delta_table(session, table).history(count)
             found = history.select("version", "operation", "operationParameters").collect()
         return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
-        detail = self.delta(_require_session(spark, self._settings), table).detail().select("createdAt").first()
+        detail = (
+            self.open_delta_table(_require_session(spark, self._settings), table).detail().select("createdAt").first()
+        )
         return None if detail is None or detail["createdAt"] is None else detail["createdAt"].astimezone(UTC)
 
     # -- reading
 
     def read(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        return spark.read.format("delta").options(**options).table(self.identifier(table))
+        return spark.read.format("delta").options(**options).table(self.to_sql_identifier(table))
 
-    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
-        return spark.readStream.format("delta").options(**options).table(self.identifier(table))
+    def stream_table(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+        return spark.readStream.format("delta").options(**options).table(self.to_sql_identifier(table))
 
     def reader(self, spark: SparkSession | None) -> TableReader:
         asked = SparkReader(self, _require_session(spark, self._settings))
-        return memory.CachingReader(asked, self.identifier, asked.is_known_empty)
+        return memory.CachingReader(asked, self.to_sql_identifier, asked.is_known_empty)
 
     # -- writing
 
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
+    def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
         return stage_with_spark(self, _require_session(spark, self._settings), table, rows)
 
-    def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows with Spark's writer. They are computed only once, so they are not staged."""
-        StagedFrame(self, table, to_spark_frame(_require_session(spark, self._settings), rows)).commit(txn)
+        StagedFrame(self, table, to_spark_frame(_require_session(spark, self._settings), rows)).commit_rows(txn)
 
-    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
-        super().replace(_require_session(spark, self._settings), table, rows, txn)
+    def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
+        super().replace_rows(_require_session(spark, self._settings), table, rows, txn)
 
-    def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
+    def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
 
-    def save(self, writer: DataFrameWriter, table: str) -> None:
+    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
         try:
-            writer.saveAsTable(self.identifier(table))
+            writer.saveAsTable(self.to_sql_identifier(table))
         finally:
-            memory.forget_cached_rows(self.identifier(table))
+            memory.forget_cached_rows(self.to_sql_identifier(table))
 
     def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
-        return first_read_options(self.delta(spark, table), table)
+        return first_read_options(self.open_delta_table(spark, table), table)
 
     # -- upkeep
 
@@ -315,18 +321,18 @@ class CatalogStorage(Storage):
         try:
             yield
         finally:
-            memory.forget_cached_rows(self.identifier(table))
+            memory.forget_cached_rows(self.to_sql_identifier(table))
 
-    def compact(self, spark: SparkSession, table: str) -> Compacted | None:
+    def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
         """Runs OPTIMIZE if the table has many small files. The platform decides which files OPTIMIZE merges."""
         before, size = self._count_files(spark, table)
         if before < _MANY_FILES or before < _WASTE * size / _FULL_BYTES:
             return None
         try:
-            spark.sql(f"OPTIMIZE {self.identifier(table)}").collect()
+            spark.sql(f"OPTIMIZE {self.to_sql_identifier(table)}").collect()
         except conflict_errors():
             return None
-        return Compacted(before, self._count_files(spark, table)[0])
+        return CompactionResult(before, self._count_files(spark, table)[0])
 
     def count_rows(self, spark: SparkSession, table: str, chosen: RowSelection) -> int:
         return count_with_spark(self, spark, table, chosen)
@@ -341,45 +347,45 @@ class CatalogStorage(Storage):
         raise UsageError(
             f"maintain --purge-vectors: {table} is in catalog {self._settings.catalog}",
             why="In a catalog, the platform removes deletion vectors",
-            fix=f"Run `ALTER TABLE {self.identifier(table)} DROP FEATURE deletionVectors` in SQL",
+            fix=f"Run `ALTER TABLE {self.to_sql_identifier(table)} DROP FEATURE deletionVectors` in SQL",
         )
 
-    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> VacuumResult:
         """Runs VACUUM for all files that the latest version does not need. The platform removes log entries."""
         del since
         self.set_property(spark, table, PURGED, why)
         with temporary_spark_conf(spark, _VACUUMS):
-            spark.sql(f"VACUUM {self.identifier(table)} RETAIN 0 HOURS").collect()
+            spark.sql(f"VACUUM {self.to_sql_identifier(table)} RETAIN 0 HOURS").collect()
         return self._read_vacuum_result(spark, table)
 
     def needs_vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> bool:
         """True if the last VACUUM was a day ago or earlier. Only VACUUM itself can tell how much it will remove."""
         del kept
         if table not in self._vacuums:
-            last = read_last_vacuum(self.delta(spark, table))
+            last = read_last_vacuum(self.open_delta_table(spark, table))
             self._vacuums[table] = _LONG_AGO if last is None else last["timestamp"].astimezone(UTC)
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
-    def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
+    def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
         """Stores in a table property how long files must stay, and runs VACUUM, which obeys this property.
 
         Other programs that vacuum the table obey it, too. The platform removes log entries.
         """
-        span = file_retention(self.delta(spark, table), table, kept)
+        span = file_retention(self.open_delta_table(spark, table), table, kept)
         self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
         with temporary_spark_conf(spark, _VACUUMS):
-            spark.sql(f"VACUUM {self.identifier(table)}").collect()
+            spark.sql(f"VACUUM {self.to_sql_identifier(table)}").collect()
         return self._read_vacuum_result(spark, table)
 
-    def _read_vacuum_result(self, spark: SparkSession, table: str) -> Vacuumed:
-        last = read_last_vacuum(self.delta(spark, table))
+    def _read_vacuum_result(self, spark: SparkSession, table: str) -> VacuumResult:
+        last = read_last_vacuum(self.open_delta_table(spark, table))
         self._vacuums[table] = datetime.now(UTC)
         metrics = {} if last is None else last["operationMetrics"]
-        return Vacuumed(int(metrics.get("numFilesToDelete", 0)), int(metrics.get("sizeOfDataToDelete", 0)))
+        return VacuumResult(int(metrics.get("numFilesToDelete", 0)), int(metrics.get("sizeOfDataToDelete", 0)))
 
     def _count_files(self, spark: SparkSession, table: str) -> tuple[int, int]:
         """Returns the number of files of the table's latest version, and their size in bytes."""
-        row = self.delta(spark, table).detail().select("numFiles", "sizeInBytes").first()
+        row = self.open_delta_table(spark, table).detail().select("numFiles", "sizeInBytes").first()
         return (0, 0) if row is None else (row["numFiles"], row["sizeInBytes"])
 
 

@@ -28,7 +28,7 @@ from sessionlake.delta.folders.upkeep import sql_identifier
 from sessionlake.delta.folders.writable import WritableTable, open_writable, spark_only_reason
 from sessionlake.delta.storage.conflicts import conflict_errors
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.upkeep import Compacted
+from sessionlake.delta.storage.upkeep import CompactionResult
 from sessionlake.spark.interpreted import temporary_spark_conf
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _size_class(size: int) -> int:
     return bisect_right(_BOUNDS, size)
 
 
-def compact(spark: SparkSession, folder: Path) -> Compacted | None:
+def compact_folder(spark: SparkSession, folder: Path) -> CompactionResult | None:
     """Merges small files of a table if there are many.
 
     Returns:
@@ -143,7 +143,7 @@ def compact(spark: SparkSession, folder: Path) -> Compacted | None:
             spark.sql(f"OPTIMIZE {sql_identifier(folder)}").collect()
     except conflict_errors():
         return None
-    return Compacted(len(before), open_table(folder).get_add_actions().num_rows)
+    return CompactionResult(len(before), open_table(folder).get_add_actions().num_rows)
 
 
 def _optimize_settings(bound: int) -> dict[str, str]:
@@ -162,21 +162,21 @@ def _optimize_settings(bound: int) -> dict[str, str]:
     }
 
 
-def _merge_next_files(table: WritableTable) -> Compacted | None:
+def _merge_next_files(table: WritableTable) -> CompactionResult | None:
     """Merges one sequence of adjacent small files; None if there is none, or if another commit removed its files."""
-    folder, files = table.folder, {file.add["path"]: file for file in table.files}
+    folder, files = table.folder, {file.add["path"]: file for file in table.data_files}
     known = (LiveFile(path, file.add["size"], file.add["modificationTime"]) for path, file in files.items())
     run = find_files_to_merge([*known])
     if not run:
         return None
     former = [files[one.path] for one in run]
-    merged = table.writer(COMPACT_CODEC).write_files(gather_batches(read_files(former, table.schema)))
+    merged = table.open_writer(COMPACT_CODEC).write_files(gather_batches(read_files(former, table.schema)))
     name = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{name}")
     if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes_rows=False):
         return None
     fault_point(f"after:compact:{name}")
-    return Compacted(len(files), len(files) - len(run) + len(merged))
+    return CompactionResult(len(files), len(files) - len(run) + len(merged))
 
 
 def replace_files(
@@ -199,7 +199,7 @@ def replace_files(
         True if it was committed. False if one of the former files is no longer part of the table; the new files are
         then deleted.
     """
-    before, done = table.version, False
+    before, done = table.table_version, False
     try:
         for _ in range(_ATTEMPTS):
             found = commit_replacement(table, replaced_files, files, operation, changes_rows=changes_rows)

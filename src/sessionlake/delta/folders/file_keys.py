@@ -16,7 +16,7 @@ from threading import Lock
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sessionlake.delta.folders.file_rows import Footer
+from sessionlake.delta.folders.file_rows import ParquetFooter
 from sessionlake.delta.folders.key_index import KeyIndex, PrefixIndex
 from sessionlake.delta.folders.table_files import TableFile
 
@@ -45,7 +45,7 @@ class _CachedKeys:
     parts: tuple[Part, ...]
     size: int
     used: int
-    footer: Footer | None = None
+    footer: ParquetFooter | None = None
 
     @property
     def nbytes(self) -> int:
@@ -77,12 +77,12 @@ class FileKeyCache:
         Args:
             files: all files of the table's version.
         """
-        there, folders = {file.path for file in files}, {file.folder for file in files}
+        there, folders = {file.full_path for file in files}, {file.folder for file in files}
         with self._lock:
             self._searches += 1
             gone = [name for name in self._kept if name[0].parent in folders and name[0] not in there]
             for name in gone:
-                self._evict(name)
+                self._evict_file(name)
 
     def read_parts(self, path: Path, names: Sequence[str], schema: pa.Schema) -> Iterator[Part]:
         """Yields the indexes of a file's keys, part by part. Reads the keys if they are not cached.
@@ -107,7 +107,7 @@ class FileKeyCache:
                 new.clear()
         self._add_to_cache(name, tuple(new), size)
 
-    def read_footer(self, path: Path, names: Sequence[str]) -> Footer:
+    def read_footer(self, path: Path, names: Sequence[str]) -> ParquetFooter:
         """Returns the footer of a file, from the cache or from the file. Call `parts` first, which makes the entry.
 
         Args:
@@ -118,7 +118,7 @@ class FileKeyCache:
         known = self._find_cached(name)
         footer = None if known is None else known.footer
         if footer is None:
-            footer = Footer.read(path)
+            footer = ParquetFooter.read_footer(path)
             with self._lock:
                 known = self._kept.get(name)
                 if known is not None and known.footer is None and self._has_room(footer.nbytes):
@@ -163,13 +163,13 @@ class FileKeyCache:
         if lacking > 0:
             return False
         for name in gone:
-            self._evict(name)
+            self._evict_file(name)
         for known in without:
             self._bytes -= known.nbytes - known.size
             known.footer = None
         return True
 
-    def _evict(self, name: _Name) -> None:
+    def _evict_file(self, name: _Name) -> None:
         self._bytes -= self._kept.pop(name).nbytes
 
 

@@ -20,7 +20,7 @@ _PARSED = 7  # bytes of memory that a parsed footer needs per byte in the file
 
 
 @dataclass(frozen=True)
-class Footer:
+class ParquetFooter:
     """The footer of a Parquet file. It is worth caching, since reading it takes longer than reading a few rows.
 
     Attributes:
@@ -34,15 +34,15 @@ class Footer:
     dictionary_columns: frozenset[str]
 
     @classmethod
-    def decode(cls, content: pq.FileMetaData) -> Footer:
+    def from_metadata(cls, content: pq.FileMetaData) -> ParquetFooter:
         """Returns the footer, computed from PyArrow's metadata of the file."""
         sizes = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
         return cls(content, np.cumsum([0, *sizes]), _dictionary_columns(content))
 
     @classmethod
-    def read(cls, path: Path) -> Footer:
+    def read_footer(cls, path: Path) -> ParquetFooter:
         """Reads a file's footer."""
-        return cls.decode(pq.read_metadata(path))
+        return cls.from_metadata(pq.read_metadata(path))
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +58,7 @@ def _dictionary_columns(content: pq.FileMetaData) -> frozenset[str]:
     return frozenset(group.column(n).path_in_schema for n in texts if group.column(n).has_dictionary_page)
 
 
-def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer | None = None) -> pa.Table:
+def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: ParquetFooter | None = None) -> pa.Table:
     """Returns the rows of a Parquet file with the given numbers, in this order.
 
     Args:
@@ -67,7 +67,7 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: Footer |
         columns: names of the columns to read. Columns that the file lacks are left out of the result.
         footer: the file's footer, if it is known; None to read it from the file.
     """
-    footer = footer or Footer.read(path)
+    footer = footer or ParquetFooter.read_footer(path)
     texts = [name for name in columns if name in footer.dictionary_columns]  # only the selected rows are decoded
     with (
         pa.OSFile(str(path)) as file,
@@ -123,7 +123,7 @@ def read_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.Rec
         stays, place = np.ones(file.row_count, np.bool_), 0
         stays[file.deleted_rows] = False
         # Spark may write times as INT96. Arrow would read them as nanoseconds, which end in the year 2262.
-        with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as content:
+        with pq.ParquetFile(file.full_path, coerce_int96_timestamp_unit="us") as content:
             for batch in content.iter_batches(columns=schema.names):
                 kept = pa.array(stays[place : place + batch.num_rows])
                 place += batch.num_rows

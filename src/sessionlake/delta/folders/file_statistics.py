@@ -63,7 +63,7 @@ def corrected_stats(stats: str | None, rows: int) -> str | None:
     return encode_json(parse_statistics(stats)).decode() if _ESCAPED.search(stats) else None
 
 
-class Statistics:
+class FileStatistics:
     """Collects the statistics of one file from its record batches, or from the row groups in its footer.
 
     Args:
@@ -97,7 +97,7 @@ class Statistics:
                 continue
             ends = pc.min_max(column).as_py()
             if ends["min"] is not None:
-                self._extend(name, ends["min"], ends["max"])
+                self._extend_range(name, ends["min"], ends["max"])
 
     def add_row_group(self, group: Any) -> None:
         """Adds a row group to the statistics.
@@ -117,9 +117,9 @@ class Statistics:
             if stats is None or not stats.has_min_max or pa.types.is_floating(kind):
                 self._bounds_known = False  # missing for very long texts; and a footer does not report NaN
             else:
-                self._extend(name, *_read_bounds(stats, kind))
+                self._extend_range(name, *_read_bounds(stats, kind))
 
-    def _extend(self, name: str, least: Any, greatest: Any) -> None:
+    def _extend_range(self, name: str, least: Any, greatest: Any) -> None:
         """Widens the minimum and maximum of a column so that they include two values.
 
         Times are integers in microseconds since the epoch. Bounds are given up for years without four digits.

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sessionlake.delta.storage.commits import NO_COMMIT, Commit, LoggedCommit
+from sessionlake.delta.storage.commits import NO_COMMIT, LoggedCommit, TableCommit
 
 _CHANGES = re.compile(rb'"dataChange":\s*true')
 
 
-def last_commit(folder: Path) -> Commit:
+def last_commit(folder: Path) -> TableCommit:
     """Returns the table's latest commit."""
     newest = max(_list_commits(folder), default=None)
     return NO_COMMIT if newest is None else read_commit(newest)
@@ -37,7 +37,7 @@ def committed_at(folder: Path, version: int) -> float | None:
         return None
 
 
-def read_commit(file: Path) -> Commit:
+def read_commit(file: Path) -> TableCommit:
     """Returns a commit's version and its number of written rows, read from its log file.
 
     If the commit has no metrics, its rows are counted from the added files. If it also removes files, the number of
@@ -50,12 +50,12 @@ def read_commit(file: Path) -> Commit:
     actions = [json.loads(line) for line in file.read_bytes().splitlines()]
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if info.get("operationMetrics"):
-        return Commit.of(int(file.stem), info["operationMetrics"])
+        return TableCommit.from_metrics(int(file.stem), info["operationMetrics"])
     if any("remove" in action for action in actions):
-        return Commit(int(file.stem), 0)
+        return TableCommit(int(file.stem), 0)
     added = (action["add"] for action in actions if action.get("add", {}).get("dataChange"))
     stats = (json.loads(add["stats"]) for add in added if add.get("stats"))
-    return Commit(int(file.stem), sum(stat["numRecords"] for stat in stats))
+    return TableCommit(int(file.stem), sum(stat["numRecords"] for stat in stats))
 
 
 def _list_commits(folder: Path) -> Iterator[Path]:

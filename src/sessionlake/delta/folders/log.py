@@ -131,7 +131,7 @@ def commit_overwrite(
 
 
 def _create_write_info(mode: str, files: Sequence[WrittenFile]) -> Action:
-    metrics = {"numFiles": str(len(files)), "numOutputRows": str(sum(file.rows for file in files))}
+    metrics = {"numFiles": str(len(files)), "numOutputRows": str(sum(file.row_count for file in files))}
     return {"operation": "WRITE", "operationParameters": {"mode": mode}, "operationMetrics": metrics}
 
 
@@ -157,7 +157,7 @@ def commit_replacement(
         True if it was committed. False if another process committed this version first. None if some former files are
         not part of the table's version.
     """
-    if not {file.key for file in replaced_files} <= {file.key for file in table.files}:
+    if not {file.log_key for file in replaced_files} <= {file.log_key for file in table.data_files}:
         return None
     now = current_time_ms()
     actions = [*others, *(remove_action(file, now, changes_rows=changes_rows) for file in replaced_files)]
@@ -175,7 +175,7 @@ def commit_corrected_stats(table: WritableTable) -> bool:
         True if nothing had to be corrected, or the corrections were committed. False if another process committed this
         version first, and the caller must try again.
     """
-    found = ((file, corrected_stats(file.add.get("stats"), file.row_count)) for file in table.files)
+    found = ((file, corrected_stats(file.add.get("stats"), file.row_count)) for file in table.data_files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
     return not actions or write_commit(table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions)
 
@@ -253,7 +253,7 @@ def write_commit(
     Returns:
         False if another process committed this version first. Nothing is committed then.
     """
-    own, version, log = uuid.uuid4(), table.version + 1, table.folder / "_delta_log"
+    own, version, log = uuid.uuid4(), table.table_version + 1, table.folder / "_delta_log"
     said: Action = {
         "commitInfo": {"timestamp": current_time_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}
     }

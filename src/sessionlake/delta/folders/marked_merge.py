@@ -76,13 +76,13 @@ def merge_by_marking(
     """
     table = open_writable(delta)
     folder, schema, uses_vectors = table.folder, table.schema, uses_vectors and has_vectors(delta)
-    lookup = lookup or RowLookup()
-    merged = _MergeResult.compute(table.files, source, upsert, schema, lookup, all_columns=table.has_change_feed)
+    lookup, all_columns = lookup or RowLookup(), table.has_change_feed
+    merged = _MergeResult.compute_result(table.data_files, source, upsert, schema, lookup, all_columns=all_columns)
     former = {one.file: one.rows for one in merged.found_rows}
     absorbed = _find_absorbed_files(table, [] if uses_vectors else former) if merged else []
     moved = [read_files([replace(file, deleted_rows=_find_removed_rows(file, former))], schema) for file in absorbed]
-    rows = chain(*moved, _batches([merged.updated, merged.inserted], schema))
-    written = next(iter(table.writer().write_files(gather_batches(rows))), None)
+    rows = chain(*moved, _yield_batches([merged.updated, merged.inserted], schema))
+    written = next(iter(table.open_writer().write_files(gather_batches(rows))), None)
     feed_file = _write_change_file(folder, merged.change_rows(), schema) if table.has_change_feed and merged else None
     now = current_time_ms()
     files, vectors = [one for one in (written, feed_file) if one], list[Path]()
@@ -90,7 +90,7 @@ def merge_by_marking(
     changes += _create_file_actions({file: former[file] for file in former if file not in absorbed}, vectors, now)
     changes += [] if written is None else [add_action(written, now)]
     changes += [] if feed_file is None else [{"cdc": file_fields(feed_file) | {"dataChange": False}}]
-    info = {"operation": "MERGE", "operationMetrics": merged.metrics()}
+    info = {"operation": "MERGE", "operationMetrics": merged.build_metrics()}
     if write_commit(table, info, [txn_action(app, batch), *changes], files, *vectors):
         return True
     for path in (*(folder / one.path for one in files), *vectors):
@@ -104,7 +104,7 @@ def _find_absorbed_files(table: WritableTable, rewritten: Iterable[TableFile]) -
     Args:
         rewritten: files that the MERGE rewrites because they have replaced rows.
     """
-    crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _find_crowded_files(table.files)
+    crowded = [] if table.configuration.get(APPEND_ONLY) == "true" else _find_crowded_files(table.data_files)
     return [*dict.fromkeys([*rewritten, *crowded])]
 
 
@@ -136,7 +136,7 @@ class _MergeResult:
     inserted: pa.Table
 
     @classmethod
-    def compute(
+    def compute_result(
         cls,
         files: Sequence[TableFile],
         source: pa.Table,
@@ -154,7 +154,7 @@ class _MergeResult:
             schema: the table's columns.
             all_columns: True to read all columns of former rows, which a change feed needs.
         """
-        found = lookup.find(files, source, upsert.keys, schema)
+        found = lookup.find_rows(files, source, upsert.keys, schema)
         source = lookup.combine_rows(source, found, upsert.keys, schema).combine_chunks()
         former = _find_former_rows(found, source, upsert)
         given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
@@ -172,7 +172,7 @@ class _MergeResult:
         """True if any row changes."""
         return bool(len(self.is_deleted) or self.inserted.num_rows)
 
-    def metrics(self) -> dict[str, str]:
+    def build_metrics(self) -> dict[str, str]:
         """Returns the numbers of inserted, updated and deleted rows under Delta's metric names."""
         return {
             "numTargetRowsInserted": str(self.inserted.num_rows),
@@ -250,11 +250,13 @@ def _write_change_file(folder: Path, changes: Iterable[pa.Table], schema: pa.Sch
     """
     feed_folder, feed_schema = folder / _FEED, schema.append(_CHANGE)
     feed_folder.mkdir(exist_ok=True)
-    files = FileWriter(str(feed_folder), feed_schema, ()).write_files(gather_batches(_batches(changes, feed_schema)))
+    files = FileWriter(str(feed_folder), feed_schema, ()).write_files(
+        gather_batches(_yield_batches(changes, feed_schema))
+    )
     return next((replace(file, path=f"{_FEED}/{file.path}") for file in files), None)
 
 
-def _batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _yield_batches(parts: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     return (conform_batch(batch, schema) for part in parts for batch in part.to_batches())
 
 

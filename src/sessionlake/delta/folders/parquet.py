@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sessionlake.delta.folders.file_statistics import Statistics
+from sessionlake.delta.folders.file_statistics import FileStatistics
 from sessionlake.errors import LakeError
 from sessionlake.protocol.names import quote
 from sessionlake.spark.frames import UnappliedMap
@@ -49,7 +49,7 @@ class WrittenFile:
     stats: str
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Number of rows in the file, from its statistics."""
         return int(json.loads(self.stats)["numRecords"])
 
@@ -77,7 +77,7 @@ class FileWriter:
         """Writes the batches to a new file, and yields one row that describes the file; none without rows."""
         path = f"part-{uuid.uuid4()}.{self.codec}.parquet"
         target = Path(self.folder) / path
-        known = Statistics(self.indexed, self.schema)
+        known = FileStatistics(self.indexed, self.schema)
         writer: pq.ParquetWriter | None = None
         try:
             for batch in batches:
@@ -180,7 +180,7 @@ def _adopt_spark_file(file: Path, folder: Path, indexed: tuple[str, ...]) -> Wri
         The moved file, with statistics from its footer. None if it has no rows; it is not moved then.
     """
     footer = pq.read_metadata(file)
-    known = Statistics(indexed, footer.schema.to_arrow_schema())
+    known = FileStatistics(indexed, footer.schema.to_arrow_schema())
     if not footer.num_rows:
         return None
     for number in range(footer.num_row_groups):

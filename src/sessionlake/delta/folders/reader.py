@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.folders.table_files import TableFile, list_live_files, open_table
 from sessionlake.delta.folders.writable import has_vectors, needs_delta_reader
-from sessionlake.delta.storage.far_times import FarTime, time_to_micros
+from sessionlake.delta.storage.far_times import OutOfRangeTime, time_to_micros
 from sessionlake.delta.storage.reading import (
     Condition,
     FilesRead,
@@ -59,10 +59,10 @@ class FolderReader(TableReader):
     def exists(self, table: str) -> bool:
         return is_table(self._path(table))
 
-    def schema(self, table: str) -> pa.Schema:
+    def read_table_schema(self, table: str) -> pa.Schema:
         return pa.schema(open_table(self._path(table)).schema().to_arrow())
 
-    def batches(
+    def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         if self.exists(table):
@@ -136,7 +136,7 @@ def _read_rows(
         return
     # Spark may write times as INT96. Arrow would read them as nanoseconds, which end in the year 2262.
     form = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-    paths = [str(file.path) for file in _candidate_files(list_live_files(delta, read_vectors=False), conditions)]
+    paths = [str(file.full_path) for file in _candidate_files(list_live_files(delta, read_vectors=False), conditions)]
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
     dataset = FileSystemDataset.from_paths(paths, schema, form, LocalFileSystem())
     yield from dataset.to_batches(columns=names, filter=wanted)
@@ -188,7 +188,7 @@ def _quote_name(name: str) -> str:
 
 
 def _to_sql_literal(value: str | int | datetime) -> str:
-    if isinstance(value, datetime | FarTime):  # a time as text would be parsed as nanoseconds, which end in 2262
+    if isinstance(value, datetime | OutOfRangeTime):  # a time as text would be parsed as nanoseconds, which end in 2262
         zone = 'Some("UTC")'
         if isinstance(value, datetime) and value.tzinfo is None:
             zone, value = "None", value.replace(tzinfo=UTC)

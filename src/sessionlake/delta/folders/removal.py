@@ -38,7 +38,7 @@ def remove_rows(folder: Path, selection: RowSelection) -> None:
     Raises:
         LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
     """
-    rewrite_rows(folder, selection, lambda batch: batch.filter(pc.invert(selection.mask(batch))))
+    rewrite_rows(folder, selection, lambda batch: batch.filter(pc.invert(selection.build_mask(batch))))
 
 
 def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
@@ -52,7 +52,7 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
         LakeError: another process has merged or removed affected files meanwhile. Nothing is committed then.
     """
     table = open_writable(open_table(folder))
-    writer = table.writer(COMPACT_CODEC)
+    writer = table.open_writer(COMPACT_CODEC)
     gone = [file for file in _find_affected_files(table, selection) if _count_selected(file, selection, table.schema)]
     left: list[TimedFile] = []
     try:
@@ -82,7 +82,7 @@ def purge_vectors(folder: Path) -> int:
     """
     for _ in range(_ATTEMPTS):
         table = open_writable(open_table(folder))
-        marked = [file for file in table.files if len(file.deleted_rows)]
+        marked = [file for file in table.data_files if len(file.deleted_rows)]
         if _rewrite_without_vectors(table, marked):
             return len(marked)
     raise LakeError(f"{folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
@@ -95,23 +95,23 @@ def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> b
     done, placed = False, list[TimedFile]()
     try:
         for file in marked:
-            parts = table.writer(COMPACT_CODEC).write_files(gather_batches(read_files([file], table.schema)))
+            parts = table.open_writer(COMPACT_CODEC).write_files(gather_batches(read_files([file], table.schema)))
             placed += [(part, file.add["modificationTime"]) for part in parts]
         actions = metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
         done = bool(commit_replacement(table, marked, placed, "REORG", actions, changes_rows=False))
     finally:
-        discard_uncommitted(table.folder, [] if done else [part.path for part, _ in placed], table.version)
+        discard_uncommitted(table.folder, [] if done else [part.path for part, _ in placed], table.table_version)
     if done:
         write_checkpoint(open_table(table.folder))  # readers without the feature cannot read the log before it
     return done
 
 
 def _count_selected(file: TableFile, chosen: RowSelection, schema: pa.Schema) -> int:
-    read = pa.schema([schema.field(name) for name in chosen.columns])
-    return sum(pc.sum(chosen.mask(batch)).as_py() or 0 for batch in read_files([file], read))
+    read = pa.schema([schema.field(name) for name in chosen.mask_columns])
+    return sum(pc.sum(chosen.build_mask(batch)).as_py() or 0 for batch in read_files([file], read))
 
 
 def _find_affected_files(table: WritableTable, chosen: RowSelection) -> list[TableFile]:
     """Returns the files that may have selected rows, according to their statistics."""
     ends = {name: (None, value) for name, value in chosen.upper_bounds.items()}
-    return [file for file in table.files if file.may_have_keys(ends)]
+    return [file for file in table.data_files if file.may_have_keys(ends)]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.file_keys import FileKeyCache
-from sessionlake.delta.folders.file_rows import Footer, column_or_nulls, read_rows
+from sessionlake.delta.folders.file_rows import ParquetFooter, column_or_nulls, read_rows
 from sessionlake.delta.folders.key_index import KeyIndex, PrefixIndex, SearchKeys
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
@@ -83,7 +83,7 @@ class _KeySearch:
         """
         pair = pa.schema([("head", pa.int64()), ("tail", last_values.type)])
         index = KeyIndex.from_rows(pa.table([pa.array(prefix_places), last_values], schema=pair), pair)
-        return index.find(
+        return index.find_rows(
             SearchKeys.from_rows(pa.table({"head": self.prefix_places, "tail": self.last_values}), pair.names, pair)
         )
 
@@ -102,11 +102,11 @@ class FoundRows:
     file: TableFile
     rows: Int64s
     key_places: Int64s
-    footer: Footer
+    footer: ParquetFooter
 
-    def read(self, columns: Sequence[str]) -> pa.Table:
+    def read_columns(self, columns: Sequence[str]) -> pa.Table:
         """Reads the given columns of these rows from the file. Columns that the file lacks are left out."""
-        return read_rows(self.file.path, self.rows, columns, self.footer)
+        return read_rows(self.file.full_path, self.rows, columns, self.footer)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class KeyIndexCache:
         """Memory used by the cache, in bytes."""
         return self._known.nbytes
 
-    def find(
+    def find_rows(
         self, files: Sequence[TableFile], rows: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
         """Returns the table's rows that have the key of one of the given rows, grouped by file.
@@ -188,18 +188,18 @@ class KeyIndexCache:
     ) -> _FileMatch | None:
         """Returns what the indexes of a file find for the searched keys; None if they find no row."""
         rows, source, near, heads = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
-        for first, index in self._known.read_parts(file.path, names, schema):
+        for first, index in self._known.read_parts(file.full_path, names, schema):
             by_head = isinstance(index, PrefixIndex)
-            at, place = index.find(asked.prefixes if by_head else asked.keys)
+            at, place = index.find_rows(asked.prefixes if by_head else asked.keys)
             (near if by_head else rows).append(at + first)
             (heads if by_head else source).append(place)
         exact, candidates = np.concatenate(rows), np.concatenate(near)
         if not len(exact) and not len(candidates):
             return None
-        footer, last = self._known.read_footer(file.path, names), schema.field(names[-1])
+        footer, last = self._known.read_footer(file.full_path, names), schema.field(names[-1])
         tail = pa.chunked_array([], last.type)
         if len(candidates):
-            tail = read_rows(file.path, candidates, [last.name], footer)[last.name].cast(last.type)
+            tail = read_rows(file.full_path, candidates, [last.name], footer)[last.name].cast(last.type)
         found = FoundRows(file, exact, np.concatenate(source), footer)
         return _FileMatch(found, candidates, np.concatenate(heads), tail)
 
@@ -234,7 +234,7 @@ class RowLookup:
     combine: Combine | None = None
     max_bytes: int = 0
 
-    def find(
+    def find_rows(
         self, files: Sequence[TableFile], source: pa.Table, names: Sequence[str], schema: pa.Schema
     ) -> list[FoundRows]:
         """Returns the table's rows that have the key of a source row, grouped by file.
@@ -244,7 +244,7 @@ class RowLookup:
             names: the key columns.
             schema: the table's columns.
         """
-        return self.indexes.find(files, source, names, schema)
+        return self.indexes.find_rows(files, source, names, schema)
 
     def combine_rows(
         self, source: pa.Table, found_rows: Sequence[FoundRows], names: Sequence[str], schema: pa.Schema
@@ -265,7 +265,7 @@ class RowLookup:
             return source
         keys = pa.table([source[name].cast(schema.field(name).type) for name in names], list(names))
         rows = self.combine(source, read_found_rows(found_rows, keys, schema, self.max_bytes))
-        at, asked = KeyIndex.from_rows(rows.select(list(names)), schema).find(
+        at, asked = KeyIndex.from_rows(rows.select(list(names)), schema).find_rows(
             SearchKeys.from_rows(source, names, schema)
         )
         if not len(at) == rows.num_rows == source.num_rows:
@@ -294,7 +294,7 @@ def read_found_rows(
     others = pa.schema([column for column in schema if column.name not in known])
     parts, size = [others.empty_table()], 0
     for one in found_rows if others.names else ():
-        rows = one.read(others.names)
+        rows = one.read_columns(others.names)
         size += rows.nbytes
         if max_bytes is not None and size > max_bytes:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {max_bytes} bytes")

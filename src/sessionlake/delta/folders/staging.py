@@ -31,7 +31,7 @@ _ATTEMPTS = 100  # if several processes commit at once, one of them succeeds in 
 
 
 class StagedFiles:
-    """New files in a table's folder that are not part of the table until `commit` or `replace`.
+    """New files in a table's folder that are not part of the table until `commit_rows` or `replace_files`.
 
     Args:
         location: the table's folder, name and lock.
@@ -44,18 +44,18 @@ class StagedFiles:
         self._delta = open_table(location.folder) if delta is None else delta
         self._after: int | None = None
 
-    def count(self) -> int:
+    def count_rows(self) -> int:
         """Returns the number of rows in the files."""
-        return sum(file.rows for file in self._files)
+        return sum(file.row_count for file in self._files)
 
-    def columns(self, *names: str) -> pa.Table:
+    def read_columns(self, *names: str) -> pa.Table:
         """Reads the given columns of all rows in the files into memory."""
         table_schema = pa.schema(self._delta.schema().to_arrow())
         schema = pa.schema([table_schema.field(name) for name in names])
         parts = (pq.read_table(self._place.folder / file.path, columns=[*names]) for file in self._files)
         return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
-    def commit(self, txn: Txn) -> None:
+    def commit_rows(self, txn: Txn) -> None:
         """Adds the files to the table in one commit. A replay of the same transaction adds nothing.
 
         Holds the table's lock if MERGE or Spark also commits to the table, since Spark can overwrite a commit that came
@@ -65,9 +65,9 @@ class StagedFiles:
         known = open_writable(self._delta)
         waits = APPEND_ONLY not in known.configuration or known.uses_vectors
         with place.commit_lock(place.table) if waits else nullcontext():
-            self._commit(txn, lambda table: commit_append(table, self._files, action))
+            self._retry_commit(txn, lambda table: commit_append(table, self._files, action))
 
-    def replace(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
+    def replace_files(self, former: Sequence[TableFile] | None, txn: Txn | None, metadata: str = "") -> None:
         """Replaces files of the table by these files in one commit. A replay of the same transaction changes nothing.
 
         Args:
@@ -82,17 +82,17 @@ class StagedFiles:
         place = self._place
         action = None if txn is None else txn_action(txn.app_id_for(place.table), txn.version)
 
-        def overwrite(table: WritableTable) -> bool:
-            there = {file.path: file for file in table.files}
-            gone = [*there] if former is None else [file.path for file in former]
+        def overwrite_files(table: WritableTable) -> bool:
+            there = {file.full_path: file for file in table.data_files}
+            gone = [*there] if former is None else [file.full_path for file in former]
             if not there.keys() >= {*gone}:
                 raise LakeError(f"{place.folder}: other commits have replaced its rows", fix="Run the command again")
             return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
 
         with place.commit_lock(place.table):
-            self._commit(txn, overwrite)
+            self._retry_commit(txn, overwrite_files)
 
-    def _commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
+    def _retry_commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
         """Calls `write` until it succeeds, each time with the table's latest version.
 
         Does nothing if the table already has the transaction.
@@ -111,7 +111,7 @@ class StagedFiles:
                 return
         raise LakeError(f"{place.folder}: other commits conflicted {_ATTEMPTS} times", fix="Run the command again")
 
-    def discard(self) -> None:
+    def discard_files(self) -> None:
         """Deletes the files unless they were committed."""
         discard_uncommitted(self._place.folder, [file.path for file in self._files], self._after)
 
@@ -130,7 +130,7 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
         LakeError: the rows have a column that the table lacks, or only Spark may write to the table.
     """
     table = open_writable(delta)
-    writer = table.writer()
+    writer = table.open_writer()
     if isinstance(rows, pa.Table):
         if unknown := {*rows.column_names} - {*table.schema.names}:
             raise LakeError(
@@ -146,7 +146,7 @@ def stage_files(location: TableLocation, rows: Rows, delta: DeltaTable) -> Itera
     try:
         yield staged
     finally:
-        staged.discard()
+        staged.discard_files()
 
 
 @dataclass(frozen=True)

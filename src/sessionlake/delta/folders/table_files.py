@@ -72,17 +72,17 @@ class TableFile:
     deleted_rows: Int64s
 
     @cached_property
-    def path(self) -> Path:
+    def full_path(self) -> Path:
         """The file's full path."""
         return find_logged_file(self.folder, self.add["path"])
 
     @property
-    def key(self) -> tuple[str, str]:
+    def log_key(self) -> tuple[str, str]:
         """The file's path and deletion vector, which together identify it in the log."""
         return file_key(self.add)
 
     @property
-    def vector(self) -> Path | None:
+    def vector_path(self) -> Path | None:
         """Full path of the file that stores the deletion vector.
 
         None if this file has no deletion vector, or if the vector is stored in the log.
@@ -161,13 +161,13 @@ def list_live_files(delta: DeltaTable, *, read_vectors: bool = True) -> list[Tab
         file = TableFile(folder, add, stats, gone.get(find_logged_file(folder, add["path"]), none))
         if read_vectors and len(file.deleted_rows) != (add.get("deletionVector") or {}).get("cardinality", 0):
             raise LakeError(
-                f"{file.path}: its deletion vector marks {len(file.deleted_rows)} rows as deleted, but Delta's log "
-                f"says {(add.get('deletionVector') or {}).get('cardinality', 0)}",
+                f"{file.full_path}: its deletion vector marks {len(file.deleted_rows)} rows as deleted, but "
+                f"Delta's log says {(add.get('deletionVector') or {}).get('cardinality', 0)}",
                 why="The deletion vector or the log is damaged",
                 fix="Restore the table from a backup, or rebuild it",
             )
         if read_vectors and not isinstance(stats.get("numRecords"), int):
-            stats["numRecords"] = pq.read_metadata(file.path).num_rows
+            stats["numRecords"] = pq.read_metadata(file.full_path).num_rows
         found.append(file)
     return found
 

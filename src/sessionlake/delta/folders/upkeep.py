@@ -17,7 +17,7 @@ from sessionlake.delta.folders.deletion_vectors import vector_file
 from sessionlake.delta.folders.history import committed_at
 from sessionlake.delta.folders.table_files import Action, list_live_files, open_table
 from sessionlake.delta.folders.writable import has_vectors, spark_only_reason
-from sessionlake.delta.storage.upkeep import HistoryToKeep, Vacuumed
+from sessionlake.delta.storage.upkeep import HistoryToKeep, VacuumResult
 from sessionlake.local.paths import find_logged_file
 from sessionlake.protocol.names import quote
 from sessionlake.spark.interpreted import temporary_spark_conf
@@ -47,7 +47,7 @@ def find_lost_files(folder: Path) -> list[str]:
     Includes missing files of deletion vectors.
     """
     files = list_live_files(open_table(folder), read_vectors=False)
-    named = {path for file in files for path in (file.path, file.vector) if path is not None}
+    named = {path for file in files for path in (file.full_path, file.vector_path) if path is not None}
     return sorted(os.path.relpath(path, folder) for path in named if not path.is_file())
 
 
@@ -63,7 +63,7 @@ def _kept_log_time(kept: HistoryToKeep) -> float:
     return time.time() - min(kept.file_span, kept.log_span or kept.file_span).total_seconds()
 
 
-def vacuum(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vacuumed:
+def vacuum_folder(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> VacuumResult:
     """Removes files and log entries that are older than `kept` says.
 
     Returns:
@@ -110,7 +110,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
                 yield file
 
 
-def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
+def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> VacuumResult:
     """Deletes the files that no version committed since `before` (seconds since the epoch) needs."""
     unnamed = _remove_unnamed(folder, before)
     _date_removed_files(folder, before)
@@ -121,15 +121,15 @@ def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> Vacuumed:
         with temporary_spark_conf(spark, _VACUUM):
             spark.sql(f"VACUUM {sql_identifier(folder)} RETAIN {hours} HOURS").collect()
         left = _read_kept_files(folder)
-        freed = Vacuumed(len(held) - len(left), sum(held.values()) - sum(left.values()))
+        freed = VacuumResult(len(held) - len(left), sum(held.values()) - sum(left.values()))
     else:
         # delta-rs also lists files that were removed long ago with one vector, and only recently with another.
         found = delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
         freed = _remove_older((folder / path for path in found), before)
-    return Vacuumed(unnamed.files + freed.files, unnamed.freed + freed.freed)
+    return VacuumResult(unnamed.files + freed.files, unnamed.freed + freed.freed)
 
 
-def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
+def _remove_unnamed(folder: Path, before: float) -> VacuumResult:
     """Deletes incomplete files that killed processes left behind, also in the log.
 
     Args:
@@ -142,7 +142,7 @@ def _remove_unnamed(folder: Path, before: float) -> Vacuumed:
     return _remove_older(found, before)
 
 
-def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
+def _remove_older(found: Iterable[Path], before: float) -> VacuumResult:
     """Deletes those files that were last modified before a time (seconds since the epoch)."""
     files = size = 0
     for file in found:
@@ -151,10 +151,10 @@ def _remove_older(found: Iterable[Path], before: float) -> Vacuumed:
             if status.st_mtime < before:
                 file.unlink()
                 files, size = files + 1, size + status.st_size
-    return Vacuumed(files, size)
+    return VacuumResult(files, size)
 
 
-def purge_history(spark: SparkSession, folder: Path, since: int | None) -> Vacuumed:
+def purge_history(spark: SparkSession, folder: Path, since: int | None) -> VacuumResult:
     """Removes all files and log entries that the latest version does not need. This cannot be undone.
 
     Args:

@@ -68,7 +68,7 @@ class WritableTable:
     configuration: Mapping[str, str]
 
     @cached_property
-    def files(self) -> list[TableFile]:
+    def data_files(self) -> list[TableFile]:
         """All data files of the opened version, with their deleted rows.
 
         Raises:
@@ -77,7 +77,7 @@ class WritableTable:
         return list_live_files(self.delta)
 
     @property
-    def version(self) -> int:
+    def table_version(self) -> int:
         """Number of the opened version."""
         return self.delta.version()
 
@@ -91,7 +91,7 @@ class WritableTable:
         """True if commits must record which rows they change."""
         return self.configuration.get(CHANGE_FEED) == "true"
 
-    def writer(self, codec: str = FAST_CODEC) -> FileWriter:
+    def open_writer(self, codec: str = FAST_CODEC) -> FileWriter:
         """Returns a writer that writes new data files into the table's folder.
 
         Args:

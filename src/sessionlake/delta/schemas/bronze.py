@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import Column, TableSchema, Writes
+from sessionlake.delta.schemas.definition import Column, TableSchema, WriteMode
 from sessionlake.delta.schemas.names import DAMAGED, ERASURES, MESSAGES
 
 BRONZE_SCHEMAS: dict[str, TableSchema] = {
@@ -44,7 +44,7 @@ BRONZE_SCHEMAS: dict[str, TableSchema] = {
         written_by="bronze.job",
         cluster_by=("topic", "partition", "offset"),
         statistics_columns=("topic", "partition", "offset", "timestamp", "ingested_at"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     DAMAGED: TableSchema(
         (
@@ -63,7 +63,7 @@ BRONZE_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Members of archives that could not be used, and why",
         written_by="bronze.streamed",
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     ERASURES: TableSchema(
         (
@@ -83,7 +83,7 @@ BRONZE_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Sessions that were forgotten, each known by a salted hash, and what was removed where",
         written_by="ledger.erasures",
-        writes=Writes.REPLACE,
+        writes=WriteMode.REPLACE,
     ),
 }
 """Definitions of bronze's tables, by two-level table name."""

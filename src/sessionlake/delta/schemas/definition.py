@@ -20,6 +20,7 @@ from sessionlake.delta.schemas.properties import (
     interval_text,
     join_names,
 )
+from sessionlake.protocol.columns import has_bounds
 from sessionlake.settings.model import Settings
 
 Columns = tuple[tuple[str, str], ...]
@@ -55,7 +56,7 @@ def with_comments(columns: Columns, comments: Mapping[str, str]) -> tuple[Column
     return tuple(Column(name, sql, comments[name]) for name, sql in columns)
 
 
-class Writes(StrEnum):
+class WriteMode(StrEnum):
     """How rows are written to a table: only appended, merged, both, or all replaced at once."""
 
     APPEND = "append"
@@ -76,8 +77,9 @@ class TableSchema:
         written_by: the module, without `sessionlake.`, that usually commits the table's rows.
         partition_by: in a catalog, the column by which the table is partitioned; each partition has one row. None for
             no partitioning.
-        cluster_by: keys for liquid clustering, used if the storage supports it.
-        statistics_columns: columns whose minimum and maximum Delta stores for each file.
+        cluster_by: keys for liquid clustering, used if the storage supports it. Keys of types without bounds, such as
+            boolean, are left out.
+        statistics_columns: columns whose minimum and maximum Delta stores for each file, without those types.
         change_feed: True to turn on Delta's change data feed.
         writes: how rows are written. For tables with MERGE, deletion vectors are turned on.
     """
@@ -89,10 +91,16 @@ class TableSchema:
     cluster_by: tuple[str, ...] = ()
     statistics_columns: tuple[str, ...] = ()
     change_feed: bool = False
-    writes: Writes = Writes.MERGE
+    writes: WriteMode = WriteMode.MERGE
+
+    def __post_init__(self) -> None:
+        """Leaves out clustering keys and statistics columns of types for which Delta stores no bounds."""
+        without = {column.name for column in self.definitions if not has_bounds(column.sql)}
+        for name in ("cluster_by", "statistics_columns"):
+            object.__setattr__(self, name, tuple(one for one in getattr(self, name) if one not in without))
 
     @cached_property
-    def columns(self) -> Columns:
+    def column_types(self) -> Columns:
         """Name and Spark SQL type of each column, without replacing `DECLARED`."""
         return tuple((column.name, column.sql) for column in self.definitions)
 
@@ -113,21 +121,21 @@ class TableSchema:
     @property
     def append_only(self) -> bool:
         """True if rows are only appended, and never change."""
-        return self.writes is Writes.APPEND
+        return self.writes is WriteMode.APPEND
 
     @property
-    def merged(self) -> bool:
+    def is_merged(self) -> bool:
         """True if MERGE writes rows, alone or in addition to appends."""
-        return self.writes in (Writes.MERGE, Writes.BOTH)
+        return self.writes in (WriteMode.MERGE, WriteMode.BOTH)
 
-    def properties(self, keep: timedelta) -> dict[str, str]:
+    def build_properties(self, keep: timedelta) -> dict[str, str]:
         """Returns the Delta properties with which the table is created, by name.
 
         Args:
             keep: how long files of old versions stay readable.
         """
         found = _LOG | {RETENTION: interval_text(keep)}
-        found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.merged else {}
+        found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.is_merged else {}
         if self.statistics_columns:
             found[STATISTICS_COLUMNS] = join_names(self.statistics_columns)
         if self.change_feed:

@@ -13,7 +13,7 @@ from sessionlake.delta.schemas.columns import (
     TOPIC,
     TS,
 )
-from sessionlake.delta.schemas.definition import Column, TableSchema, Writes
+from sessionlake.delta.schemas.definition import Column, TableSchema, WriteMode
 from sessionlake.delta.schemas.names import (
     AVERAGES,
     DISTINCT_VALUES,
@@ -106,7 +106,7 @@ def _metrics_schema(comment: str, bucket: str) -> TableSchema:
         written_by="gold.batch.products",
         cluster_by=("topic", "session_id"),
         statistics_columns=("topic", "session_id", "window_start"),
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     )
 
 
@@ -117,7 +117,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         written_by="gold.batch.averages",
         cluster_by=("topic", "session_id"),
         statistics_columns=("topic", "session_id", "ts"),
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
     SENSOR_AVERAGES: TableSchema(
         (TOPIC, ROW_ID, METRIC, TS, PARTITION, OFFSET, ORDINAL, *_AVERAGE, _SESSION, _LIFE, _SEQ),
@@ -125,7 +125,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         written_by="gold.batch.averages",
         cluster_by=("topic", "row_id"),
         statistics_columns=("topic", "row_id", "ts"),
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
     RESTATEMENTS: TableSchema(
         (
@@ -167,7 +167,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         written_by="gold.batch.averages",
         cluster_by=("table", "topic"),
         statistics_columns=("table", "topic", "session_id", "row_id", "ts", "_batch"),
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
     LATE_POINTS: TableSchema(
         (
@@ -188,7 +188,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         written_by="gold.batch.products",
         cluster_by=("table", "topic"),
         statistics_columns=("table", "topic", "session_id", "row_id", "ts", "_batch"),
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
     METRICS_1M: _metrics_schema("One row a minute of event time", "minute"),
     METRICS_1H: _metrics_schema("One row an hour of event time", "hour"),
@@ -206,7 +206,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         written_by="gold.batch.products",
         cluster_by=("topic", "column"),
         statistics_columns=("topic", "column", "value", "last_ts"),
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
     LOOKUP_FAILURES: TableSchema(
         (
@@ -224,7 +224,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Keys whose lookup returned no usable row, why, and when it is tried again",
         written_by="gold.references.lookups",
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
 }
 """Definitions of gold's tables, by two-level table name."""

@@ -58,7 +58,7 @@ ERASURES = "bronze.erasures"
 RETENTION_CLAIM = "retention"
 FORGET_CLAIM = "forget"
 CLAIMED_TABLES = {RETENTION_CLAIM: (RETAINED, POSITIONS), FORGET_CLAIM: (ERASURES,)}
-"""For each claim, the tables whose rows only its holder may change, with `delta.commit.replace_claimed` and others."""
+"""For each claim, the tables that only its holder may change, with `delta.commit.replace_with_claim` and others."""
 
 BRONZE = "bronze"
 SILVER = "silver"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessionlake.delta.schemas.columns import PARTITION, TOPIC
-from sessionlake.delta.schemas.definition import Column, TableSchema, Writes
+from sessionlake.delta.schemas.definition import Column, TableSchema, WriteMode
 from sessionlake.delta.schemas.names import ABSENT, DECISIONS, LEASES, LEDGER, POSITIONS, RETAINED, TOPICS
 
 _OFFSETS = "array<struct<topic:string,partition:int,first:bigint,last:bigint,messages:bigint>>"
@@ -11,7 +11,7 @@ _OUTPUTS = "array<struct<table:string,version:bigint,rows:bigint>>"
 _TAKEN = "array<struct<topic:string,partition:int,session_id:string,offset:bigint,decision:string>>"
 _PARTITIONS = "array<struct<partition:int,first_offset:bigint,next_offset:bigint,end_offset:bigint>>"
 _VERSIONS = "array<struct<table:string,version:bigint,committed_at:timestamp>>"
-_FEEDS = "array<struct<name:string,topics:string,columns:array<string>,hashes:string>>"
+_FEEDS = "array<struct<name:string,topics:string,columns:string,hashes:string>>"
 _LAYER = Column(
     "layer",
     "string",
@@ -33,7 +33,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Decisions of operators about messages at which a session broke its class",
         written_by="silver.decisions",
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     TOPICS: TableSchema(
         (
@@ -63,7 +63,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Every captured topic: state, partitions, and what was lost",
         written_by="ledger.topics",
-        writes=Writes.REPLACE,
+        writes=WriteMode.REPLACE,
     ),
     ABSENT: TableSchema(
         (
@@ -83,7 +83,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         "Offsets without a message: transaction markers, aborted records, and messages that an operator skipped",
         written_by="ledger.absent",
         statistics_columns=("topic", "partition", "first", "last"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     LEASES: TableSchema(
         (
@@ -103,7 +103,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         "Which process may write a layer, in a catalog: one row per claim",
         written_by="delta.catalog.lease_table",
         partition_by="name",
-        writes=Writes.REPLACE,
+        writes=WriteMode.REPLACE,
     ),
     LEDGER: TableSchema(
         (
@@ -150,7 +150,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         "One row per micro-batch of each layer: what it read and what it wrote",
         written_by="ledger.entries",
         statistics_columns=("layer", "batch_id", "committed_at"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     POSITIONS: TableSchema(
         (
@@ -191,7 +191,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Sums of the ledger by layer and application id, up to a moment; a copy, computed again if lost",
         written_by="ledger.positions",
-        writes=Writes.REPLACE,
+        writes=WriteMode.REPLACE,
     ),
     RETAINED: TableSchema(
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from sessionlake.delta.schemas.definition import DECLARED, Column, TableSchema, Writes
+from sessionlake.delta.schemas.definition import DECLARED, Column, TableSchema, WriteMode
 from sessionlake.delta.schemas.tables import TABLES
 
 _HEAD = """\
@@ -31,10 +31,10 @@ This page is made from the definitions in [`delta/schemas/`](../../src/sessionla
 after a change.
 """
 _WRITES = {
-    Writes.APPEND: "appended, never changed",
-    Writes.MERGE: "merged by key",
-    Writes.BOTH: "appended, and merged by key",
-    Writes.REPLACE: "replaced, all at once",
+    WriteMode.APPEND: "appended, never changed",
+    WriteMode.MERGE: "merged by key",
+    WriteMode.BOTH: "appended, and merged by key",
+    WriteMode.REPLACE: "replaced, all at once",
 }
 
 

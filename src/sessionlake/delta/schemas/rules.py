@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessionlake.delta.schemas.columns import GOLD_BATCH, ORDINAL, PARTITION, ROW_ID, SESSION_ID, TOPIC, TS
-from sessionlake.delta.schemas.definition import Column, TableSchema, Writes
+from sessionlake.delta.schemas.definition import Column, TableSchema, WriteMode
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_STATUS, RULE_TIMES, RULES
 
 RULE_SCHEMAS: dict[str, TableSchema] = {
@@ -16,7 +16,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Rules as users write and edit them; gold reads them with its next batch",
         written_by="cli.rules",
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
     RULE_STATUS: TableSchema(
         (
@@ -28,13 +28,13 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
         ),
         "Enabled rules: since which batch gold evaluates each, or why it does not",
         written_by="gold.alerts.book",
-        writes=Writes.REPLACE,
+        writes=WriteMode.REPLACE,
     ),
     RULE_TIMES: TableSchema(
         (TOPIC, Column("ts", "bigint", "Highest event time read of the topic, ms since the epoch")),
         "Event time of each topic up to which rules were evaluated",
         written_by="gold.alerts.step",
-        writes=Writes.REPLACE,
+        writes=WriteMode.REPLACE,
     ),
     RULE_MATCHES: TableSchema(
         (
@@ -53,7 +53,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
         written_by="gold.alerts.step",
         cluster_by=("event",),
         statistics_columns=("event", "ts"),
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
     RULE_EVENTS: TableSchema(
         (
@@ -86,7 +86,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
         written_by="gold.alerts.step",
         cluster_by=("rule",),
         statistics_columns=("rule", "window_end", "_batch"),
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     ),
 }
 """Definitions of the tables of rules, by two-level table name."""

@@ -12,7 +12,7 @@ from sessionlake.delta.schemas.columns import (
     SILVER_BATCH,
     TOPIC,
 )
-from sessionlake.delta.schemas.definition import DECLARED, Column, TableSchema, Writes
+from sessionlake.delta.schemas.definition import DECLARED, Column, TableSchema, WriteMode
 from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
@@ -158,7 +158,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         written_by="silver.job",
         cluster_by=("topic", "session_id"),
         statistics_columns=("topic", "session_id", "_offset", "_ts", "_position", "_applied_at", "_batch"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     PROGRESS: TableSchema(
         (
@@ -174,7 +174,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         written_by="silver.job",
         cluster_by=("topic", "session_id"),
         statistics_columns=("topic", "session_id", "_batch"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     CUTS: TableSchema(
         (*_CUT, SILVER_BATCH),
@@ -182,7 +182,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         written_by="silver.job",
         cluster_by=("topic", "session_id"),
         statistics_columns=("topic", "session_id", "snapshot_at", "position", "_batch"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     SNAPSHOTS: TableSchema(
         (TOPIC, SESSION_ID, _SNAPSHOT_AT, _CUT_REASON, _CUT_POSITION, ROW_ID, *_VALUES, PARTITION),
@@ -190,7 +190,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         written_by="silver.merge.merger",
         cluster_by=("topic", "session_id"),
         statistics_columns=("topic", "session_id", "snapshot_at", "position"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     SNAPSHOT_INDEX: TableSchema(
         (
@@ -202,7 +202,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         written_by="silver.merge.merger",
         cluster_by=("topic", "session_id"),
         statistics_columns=("topic", "session_id", "snapshot_at", "position", "_batch"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     ROWS: TableSchema(
         (TOPIC, SESSION_ID, ROW_ID, *_VALUES, PARTITION),
@@ -236,7 +236,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "Messages that could not be used, unchanged, and why",
         written_by="silver.job",
         statistics_columns=("topic", "partition", "offset", "reason", "_batch"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     EVENTS: TableSchema(
         (
@@ -269,7 +269,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "Every judgement of a message other than plain acceptance: duplicates, gaps, late messages, violations",
         written_by="silver.job",
         statistics_columns=("topic", "session_id", "offset", "_batch"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
     PROCESSOR_ERRORS: TableSchema(
         (
@@ -294,7 +294,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
         "Calls of user-defined processors that failed, and calls that were skipped after that",
         written_by="processors.job",
         statistics_columns=("processor", "topic", "session_id", "_offset", "_batch"),
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     ),
 }
 """Definitions of silver's tables, by two-level table name."""

@@ -28,9 +28,9 @@ def arrow_schema(table: str) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[table].columns)))
+    return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[table].column_types)))
 
 
 def fixed_columns(table: str) -> tuple[str, ...]:
     """Returns the names of a table's columns, without the declared capture columns."""
-    return tuple(name for name, _ in TABLES[table].columns if name != DECLARED)
+    return tuple(name for name, _ in TABLES[table].column_types if name != DECLARED)

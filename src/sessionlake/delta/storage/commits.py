@@ -43,7 +43,7 @@ _ALL_ROWS = {"[]", '["true"]'}
 
 
 @dataclass(frozen=True)
-class Commit:
+class TableCommit:
     """A commit to a table.
 
     Attributes:
@@ -55,13 +55,13 @@ class Commit:
     rows: int
 
     @classmethod
-    def of(cls, version: int, metrics: Mapping[str, Any]) -> Commit:
+    def from_metrics(cls, version: int, metrics: Mapping[str, Any]) -> TableCommit:
         """Returns the commit of a version, with the number of rows from its operation metrics; 0 if they lack it."""
         counts = next((names for names in (*_MERGED, *_APPENDED) if names[0] in metrics), ())
         return cls(version, sum(int(metrics[name]) for name in counts))
 
 
-NO_COMMIT = Commit(-1, 0)
+NO_COMMIT = TableCommit(-1, 0)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ LIMIT = "limit"
 
 
 class RowSelection(Protocol):
-    """A selection of rows of a table, both for Arrow (`mask`) and for Spark (`source` and `condition`).
+    """A selection of rows of a table, for Arrow (`build_mask`) and for Spark (`build_source_frame`).
 
     Attributes:
         upper_bounds: for some columns, the highest value that a selected row can have.
@@ -34,17 +34,17 @@ class RowSelection(Protocol):
         """For some columns, the highest value that a selected row can have. Files with only higher ones are skipped."""
 
     @property
-    def columns(self) -> list[str]:
-        """Names of the columns that `mask` needs."""
+    def mask_columns(self) -> list[str]:
+        """Names of the columns that `build_mask` needs."""
 
-    def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns for each row of the batch whether it is selected."""
 
-    def source(self, spark: SparkSession) -> DataFrame:
-        """Returns the frame (alias `s`) with which `condition` joins the table."""
+    def build_source_frame(self, spark: SparkSession) -> DataFrame:
+        """Returns the frame (alias `s`) with which `build_join_condition` joins the table."""
 
-    def condition(self) -> Column:
-        """Returns the join condition: a row of the table (alias `t`) is selected if it matches a row of `source`."""
+    def build_join_condition(self) -> Column:
+        """Returns the join condition: a row of the table (alias `t`) is selected if it matches a row of `s`."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class ExpiredRows:
     spared_by: str | None = None
 
     @property
-    def columns(self) -> list[str]:
-        """Names of the columns that `mask` needs."""
+    def mask_columns(self) -> list[str]:
+        """Names of the columns that `build_mask` needs."""
         spared = () if self.spared_by is None else (self.spared_by,)
         return list(dict.fromkeys([*self.keys, self.limited_column, *self.upper_bounds, *spared]))
 
-    def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns for each row of the batch whether it is selected."""
         limit = self._find_limits(batch)
         goes = pc.less_equal(batch.column(self.limited_column), limit)
@@ -94,11 +94,11 @@ class ExpiredRows:
             pc.index_in(_join_key_columns(batch, self.keys), value_set=_join_key_columns(self.limits, self.keys))
         )
 
-    def source(self, spark: SparkSession) -> DataFrame:
+    def build_source_frame(self, spark: SparkSession) -> DataFrame:
         """Returns the limits as a Spark frame with alias `s`."""
         return to_spark_frame(spark, self.limits.select([*self.keys, LIMIT])).alias("s")
 
-    def condition(self) -> Column:
+    def build_join_condition(self) -> Column:
         """Returns the condition that joins each selected row of the table (alias `t`) with its limit (alias `s`)."""
         from pyspark.sql import functions as F
 
@@ -112,8 +112,8 @@ class ExpiredRows:
         return goes
 
     @property
-    def conditions(self) -> list[tuple[str, Any, Any]]:
-        """Conditions for `TableReader.batches` that every selected row meets. Other rows may meet them, too."""
+    def read_conditions(self) -> list[tuple[str, Any, Any]]:
+        """Conditions for `TableReader.read_batches` that every selected row meets. Other rows may meet them, too."""
         return [(name, le, value) for name, value in self.upper_bounds.items()]
 
 

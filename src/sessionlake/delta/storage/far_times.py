@@ -1,7 +1,7 @@
 """Times that Python's datetime cannot represent: before the year 1 or after the year 9999.
 
 An event time can be any int64 of milliseconds, and Spark's timestamps reach 292,000 years back and forth. In rows as
-Python dictionaries, such a time is a `FarTime`. `format_time` formats all times for people.
+Python dictionaries, such a time is an `OutOfRangeTime`. `format_time` formats all times for people.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-class FarTime(int):
+class OutOfRangeTime(int):
     """A time outside datetime's range, in milliseconds since 1970 (UTC). It is before or after every datetime."""
 
     def __str__(self) -> str:
@@ -38,17 +38,17 @@ class FarTime(int):
         return int(self) >= 0 if isinstance(other, date) else int(self) > int(other)
 
     def __le__(self, other: Any) -> bool:
-        """True if it is earlier than the other time, or an equal `FarTime`."""
+        """True if it is earlier than the other time, or an equal `OutOfRangeTime`."""
         return self < other or self == other
 
     def __ge__(self, other: Any) -> bool:
-        """True if it is later than the other time, or an equal `FarTime`."""
+        """True if it is later than the other time, or an equal `OutOfRangeTime`."""
         return self > other or self == other
 
 
-def ms_to_time(ms: int) -> datetime | FarTime:
-    """Converts milliseconds since the epoch to a datetime in UTC, or to a `FarTime` outside datetime's range."""
-    return _EPOCH + timedelta(milliseconds=ms) if FIRST_MS <= ms <= LAST_MS else FarTime(ms)
+def ms_to_time(ms: int) -> datetime | OutOfRangeTime:
+    """Converts milliseconds since the epoch to a UTC datetime, or to an `OutOfRangeTime` outside datetime's range."""
+    return _EPOCH + timedelta(milliseconds=ms) if FIRST_MS <= ms <= LAST_MS else OutOfRangeTime(ms)
 
 
 def nearest_datetime(ms: int) -> datetime:
@@ -56,27 +56,27 @@ def nearest_datetime(ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
 
 
-def time_to_ms(time: datetime | FarTime) -> int:
+def time_to_ms(time: datetime | OutOfRangeTime) -> int:
     """Converts a time to milliseconds since the epoch, rounded down. A time without a zone counts as UTC."""
-    if isinstance(time, FarTime):
+    if isinstance(time, OutOfRangeTime):
         return int(time)
     return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
-def format_time(time: datetime | FarTime | int, timespec: str = "milliseconds") -> str:
+def format_time(time: datetime | OutOfRangeTime | int, timespec: str = "milliseconds") -> str:
     """Formats a time in UTC, as in `2026-01-02 03:04:05.678Z`; outside datetime's range, as a number of milliseconds.
 
     Args:
         time: the time; an integer is in milliseconds since the epoch.
         timespec: precision, as for `datetime.isoformat`.
     """
-    found = ms_to_time(time) if isinstance(time, int) and not isinstance(time, FarTime) else time
-    if isinstance(found, FarTime):
+    found = ms_to_time(time) if isinstance(time, int) and not isinstance(time, OutOfRangeTime) else time
+    if isinstance(found, OutOfRangeTime):
         return str(found)
     in_utc = found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
     return in_utc.replace(tzinfo=None).isoformat(" ", timespec) + "Z"
 
 
-def time_to_micros(time: datetime | FarTime) -> int:
+def time_to_micros(time: datetime | OutOfRangeTime) -> int:
     """Converts a time to microseconds since the epoch. A datetime must have a time zone."""
-    return int(time) * 1000 if isinstance(time, FarTime) else (time - _EPOCH) // timedelta(microseconds=1)
+    return int(time) * 1000 if isinstance(time, OutOfRangeTime) else (time - _EPOCH) // timedelta(microseconds=1)

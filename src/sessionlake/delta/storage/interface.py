@@ -1,6 +1,6 @@
-"""`Storage`: the interface of table storage, with one implementation for folders on a laptop and one for a catalog.
+"""`TableStorage`: the interface of table storage, with one implementation for folders and one for a catalog.
 
-Everything that differs between folders and a catalog is behind `Storage`. Other modules do not ask which one it is.
+Everything that differs between folders and a catalog is behind it. Other modules do not ask which one it is.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.definition import TableSchema
-from sessionlake.delta.storage.commits import Commit, LoggedCommit
+from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.reading import TableReader, key_conditions
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import Txn
-from sessionlake.delta.storage.upkeep import Compacted, HistoryToKeep, Vacuumed
+from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
 from sessionlake.delta.storage.upsert import Combine, Upsert
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import Rows, to_spark_frame
@@ -43,19 +43,19 @@ def delta_writer(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameW
 
 
 class StagedRows(Protocol):
-    """Rows that are written to files or kept by Spark, and become part of a table with `commit`."""
+    """Rows that are written to files or kept by Spark, and become part of a table with `commit_rows`."""
 
-    def count(self) -> int:
+    def count_rows(self) -> int:
         """Returns the number of rows."""
 
-    def columns(self, *names: str) -> pa.Table:
+    def read_columns(self, *names: str) -> pa.Table:
         """Reads the given columns of all these rows into the driver's memory."""
 
-    def commit(self, txn: Txn) -> None:
+    def commit_rows(self, txn: Txn) -> None:
         """Appends the rows to the table in one commit. A replay of the same transaction adds nothing."""
 
 
-class Storage(ABC):
+class TableStorage(ABC):
     """Creates, reads and writes tables by their two-level names.
 
     Attributes:
@@ -67,7 +67,7 @@ class Storage(ABC):
         log_properties: Delta properties for every table that decide who removes old log entries.
     """
 
-    limits: Limits
+    limits: DriverLimits
     scratch: Path | None = None
     needs_spark: bool
     functions_persist: bool
@@ -79,7 +79,7 @@ class Storage(ABC):
     # -- where tables are
 
     @abstractmethod
-    def identifier(self, table: str) -> str:
+    def to_sql_identifier(self, table: str) -> str:
         """Returns the table's full, quoted name in SQL."""
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
+    def hold_claim(self, spark: SparkSession | None, name: str, doing: str) -> AbstractContextManager[None]:
         """Holds an exclusive claim until the block ends; no other process can hold a claim of this name meanwhile.
 
         Args:
@@ -130,12 +130,12 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def staging(self) -> Settings:
+    def build_staging_settings(self) -> Settings:
         """Returns settings of a separate home or separate schemas, in which a rebuild builds tables before copying."""
 
     # -- tables
 
-    def caching(self) -> AbstractContextManager[None]:
+    def cache_reads(self) -> AbstractContextManager[None]:
         """Caches properties of tables and rows of small tables in this thread until the block ends.
 
         Does nothing if the storage reads them without a Spark job.
@@ -147,35 +147,35 @@ class Storage(ABC):
         """True if the table has been created."""
 
     @abstractmethod
-    def tables(self, spark: SparkSession, schema: str) -> list[str]:
+    def list_tables(self, spark: SparkSession, schema: str) -> list[str]:
         """Returns the two-level names of all tables in a schema, sorted. Tables of other tools count, views do not."""
 
     @abstractmethod
-    def columns(self, spark: SparkSession, table: str) -> dict[str, str]:
+    def read_column_types(self, spark: SparkSession, table: str) -> dict[str, str]:
         """Returns the Spark SQL types of the table's columns by column name, in order."""
 
     @abstractmethod
-    def properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
+    def read_properties(self, spark: SparkSession | None, table: str) -> dict[str, str]:
         """Returns all Delta properties of the table, by name."""
 
     @abstractmethod
-    def create(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
+    def create_table(self, spark: SparkSession, table: str, schema: TableSchema) -> None:
         """Creates the table, which must not exist."""
 
     @abstractmethod
-    def cluster(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
+    def set_clustering_keys(self, spark: SparkSession, table: str, keys: Iterable[str]) -> None:
         """Sets the columns by which new rows are clustered, if the storage supports clustering."""
 
     @abstractmethod
-    def drop(self, spark: SparkSession, table: str) -> None:
+    def drop_table(self, spark: SparkSession, table: str) -> None:
         """Removes the table and its history."""
 
     @abstractmethod
-    def register(self, spark: SparkSession, tables: Iterable[str]) -> None:
+    def register_tables(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Makes the tables available to SQL in this session under their two-level names."""
 
     @abstractmethod
-    def delta(self, spark: SparkSession, table: str) -> DeltaTable:
+    def open_delta_table(self, spark: SparkSession, table: str) -> DeltaTable:
         """Returns the table as an object of Delta's Python API, for MERGE and history."""
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def last_commit(self, spark: SparkSession, table: str) -> Commit:
+    def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
         """Returns the version of the table's latest commit, and how many rows it wrote."""
 
     @abstractmethod
@@ -204,9 +204,8 @@ class Storage(ABC):
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property in a separate commit."""
         with self.commit_lock(table):
-            spark.sql(
-                f"ALTER TABLE {self.identifier(table)} SET TBLPROPERTIES ({sql_string(key)} = {sql_string(value)})"
-            )
+            assigned = f"{sql_string(key)} = {sql_string(value)}"
+            spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} SET TBLPROPERTIES ({assigned})")
 
     def set_retention(self, spark: SparkSession, table: str) -> None:
         """Sets the Delta properties that say how long history is kept and who removes old log entries.
@@ -217,7 +216,7 @@ class Storage(ABC):
 
     def set_changed_properties(self, spark: SparkSession, table: str, wanted: Mapping[str, str]) -> dict[str, str]:
         """Sets the Delta properties whose values differ from `wanted`. Returns all properties as they were before."""
-        present = self.properties(spark, table)
+        present = self.read_properties(spark, table)
         for key in (key for key, value in wanted.items() if present.get(key) != value):
             self.set_property(spark, table, key, wanted[key])
         return present
@@ -238,7 +237,7 @@ class Storage(ABC):
         """Returns the table as a Spark frame. The options are those of Spark's Delta reader."""
 
     @abstractmethod
-    def stream(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
+    def stream_table(self, spark: SparkSession, table: str, options: Mapping[str, Any]) -> DataFrame:
         """Returns a Spark stream of rows appended to the table. The options are those of Spark's Delta reader."""
 
     @abstractmethod
@@ -252,13 +251,13 @@ class Storage(ABC):
     # -- writing
 
     @abstractmethod
-    def stage(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
+    def stage_rows(self, spark: SparkSession | None, table: str, rows: Rows) -> AbstractContextManager[StagedRows]:
         """Writes rows to files, so that the block can commit them. Files not committed by its end are deleted."""
 
-    def append(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
+    def append_rows(self, spark: SparkSession | None, table: str, rows: Rows, txn: Txn) -> None:
         """Appends the rows; a replay of the same transaction appends nothing."""
-        with self.stage(spark, table, rows) as staged:
-            staged.commit(txn)
+        with self.stage_rows(spark, table, rows) as staged:
+            staged.commit_rows(txn)
 
     def has_commit(self, table: str, txn: Txn) -> bool:
         """True if this transaction, or a later one of its application, is known to be committed to the table.
@@ -268,13 +267,13 @@ class Storage(ABC):
         del table, txn
         return False
 
-    def replace(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
+    def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
         frame = to_spark_frame(spark, rows)
         writer = frame.write.format("delta") if txn is None else delta_writer(frame, table, txn, "append")
-        self.save(writer.mode("overwrite"), table)
+        self.save_to_table(writer.mode("overwrite"), table)
 
-    def overwrite(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
+    def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows of a table; a replay of the same transaction changes nothing.
 
         Args:
@@ -282,15 +281,15 @@ class Storage(ABC):
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
         writer = delta_writer(rows, table, txn, "overwrite")
-        self.save(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
+        self.save_to_table(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Deletes all rows of a table; a replay of the same transaction deletes nothing."""
         with self.commit_lock(table), temporary_spark_conf(spark, txn.session_conf(table)):
-            self.delta(spark, table).delete()
+            self.open_delta_table(spark, table).delete()
 
     @abstractmethod
-    def merge(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> Commit:
+    def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         """MERGEs rows into the table; a replay of the same transaction changes nothing.
 
         Args:
@@ -300,9 +299,9 @@ class Storage(ABC):
             The commit; after a replay, the table's latest one.
         """
 
-    def accumulate(
+    def accumulate_rows(
         self, spark: SparkSession, table: str, rows: pa.Table, combine: Combine, upsert: Upsert, txn: Txn
-    ) -> Commit:
+    ) -> TableCommit:
         """Combines rows with the table's rows of the same keys, and MERGEs the results as `merge` does.
 
         No other process may write rows with these keys at the same time.
@@ -316,12 +315,12 @@ class Storage(ABC):
             TooLargeError: the table's rows of these keys do not fit into memory.
         """
         reader = self.reader(spark)
-        conditions = key_conditions(rows, upsert.keys, reader.schema(table))
-        held = reader.table(table, *conditions, max_bytes=self.limits.driver_bytes)
+        conditions = key_conditions(rows, upsert.keys, reader.read_table_schema(table))
+        held = reader.read_arrow_table(table, *conditions, max_bytes=self.limits.driver_bytes)
         if held.num_rows:
-            return self.merge(spark, table, combine(rows, held), upsert, txn)
+            return self.merge_rows(spark, table, combine(rows, held), upsert, txn)
         self.require_lease(table)
-        self.append(spark, table, rows.cast(held.schema), txn)
+        self.append_rows(spark, table, rows.cast(held.schema), txn)
         return self.last_commit(spark, table)
 
     def require_lease(self, table: str) -> None:
@@ -330,7 +329,7 @@ class Storage(ABC):
         fault_point(f"sure:{table}")
 
     @abstractmethod
-    def save(self, writer: DataFrameWriter, table: str) -> None:
+    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
         """Runs Spark's writer with this table as its target."""
 
     # -- upkeep
@@ -343,7 +342,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def compact(self, spark: SparkSession, table: str) -> Compacted | None:
+    def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
         """Merges small files into larger ones. Rows do not change, so streams and change feeds skip the commit.
 
         Returns the number of files before and after; None if there are few small files or another commit conflicts.
@@ -376,7 +375,7 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> Vacuumed:
+    def purge_history(self, spark: SparkSession, table: str, why: str, since: int | None = None) -> VacuumResult:
         """Removes all files and log entries that the latest version does not need. This cannot be undone.
 
         Args:
@@ -390,7 +389,7 @@ class Storage(ABC):
         """True if `vacuum` has enough to remove to be worth running."""
 
     @abstractmethod
-    def vacuum(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> Vacuumed:
+    def vacuum_table(self, spark: SparkSession, table: str, kept: HistoryToKeep) -> VacuumResult:
         """Removes files that are needed only by versions older than `kept` says, and the log entries of such versions.
 
         Returns the number of removed files and their size.

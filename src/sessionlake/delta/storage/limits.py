@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Limits:
+class DriverLimits:
     """Sizes up to which work is done in the driver, because a Spark job would cost more. Zero means never.
 
     Attributes:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.storage.far_times import FarTime, time_to_micros
+from sessionlake.delta.storage.far_times import OutOfRangeTime, time_to_micros
 from sessionlake.delta.storage.values import to_rows, to_value, to_values
 from sessionlake.errors import LakeError
 from sessionlake.protocol.arrow import SESSION, to_contiguous
@@ -56,7 +56,7 @@ def _to_comparable(value: Any) -> Any:
     """Converts a condition's value to a form that Arrow can compare with a column."""
     if isinstance(value, list):
         return [_to_comparable(one) for one in value]
-    return pa.scalar(time_to_micros(value), pa.timestamp("us", "UTC")) if isinstance(value, FarTime) else value
+    return pa.scalar(time_to_micros(value), pa.timestamp("us", "UTC")) if isinstance(value, OutOfRangeTime) else value
 
 
 def key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
@@ -114,7 +114,7 @@ class TableReader(ABC):
     """
 
     @abstractmethod
-    def batches(
+    def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yields the rows that meet all conditions, as record batches. Times are in UTC."""
@@ -133,7 +133,7 @@ class TableReader(ABC):
         """True if the table has been created."""
 
     @abstractmethod
-    def schema(self, table: str) -> pa.Schema:
+    def read_table_schema(self, table: str) -> pa.Schema:
         """Returns the columns of a table, which must exist."""
 
     @abstractmethod
@@ -147,23 +147,23 @@ class TableReader(ABC):
         None if the storage cannot say. The table must exist.
         """
 
-    def count(self, table: str) -> int:
+    def count_rows(self, table: str) -> int:
         """Returns a table's row count from its log; 0 if the table does not exist."""
         return self.read_size(table).rows if self.exists(table) else 0
 
-    def rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    def read_rows(self, table: str, *conditions: Condition, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """Yields the rows that meet all conditions, as dictionaries. Times are in UTC.
 
-        A time outside the range of Python's datetime is a `FarTime`.
+        A time outside the range of Python's datetime is an `OutOfRangeTime`.
         """
-        for batch in self.batches(table, *conditions, columns=columns):
+        for batch in self.read_batches(table, *conditions, columns=columns):
             yield from to_rows(batch)
 
-    def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
+    def sample_rows(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         """Returns any rows of a table, at most `max_rows`, without reading the whole table."""
-        return list(islice(self.rows(table, columns=columns), max_rows))
+        return list(islice(self.read_rows(table, columns=columns), max_rows))
 
-    def table(
+    def read_arrow_table(
         self,
         table: str,
         *conditions: Condition,
@@ -184,7 +184,7 @@ class TableReader(ABC):
         names = [] if sessions is None else session_columns(sessions)
         wanted = None if sessions is None else _join_columns(sessions, names)
         found, size = [], 0
-        for batch in self.batches(table, *conditions, columns=columns):
+        for batch in self.read_batches(table, *conditions, columns=columns):
             rows = pa.Table.from_batches([batch])
             if wanted is not None:
                 rows = rows.filter(pc.is_in(_join_columns(rows, names), value_set=wanted))
@@ -194,13 +194,13 @@ class TableReader(ABC):
             found.append(rows)
         if found:
             return pa.concat_tables(found)
-        schema = self.schema(table)
+        schema = self.read_table_schema(table)
         return schema.empty_table().select(schema.names if columns is None else list(columns))
 
     def has_rows(self, table: str, *conditions: Condition) -> bool:
         """True if at least one row meets all conditions. Reading stops at the first such row."""
         named = [name for name, _, _ in conditions]
-        return any(batch.num_rows for batch in self.batches(table, *conditions, columns=named or None))
+        return any(batch.num_rows for batch in self.read_batches(table, *conditions, columns=named or None))
 
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """Counts the rows that meet all conditions, grouped by the columns `by`.
@@ -211,18 +211,20 @@ class TableReader(ABC):
             The number of rows for each combination of values of `by`.
         """
         found: Counter[tuple[Any, ...]] = Counter()
-        for batch in self.batches(table, *conditions, columns=by):
+        for batch in self.read_batches(table, *conditions, columns=by):
             groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([([], "count_all")])
             found.update(count_by_key(groups.select([*by, "count_all"])))
         return found
 
-    def highest(self, table: str, column: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+    def find_highest_values(
+        self, table: str, column: str, by: Sequence[str], *conditions: Condition
+    ) -> dict[tuple[Any, ...], Any]:
         """Returns the highest value of the column `column` for each combination of values of the columns `by`.
 
         Only rows that meet all conditions count. Only the results are held in memory, not the rows.
         """
         found: dict[tuple[Any, ...], Any] = {}
-        for batch in self.batches(table, *conditions, columns=[*by, column]):
+        for batch in self.read_batches(table, *conditions, columns=[*by, column]):
             groups = pa.Table.from_batches([batch]).group_by(list(by)).aggregate([(column, "max")])
             for key, value in group_by_key(groups.select([*by, f"{column}_max"])).items():
                 found[key] = max(value, found.get(key, value))

@@ -53,29 +53,31 @@ class SessionRows:
         return cls(topic, session, "key" if by_key and table in {MESSAGES, QUARANTINE} else "session_id")
 
     @property
-    def columns(self) -> list[str]:
-        """Names of the columns that `mask` needs."""
+    def mask_columns(self) -> list[str]:
+        """Names of the columns that `build_mask` needs."""
         return ["topic", self.id_column]
 
     @property
-    def value(self) -> str | bytes:
+    def stored_session_id(self) -> str | bytes:
         """The session's id in the type of `id_column`: text, or UTF-8 bytes."""
         return self.session.encode() if self.id_column == "key" else self.session
 
-    def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns for each row of the batch whether it belongs to the session."""
         own = batch.column(self.id_column)
-        named = pc.equal(own, pa.scalar(self.value, own.type))
+        named = pc.equal(own, pa.scalar(self.stored_session_id, own.type))
         return pc.fill_null(pc.and_(named, pc.equal(batch.column("topic"), self.topic)), fill_value=False)
 
-    def source(self, spark: SparkSession) -> DataFrame:
-        """Returns the frame (alias `s`) with which `condition` joins the table: one row with topic and session id.
+    def build_source_frame(self, spark: SparkSession) -> DataFrame:
+        """Returns the frame (alias `s`) that `build_join_condition` joins: one row with topic and session id.
 
         So the id is data, and does not appear in the text of a command in the table's history.
         """
-        return to_spark_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.value]})).alias("s")
+        return to_spark_frame(spark, pa.table({"topic": [self.topic], self.id_column: [self.stored_session_id]})).alias(
+            "s"
+        )
 
-    def condition(self) -> Column:
+    def build_join_condition(self) -> Column:
         """Returns the join condition: a row of the table (alias `t`) is selected if it has topic and id of `source`."""
         from pyspark.sql import functions as F
 
@@ -83,7 +85,7 @@ class SessionRows:
 
     def erase_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the batch with the content of the session's messages erased. Other messages stay as they are."""
-        gone = self.mask(batch)
+        gone = self.build_mask(batch)
         columns = [
             pc.if_else(gone, pa.scalar(ERASED_VALUES[name], column.type), column) if name in ERASED_VALUES else column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.storage.far_times import FarTime, time_to_micros
-from sessionlake.delta.storage.interface import Storage
+from sessionlake.delta.storage.far_times import OutOfRangeTime, time_to_micros
+from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.reading import (
     Condition,
     FilesRead,
@@ -40,20 +40,20 @@ _FIRST_DAY = date(1970, 1, 1)
 class SparkReader(TableReader):
     """Reads tables with Spark, from any storage."""
 
-    def __init__(self, storage: Storage, spark: SparkSession) -> None:
+    def __init__(self, storage: TableStorage, spark: SparkSession) -> None:
         self._storage = storage
         self._spark = spark
 
     def exists(self, table: str) -> bool:
         return self._storage.exists(self._spark, table)
 
-    def schema(self, table: str) -> pa.Schema:
+    def read_table_schema(self, table: str) -> pa.Schema:
         """Returns a table's columns with the Arrow types of Spark's `toArrow`. Runs no Spark job."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         return to_arrow_schema(self._storage.read(self._spark, table, {}).schema)
 
-    def batches(
+    def read_batches(
         self, table: str, *conditions: Condition, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Yields the rows that meet all conditions.
@@ -73,7 +73,7 @@ class SparkReader(TableReader):
         else:
             yield from found.to_batches()
 
-    def table(
+    def read_arrow_table(
         self,
         table: str,
         *conditions: Condition,
@@ -83,7 +83,7 @@ class SparkReader(TableReader):
     ) -> pa.Table:
         """Returns the rows as one table. With `max_bytes`, Spark returns at most as many rows as could fit."""
         if max_bytes is None or not self.exists(table):
-            return super().table(table, *conditions, columns=columns, sessions=sessions)
+            return super().read_arrow_table(table, *conditions, columns=columns, sessions=sessions)
         try:
             with without_code_generation(self._spark):
                 frame = self._select_sessions(self._filtered_frame(table, conditions), sessions)
@@ -129,12 +129,14 @@ class SparkReader(TableReader):
 
     def read_size(self, table: str) -> TableSize:
         with without_code_generation(self._spark):
-            (detail,) = self._storage.delta(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
+            (detail,) = (
+                self._storage.open_delta_table(self._spark, table).detail().select("numFiles", "sizeInBytes").collect()
+            )
             rows = self._storage.read(self._spark, table, {}).count()
             version = self._storage.latest_version(self._spark, table)
         return TableSize(version, rows, detail["numFiles"], detail["sizeInBytes"])
 
-    def count(self, table: str) -> int:
+    def count_rows(self, table: str) -> int:
         if not self.exists(table):
             return 0
         with without_code_generation(self._spark):
@@ -145,7 +147,7 @@ class SparkReader(TableReader):
         del table, conditions
         return None
 
-    def sample(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
+    def sample_rows(self, table: str, max_rows: int, columns: Sequence[str]) -> list[Row]:
         if not self.exists(table):
             return []
         with without_code_generation(self._spark):
@@ -158,7 +160,9 @@ class SparkReader(TableReader):
         with without_code_generation(self._spark):
             return count_by_key(self._filtered_frame(table, conditions).groupBy(*map(quote, by)).count().toArrow())
 
-    def highest(self, table: str, column: str, by: Sequence[str], *conditions: Condition) -> dict[tuple[Any, ...], Any]:
+    def find_highest_values(
+        self, table: str, column: str, by: Sequence[str], *conditions: Condition
+    ) -> dict[tuple[Any, ...], Any]:
         """Computes the highest value of each group on the cluster, with Spark."""
         from pyspark.sql import functions as F
 
@@ -204,7 +208,7 @@ def to_spark_literal(value: Any) -> Any:
 
     if isinstance(value, datetime) and value.tzinfo is None:
         return F.lit(value.isoformat()).cast("timestamp_ntz")
-    if isinstance(value, FarTime | datetime):
+    if isinstance(value, OutOfRangeTime | datetime):
         return F.timestamp_micros(F.lit(time_to_micros(value)))
     if isinstance(value, date):
         return F.date_from_unix_date(F.lit((value - _FIRST_DAY).days))

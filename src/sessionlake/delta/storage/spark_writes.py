@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
-from sessionlake.delta.storage.commits import LAST_COMMIT, Commit
+from sessionlake.delta.storage.commits import LAST_COMMIT, TableCommit
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import Storage, delta_writer
+from sessionlake.delta.storage.interface import TableStorage, delta_writer
 from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -37,7 +37,7 @@ _LOCAL_TIME = pa.timestamp("us")
 
 
 class StagedFrame:
-    """Rows of a Spark frame, which become part of a table with `commit`.
+    """Rows of a Spark frame, which become part of a table with `commit_rows`.
 
     Args:
         table: two-level name of the table.
@@ -45,41 +45,43 @@ class StagedFrame:
         row_count: number of rows in the frame; None if unknown.
     """
 
-    def __init__(self, storage: Storage, table: str, rows: DataFrame, row_count: int | None = None) -> None:
+    def __init__(self, storage: TableStorage, table: str, rows: DataFrame, row_count: int | None = None) -> None:
         self._storage, self._table, self._rows, self._known = storage, table, rows, row_count
 
-    def count(self) -> int:
+    def count_rows(self) -> int:
         """Returns the number of rows in the frame. Runs a Spark job if the number is unknown."""
         return self._rows.count() if self._known is None else self._known
 
-    def columns(self, *names: str) -> pa.Table:
+    def read_columns(self, *names: str) -> pa.Table:
         """Reads the given columns of all rows into the driver's memory."""
         return self._rows.select(*names).toArrow()
 
-    def commit(self, txn: Txn) -> None:
+    def commit_rows(self, txn: Txn) -> None:
         """Appends the rows to the table, and tries again if another commit conflicts.
 
         Delta skips the append if the transaction is already committed.
         """
-        retry_on_conflict(lambda: self._storage.save(delta_writer(self._rows, self._table, txn, "append"), self._table))
+        retry_on_conflict(
+            lambda: self._storage.save_to_table(delta_writer(self._rows, self._table, txn, "append"), self._table)
+        )
 
 
 @contextmanager
-def stage_with_spark(storage: Storage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
+def stage_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: Rows) -> Iterator[StagedFrame]:
     """Computes the rows once, and stores them on disk until the block ends, so that the block can commit them."""
     with store_on_disk(to_spark_frame(spark, rows)) as kept:
         yield StagedFrame(storage, table, kept, rows.num_rows if isinstance(rows, pa.Table) else None)
 
 
 def merge_with_spark(
-    storage: Storage,
+    storage: TableStorage,
     spark: SparkSession,
     table: str,
     source: Rows,
     upsert: Upsert,
     txn: Txn,
     settings: Mapping[str, str] | None = None,
-) -> Commit:
+) -> TableCommit:
     """MERGEs rows into a table with Spark, and tries again if another commit conflicts.
 
     A replay of the same transaction changes nothing.
@@ -95,33 +97,33 @@ def merge_with_spark(
     known = source if isinstance(source, pa.Table) else frame
     same = reduce(and_, (_pruning_bounds(known, name) for name in upsert.pruned_by), _same_keys_condition(upsert))
 
-    def execute() -> Commit:
+    def execute_merge() -> TableCommit:
         storage.require_lease(table)
         with storage.commit_lock(table):
-            builder = storage.delta(spark, table).alias("t").merge(frame.alias("s"), same)
+            builder = storage.open_delta_table(spark, table).alias("t").merge(frame.alias("s"), same)
             spark.conf.unset(LAST_COMMIT)
             done = _add_merge_clauses(builder, upsert).execute().collect()
             version = spark.conf.get(LAST_COMMIT, None)
             if version is None:  # Delta skipped the MERGE, since the transaction is already committed
                 return storage.last_commit(spark, table)
-            return Commit(int(version), done[0]["num_affected_rows"])
+            return TableCommit(int(version), done[0]["num_affected_rows"])
 
     with temporary_spark_conf(spark, txn.session_conf(table) | dict(settings or {})):
-        return retry_on_conflict(execute)
+        return retry_on_conflict(execute_merge)
 
 
-def count_with_spark(storage: Storage, spark: SparkSession, table: str, chosen: RowSelection) -> int:
+def count_with_spark(storage: TableStorage, spark: SparkSession, table: str, chosen: RowSelection) -> int:
     """Returns how many rows of a table are selected."""
     rows = storage.read(spark, table, {}).alias("t")
-    return rows.join(chosen.source(spark), chosen.condition(), "left_semi").count()
+    return rows.join(chosen.build_source_frame(spark), chosen.build_join_condition(), "left_semi").count()
 
 
-def remove_with_spark(storage: Storage, spark: SparkSession, table: str, chosen: RowSelection) -> None:
+def remove_with_spark(storage: TableStorage, spark: SparkSession, table: str, chosen: RowSelection) -> None:
     """Removes the selected rows of a table in one commit."""
     rewrite_with_spark(storage, spark, table, chosen, lambda merge: merge.whenMatchedDelete())
 
 
-def erase_with_spark(storage: Storage, spark: SparkSession, table: str, rows: SessionRows) -> None:
+def erase_with_spark(storage: TableStorage, spark: SparkSession, table: str, rows: SessionRows) -> None:
     """Erases the content of a session's messages. Each message keeps its offset and Kafka timestamp."""
     from pyspark.sql import functions as F
 
@@ -131,7 +133,7 @@ def erase_with_spark(storage: Storage, spark: SparkSession, table: str, rows: Se
 
 
 def rewrite_with_spark(
-    storage: Storage,
+    storage: TableStorage,
     spark: SparkSession,
     table: str,
     chosen: RowSelection,
@@ -145,16 +147,20 @@ def rewrite_with_spark(
         change: adds to a MERGE, whose source is the selection, what happens to matched rows.
     """
 
-    def execute() -> None:
+    def execute_rewrite() -> None:
         storage.require_lease(table)
         with storage.commit_lock(table):
-            if storage.properties(spark, table).get(DELETION_VECTORS) == "true":
-                spark.sql(f"REORG TABLE {storage.identifier(table)} APPLY (PURGE)").collect()
-            merge = storage.delta(spark, table).alias("t").merge(chosen.source(spark), chosen.condition())
+            if storage.read_properties(spark, table).get(DELETION_VECTORS) == "true":
+                spark.sql(f"REORG TABLE {storage.to_sql_identifier(table)} APPLY (PURGE)").collect()
+            merge = (
+                storage.open_delta_table(spark, table)
+                .alias("t")
+                .merge(chosen.build_source_frame(spark), chosen.build_join_condition())
+            )
             change(merge).execute()
 
     with temporary_spark_conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
-        retry_on_conflict(execute)
+        retry_on_conflict(execute_rewrite)
 
 
 def _same_keys_condition(upsert: Upsert) -> Column:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 
 @dataclass(frozen=True)
-class Compacted:
+class CompactionResult:
     """The result of a compaction: number of files of the table before and after small files were merged."""
 
     before: int
@@ -15,7 +15,7 @@ class Compacted:
 
 
 @dataclass(frozen=True)
-class Vacuumed:
+class VacuumResult:
     """The result of a VACUUM.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Converts Arrow values to Python. A time outside datetime's range becomes a `FarTime` (`delta.storage.far_times`)."""
+"""Converts Arrow values to Python. A time outside datetime's range becomes a `far_times.OutOfRangeTime`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sessionlake.delta.storage.far_times import FarTime, ms_to_time
+from sessionlake.delta.storage.far_times import OutOfRangeTime, ms_to_time
 
 _DAY_MS = 86_400_000
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 def to_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns each row as a dictionary by column name. A time outside datetime's range becomes a `FarTime`."""
+    """Returns each row as a dictionary by column name. A time outside datetime's range becomes an `OutOfRangeTime`."""
     names = table.schema.names
     return [dict(zip(names, row, strict=True)) for row in zip(*map(to_values, table.columns), strict=True)]
 
 
 def to_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Returns a column's values as Python objects. A time outside datetime's range becomes a `FarTime`."""
+    """Returns a column's values as Python objects. A time outside datetime's range becomes an `OutOfRangeTime`."""
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):
@@ -30,7 +30,7 @@ def to_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def to_value(scalar: pa.Scalar) -> Any:
-    """Returns an Arrow scalar's value as a Python object. A time outside datetime's range becomes a `FarTime`."""
+    """Returns an Arrow scalar as a Python object. A time outside datetime's range becomes an `OutOfRangeTime`."""
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):
@@ -58,15 +58,15 @@ def _read_far_times(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     raise TypeError(f"values of type {kind} cannot be converted to Python")
 
 
-def _to_timestamp(at: int, kind: pa.TimestampType) -> datetime | FarTime:
+def _to_timestamp(at: int, kind: pa.TimestampType) -> datetime | OutOfRangeTime:
     ms, rest = (at * 1000, 0) if kind.unit == "s" else divmod(at, _PER_MS[kind.unit])
     found = ms_to_time(ms)
-    if isinstance(found, FarTime):
+    if isinstance(found, OutOfRangeTime):
         return found
     exact = found + timedelta(microseconds=rest * 1000 // _PER_MS.get(kind.unit, 1))
     return exact if kind.tz else exact.replace(tzinfo=None)
 
 
-def _to_date(day: int) -> date | FarTime:
+def _to_date(day: int) -> date | OutOfRangeTime:
     found = ms_to_time(day * _DAY_MS)
-    return found if isinstance(found, FarTime) else found.date()
+    return found if isinstance(found, OutOfRangeTime) else found.date()

@@ -95,7 +95,7 @@ def _load_rule(
 def read_recorded_rules(reader: TableReader, declared: DeclaredColumns) -> list[LoadedRule]:
     """Returns the rules that gold evaluates, as its last batch recorded them in `gold.rule_status`."""
     found = []
-    for row in reader.rows(RULE_STATUS):
+    for row in reader.read_rows(RULE_STATUS):
         parsed = None if row["error"] else parse_rule_text(row["rule"], row["text"], declared)
         rule = parsed if isinstance(parsed, Rule) else None
         found.append(LoadedRule(row["rule"], row["text"], rule, row["error"], row["taken_by"]))
@@ -104,7 +104,7 @@ def read_recorded_rules(reader: TableReader, declared: DeclaredColumns) -> list[
 
 def reset_rules(spark: SparkSession, lake: Lake) -> None:
     """Makes gold's next batch treat all rules as new, so that they are evaluated over all stored history."""
-    lake.ensure(spark, [table for table in RULE_RESULTS if lake.exists(spark, table)])
+    lake.prepare_tables(spark, [table for table in RULE_RESULTS if lake.exists(spark, table)])
     if lake.exists(spark, RULE_STATUS):
         replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
         replace_rows(spark, lake, RULE_STATUS, _STATUS.empty_table())
@@ -134,7 +134,7 @@ class RuleLoader:
             return self._loaded
         reader = self._lake.reader(spark)
         before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
-        rules = load_enabled_rules(reader.rows(RULES), self._declared, txn.version, self._bucket_retention)
+        rules = load_enabled_rules(reader.read_rows(RULES), self._declared, txn.version, self._bucket_retention)
         now = _with_first_batches(before, rules)
         self._loaded = before if _status_rows(now) == _status_rows(before) else self._record_rules(spark, now, txn)
         self._version = version if _status_rows(now) == _status_rows(self._loaded) else None
@@ -142,7 +142,7 @@ class RuleLoader:
 
     def _record_rules(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
         """Records the rules, unless this batch already recorded rules before a replay. Returns the recorded rules."""
-        self._lake.ensure(spark, RULE_RESULTS)
+        self._lake.prepare_tables(spark, RULE_RESULTS)
         if not now:  # the next rule then starts from everything that was read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
         replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_status_rows(now), _STATUS), txn)

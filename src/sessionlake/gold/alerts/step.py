@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, merge, replace_rows
+from sessionlake.delta.commit import append_rows, merge_rows, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
 from sessionlake.delta.storage.far_times import nearest_datetime
@@ -84,7 +84,7 @@ class RuleStep:
         if not loaded:
             return []
         rules = [one.rule for one in loaded if one.rule is not None]
-        before = {row["topic"]: row["ts"] for row in self._lake.reader(spark).rows(RULE_TIMES)}
+        before = {row["topic"]: row["ts"] for row in self._lake.reader(spark).read_rows(RULE_TIMES)}
         # Without stored stream times no rule was evaluated yet: the batch that recorded the rules died too early.
         fresh = {one.name for one in loaded if one.batch == txn.version or not before}
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
@@ -161,7 +161,7 @@ class RuleStep:
             if events:
                 rows = find_events(reader, list(events), self._declared, self._once, *conditions)
                 if rows.num_rows:
-                    merge(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, append_txn)
+                    merge_rows(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, append_txn)
                 found.append(rows)
         return pa.concat_tables([MATCH.empty_table(), *found])
 
@@ -170,7 +170,7 @@ class RuleStep:
     ) -> list[TableOutput]:
         if not rows:
             return []
-        append(spark, self._lake, RULE_EVENTS, _create_log_table(rows, txn.version), append_txn)
+        append_rows(spark, self._lake, RULE_EVENTS, _create_log_table(rows, txn.version), append_txn)
         return [TableOutput(RULE_EVENTS, self._lake.latest_version(spark, RULE_EVENTS), len(rows))]
 
 

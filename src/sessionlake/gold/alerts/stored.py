@@ -60,7 +60,7 @@ class StoredInLake(StoredData):
                     (START, operator.lt, nearest_datetime(high * MINUTE_MS)),
                 )
                 columns = [*POINT_KEY, PARTITION, START, *query.columns]
-                for batch in self.reader.batches(
+                for batch in self.reader.read_batches(
                     _TIER_TABLES[length].table_name, *within, *conditions, columns=columns
                 ):
                     rows = pa.Table.from_batches([batch])
@@ -70,12 +70,16 @@ class StoredInLake(StoredData):
 
     def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
-        batches = self.reader.batches(RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names)
+        batches = self.reader.read_batches(
+            RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names
+        )
         return _match_table(batches)
 
     def read_matches_of_keys(self, event_ids: Sequence[str], since_ms: int | None, keys: pa.Table) -> pa.Table:
         since = [] if since_ms is None else [("ts", operator.ge, since_ms)]
-        batches = self.reader.batches(RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names)
+        batches = self.reader.read_batches(
+            RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names
+        )
         return pa.concat_tables(
             [MATCH.empty_table(), *(filter_by_keys(_match_table([batch]), keys) for batch in batches)]
         )
@@ -86,7 +90,7 @@ class StoredInLake(StoredData):
             ("window_end", operator.le, nearest_datetime(last_ms)),
         )
         columns = ["rule", *KEY, "window_end", "event", "retracts"]
-        for row in self.reader.rows(RULE_EVENTS, *within, *_is_in_conditions("rule", rule_names), columns=columns):
+        for row in self.reader.read_rows(RULE_EVENTS, *within, *_is_in_conditions("rule", rule_names), columns=columns):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
             at = time_to_ms(row["window_end"])
@@ -96,9 +100,9 @@ class StoredInLake(StoredData):
 def read_stream_times(reader: TableReader, declared: DeclaredColumns) -> StreamTimes:
     """Returns the stream time of every topic, computed from the event times in gold's tables."""
     found: dict[str, int] = {}
-    for batch in reader.batches(METRICS_1D.table_name, columns=["topic", "_last_ts"]):
+    for batch in reader.read_batches(METRICS_1D.table_name, columns=["topic", "_last_ts"]):
         update_stream_times(found, pa.Table.from_batches([batch]), "_last_ts")
-    texts = reader.batches(DISTINCT_VALUES, columns=["topic", "first_ts", "last_ts"])
+    texts = reader.read_batches(DISTINCT_VALUES, columns=["topic", "first_ts", "last_ts"])
     update_text_times(found, (pa.Table.from_batches([batch]) for batch in texts), reader, declared)
     return found
 
@@ -127,7 +131,7 @@ def update_text_times(
         unknown = unknown or bool(((first <= LAST_MS) & (last > LAST_MS)).any())
     if unknown:
         within = (("_ts", operator.ge, FIRST_MS), ("_ts", operator.le, LAST_MS))
-        for batch in reader.batches(CHANGES, *conditions, *within, columns=[*_CHANGE_COLUMNS, *declared.texts]):
+        for batch in reader.read_batches(CHANGES, *conditions, *within, columns=[*_CHANGE_COLUMNS, *declared.texts]):
             changes = _as_event_columns(pa.Table.from_batches([batch]), declared, declared.texts)
             update_stream_times(times, TEXTS.extract_events(changes, declared), "ts")
 
@@ -161,7 +165,7 @@ def find_events(
     }
     columns |= {event.column for event in events if event.column is not None}
     found = [MATCH.empty_table()]
-    for batch in reader.batches(CHANGES, *conditions, columns=[*_CHANGE_COLUMNS, *seqs, *sorted(columns)]):
+    for batch in reader.read_batches(CHANGES, *conditions, columns=[*_CHANGE_COLUMNS, *seqs, *sorted(columns)]):
         changes = _as_event_columns(pa.Table.from_batches([batch]), declared, columns, once)
         found += [event.find_matches(changes, declared) for event in events]
     return pa.concat_tables(found)

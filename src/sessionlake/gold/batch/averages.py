@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import append, merge
+from sessionlake.delta.commit import append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.limits import Limits
+from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _FIGURES = ("average", "points", "revision", "pane")
 _STAMPS = ("restated_at", "_batch")
-_STAMPED = ddl_of(TABLES[RESTATEMENTS].columns)
-_RESTATED = ddl_of(column for column in TABLES[RESTATEMENTS].columns if column[0] not in _STAMPS)
+_STAMPED = ddl_of(TABLES[RESTATEMENTS].column_types)
+_RESTATED = ddl_of(column for column in TABLES[RESTATEMENTS].column_types if column[0] not in _STAMPS)
 # Up to this number of sessions or rows, the query names them so that Delta can skip files. With more, most files are
 # touched anyway.
 _NAMED = 200
@@ -79,7 +79,7 @@ class AverageWriter:
 
         Yields one result for each table of averages that has such points.
         """
-        spark, limits = self.spark, self.lake.limits
+        spark, limits = self.spark, self.lake.driver_limits
         for series in averages:
             beyond = AveragesOutput.BEYOND.payload_kind(series)
             if beyond not in self.fold_result.report.spans:
@@ -105,7 +105,7 @@ class AverageWriter:
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
         rows = map_rows(read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
-        append(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
+        append_rows(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
     def _write_rows(self, parts: Sequence[FoldResult], series: RollingAverage) -> TableOutput | None:
@@ -121,12 +121,12 @@ class AverageWriter:
             return None
         if new:
             rows = read_payload_rows(parts, [AveragesOutput.NEW.payload_kind(series)], series.columns_ddl)
-            append(self.spark, self.lake, series.table_name, rows, self.txn)
+            append_rows(self.spark, self.lake, series.table_name, rows, self.txn)
         if changed:
             rows = read_payload_rows(parts, [AveragesOutput.CHANGED.payload_kind(series)], series.columns_ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
-            commit = merge(self.spark, self.lake, series.table_name, rows, upsert, self.txn.second_write)
+            commit = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.second_write)
         else:
             commit = self.lake.last_commit(self.spark, series.table_name)
         return TableOutput(series.table_name, commit.version, sum(span.rows for span in (new, changed) if span))
@@ -183,7 +183,7 @@ def recompute_on_cluster(
 
 
 def recompute_in_driver(
-    new_points: pa.Table, reader: TableReader, series: RollingAverage, limits: Limits
+    new_points: pa.Table, reader: TableReader, series: RollingAverage, limits: DriverLimits
 ) -> Payloads | None:
     """Computes the same rows as `recompute_on_cluster`, in the driver and without Spark.
 
@@ -198,10 +198,10 @@ def recompute_in_driver(
     """
     if new_points.num_rows > limits.driver_changes:
         return None
-    conditions = key_conditions(new_points, series.keys, reader.schema(series.table_name))
+    conditions = key_conditions(new_points, series.keys, reader.read_table_schema(series.table_name))
     try:
         most = limits.driver_bytes // MEMORY_FACTOR
-        rows = reader.table(series.table_name, *conditions, columns=_history_columns(series), max_bytes=most)
+        rows = reader.read_arrow_table(series.table_name, *conditions, columns=_history_columns(series), max_bytes=most)
     except TooLargeError:
         return None
     return _recompute_payloads(join_stored_points(series, new_points, rows), series)

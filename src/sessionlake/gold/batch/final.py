@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.far_times import nearest_datetime, time_to_ms
@@ -133,19 +133,19 @@ class FinalRowAppender:
         floors = [self._expiry.expiry_times(table) for table in (table, final.table_name)]
         names, most, found = (
             [name for name, _ in final.copied_columns],
-            self._lake.limits.driver_bytes,
+            self._lake.driver_limits.driver_bytes,
             list[pa.Table](),
         )
         try:
             for some in _range_conditions(since, until):
-                found.append(reader.table(table, *some, columns=names, max_bytes=most))
+                found.append(reader.read_arrow_table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _candidate_rows(final, self._lake.read(spark, table), since, until)
         rows = map_rows(near, _final_row_filter(final, since, until, txn.version, *floors), ddl_of(final.column_types))
         count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
         if count:
-            append(spark, self._lake, final.table_name, rows, txn)
+            append_rows(spark, self._lake, final.table_name, rows, txn)
         return count
 
 
@@ -183,7 +183,7 @@ def rebuild_final_rows(
     keep = PerBatchFunction(_final_row_filter(final, {}, until, batch))
     found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.column_types))
     lake.storage.require_lease(final.table_name)
-    lake.overwrite(spark, final.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
+    lake.overwrite_table(spark, final.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
 def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
@@ -206,7 +206,7 @@ def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: in
     """
 
     def read_appended_until(*conditions: Condition) -> PartitionTimes:
-        last = reader.highest(final.table_name, START, _PLACE, *conditions)
+        last = reader.find_highest_values(final.table_name, START, _PLACE, *conditions)
         starts = {(topic, partition): time_to_ms(start) for (topic, partition), start in last.items()}
         return final.ends_of_last_buckets(starts)
 

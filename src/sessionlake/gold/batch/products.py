@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import accumulate, append, merge
+from sessionlake.delta.commit import accumulate_rows, append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
 from sessionlake.delta.storage.far_times import nearest_datetime
@@ -83,10 +83,10 @@ class ProductMerger:
         rows = self.rows.row_range(product).rows
         if not isinstance(part, pa.Table):
             if self._has_only_new_keys(product):
-                append(self.spark, self.lake, product.table_name, part, self.txn)
+                append_rows(self.spark, self.lake, product.table_name, part, self.txn)
                 done = self.lake.last_commit(self.spark, product.table_name)
                 return TableOutput(product.table_name, done.version, done.rows)
-            if rows > self.lake.limits.driver_changes:
+            if rows > self.lake.driver_limits.driver_changes:
                 return self._merge_on_cluster(product, to_spark_frame(self.spark, part))
             part = drop_expired_rows(self.rows.collect_rows(product), self.expiry.expiry_times(product.table_name))
         try:
@@ -118,7 +118,7 @@ class ProductMerger:
         def merge_stored_rows(part: pa.Table, held: pa.Table) -> pa.Table:
             return product.merge_rows(part, held).cast(product.arrow_schema())
 
-        commit = accumulate(
+        commit = accumulate_rows(
             self.spark, self.lake, product.table_name, part, merge_stored_rows, _product_upsert(product), self.txn
         )
         return TableOutput(product.table_name, commit.version, part.num_rows)
@@ -138,7 +138,7 @@ class ProductMerger:
 
         # A checkpoint computes the rows once, before the MERGE changes the table that they are read from.
         rows = map_groups(both, product.row_keys, GROUPS, merge_key_rows, product.columns_ddl).localCheckpoint()
-        commit = merge(self.spark, self.lake, product.table_name, rows, _product_upsert(product), self.txn)
+        commit = merge_rows(self.spark, self.lake, product.table_name, rows, _product_upsert(product), self.txn)
         return TableOutput(product.table_name, commit.version, rows.count())
 
     def _rows_in_span(self, product: Product) -> DataFrame:
@@ -175,5 +175,5 @@ def append_late_points(
     rows = map_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
     if count:
-        append(spark, lake, LATE_POINTS, rows, txn)
+        append_rows(spark, lake, LATE_POINTS, rows, txn)
         yield TableOutput(LATE_POINTS, lake.latest_version(spark, LATE_POINTS), count)

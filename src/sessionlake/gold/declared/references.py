@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
 from sessionlake.errors import ConfigError
 from sessionlake.gold.declared.comments import enriched_comments, reference_comments
 from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, applied_columns
@@ -39,7 +39,7 @@ def enriched_schema(table: EnrichedTable) -> TableSchema:
         written_by="gold.references.step",
         cluster_by=table.keys,
         statistics_columns=skipping,
-        writes=Writes.BOTH,
+        writes=WriteMode.BOTH,
     )
 
 
@@ -54,7 +54,7 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             written_by="gold.references.writing",
             cluster_by=first,
             statistics_columns=one.key_names,
-            writes=Writes.BOTH,
+            writes=WriteMode.BOTH,
         )
         found[one.applied_table] = TableSchema(
             with_comments(applied_columns(one), comments),
@@ -62,7 +62,7 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             written_by="gold.references.applied",
             cluster_by=first,
             statistics_columns=(*one.key_names, TAKEN_BY, GONE_BY),
-            writes=Writes.BOTH,
+            writes=WriteMode.BOTH,
         )
     return found
 

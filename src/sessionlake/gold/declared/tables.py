@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from sessionlake.delta.schemas.definition import TableSchema, Writes, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
 from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
@@ -289,7 +289,7 @@ def _create_schema(table: GoldTable) -> TableSchema:
         comments, written_by = product_comments(table), "gold.batch.products"
     columns = with_comments(table.column_types, comments)
     return TableSchema(
-        columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=Writes.BOTH
+        columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=WriteMode.BOTH
     )
 
 
@@ -301,5 +301,5 @@ def _create_final_schema(final: FinalTable) -> TableSchema:
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],
         statistics_columns=skipping,
-        writes=Writes.APPEND,
+        writes=WriteMode.APPEND,
     )

@@ -82,13 +82,13 @@ def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage
 
     Restatements of later batches describe changes of the table's present rows.
     """
-    behind, _, _ = lake.storage.properties(spark, series.table_name).get(REBUILD_ID, "").rpartition("-")
+    behind, _, _ = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "").rpartition("-")
     return int(behind or -1)
 
 
 def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
     """Returns a table of averages together with its last rebuild's id, and the owners that the rebuilt table had."""
-    rebuild_id = lake.storage.properties(spark, series.table_name).get(REBUILD_ID, "")
+    rebuild_id = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "")
     if rebuild_id and not handover.read_next_batch(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
         lake.set_property(spark, series.table_name, REBUILD_ID, "")

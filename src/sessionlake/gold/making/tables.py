@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, delete_rows, fence_off, next_txn
+from sessionlake.delta.commit import append_rows, delete_rows, fence_off, next_txn
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
 from sessionlake.delta.storage.interface import delta_writer
@@ -57,14 +57,14 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
-    lake.storage.save(delta_writer(rows, table, txn, "overwrite"), table)
+    lake.storage.save_to_table(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"Delta skipped the new rows of {table}, because a process with a higher lease number has written it",
             why=f"Lease numbers only fall if {LEASES} was dropped",
             fix=f"Drop {table}; the next start of gold creates and rebuilds it",
         )
-    lake.cluster(spark, table)
+    lake.set_clustering_keys(spark, table)
 
 
 def rebuild_late_points(
@@ -86,7 +86,7 @@ def rebuild_late_points(
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
     late = PerBatchFunction(lambda some: add_constants(product.select_late_rows(some, declared), stamps))
-    append(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
+    append_rows(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
 
 def _ensure_columns(spark: SparkSession, lake: Lake, table: GoldTable | FinalTable, *, empty: bool) -> None:
     """Creates the table if it does not exist. A table with other columns than the declared ones is dropped before."""
-    present = lake.storage.columns(spark, table.table_name) if lake.exists(spark, table.table_name) else None
+    present = lake.storage.read_column_types(spark, table.table_name) if lake.exists(spark, table.table_name) else None
     # AVERAGES is never dropped: its properties store, for example, which tables gold maintains. Its keys never change.
     if present is not None and table.table_name != AVERAGES and (empty or present != dict(table.column_types)):
         # File statistics and clustering depend on the table's definition, so the table is created again.
-        lake.drop(spark, table.table_name)
-    lake.ensure(spark, [table.table_name])
+        lake.drop_table(spark, table.table_name)
+    lake.prepare_tables(spark, [table.table_name])
 
 
 def _skip_batches_read(spark: SparkSession, lake: Lake, settings: Settings, table: str) -> None:

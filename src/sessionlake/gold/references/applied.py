@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta import commit
-from sessionlake.delta.commit import append, fence_off, merge
+from sessionlake.delta.commit import append_rows, fence_off, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_null
@@ -53,7 +53,10 @@ def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -
         raise LakeError(f"{reference.table_name} does not exist", fix="Run `sessionlake run gold`, which creates it")
     try:
         return _read_declared(
-            reader, reference.table_name, reference.arrow_schema(), max_bytes=lake.limits.driver_bytes // MEMORY_FACTOR
+            reader,
+            reference.table_name,
+            reference.arrow_schema(),
+            max_bytes=lake.driver_limits.driver_bytes // MEMORY_FACTOR,
         )
     except TooLargeError as error:
         raise LakeError(
@@ -73,19 +76,19 @@ def read_applied_rows(lake: Lake, reader: TableReader, reference: ReferenceTable
     """
     schema, none = _applied_schema(reference), (GONE_BY, is_null, None)
     schema = schema.remove(schema.get_field_index(GONE_BY))
-    return _read_declared(reader, reference.applied_table, schema, none, max_bytes=lake.limits.driver_bytes)
+    return _read_declared(reader, reference.applied_table, schema, none, max_bytes=lake.driver_limits.driver_bytes)
 
 
 def _read_declared(
     reader: TableReader, table: str, schema: pa.Schema, *conditions: Condition, max_bytes: int
 ) -> pa.Table:
-    present = reader.schema(table).names
+    present = reader.read_table_schema(table).names
     if missing := [name for name in schema.names if name not in present]:
         raise LakeError(
             f"{table} lacks the columns {', '.join(missing)}; it has {', '.join(present)}",
             fix="Run `sessionlake run gold`, which adds them when it starts",
         )
-    rows = reader.table(table, *conditions, columns=schema.names, max_bytes=max_bytes)
+    rows = reader.read_arrow_table(table, *conditions, columns=schema.names, max_bytes=max_bytes)
     try:
         return rows.cast(schema)
     except pa.ArrowException as error:
@@ -139,19 +142,21 @@ class AppliedRows:
             rows = _create_recorded_rows(reference, part, txn.version)
             token = self._lake.storage.lease_token(GOLD)
             if part.removed.num_rows:
-                merge(
+                merge_rows(
                     spark, self._lake, reference.applied_table, rows, _applied_upsert(reference), txn.fenced_by(token)
                 )
             else:
-                append(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
+                append_rows(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
             self._current.pop(reference.name, None)
 
     def read_unfinished_correction(self, spark: SparkSession, reference: ReferenceTable) -> ReferenceDifference | None:
         """Returns the last recorded correction if enriched tables may not be updated for it yet, else None."""
-        done = int(self._lake.storage.properties(spark, reference.applied_table).get(_CORRECTED, 0))
+        done = int(self._lake.storage.read_properties(spark, reference.applied_table).get(_CORRECTED, 0))
         reader, schema = self._lake.reader(spark), _applied_schema(reference)
         removed, added = (
-            reader.table(reference.applied_table, (name, operator.gt, done), columns=schema.names).cast(schema)
+            reader.read_arrow_table(reference.applied_table, (name, operator.gt, done), columns=schema.names).cast(
+                schema
+            )
             for name in (GONE_BY, TAKEN_BY)
         )
         found = ReferenceDifference(removed, added)

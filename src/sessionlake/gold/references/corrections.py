@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.faults import fault_point
@@ -145,8 +145,10 @@ class CorrectionRunner:
 
         rows: Rows
         try:
-            reader, most = self._lake.reader(self._spark), self._lake.limits.driver_bytes // MEMORY_FACTOR
-            near = reader.table(table.table_name, *_span_conditions(join, spans), columns=columns, max_bytes=most)
+            reader, most = self._lake.reader(self._spark), self._lake.driver_limits.driver_bytes // MEMORY_FACTOR
+            near = reader.read_arrow_table(
+                table.table_name, *_span_conditions(join, spans), columns=columns, max_bytes=most
+            )
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table_name).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
@@ -160,7 +162,7 @@ class CorrectionRunner:
         txn = next_txn(self._spark, self._lake, table.table_name).fenced_by(self._lake.storage.lease_token(GOLD))
         added = tuple(name for name, _ in join.added_columns)
         upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
-        merge(self._spark, self._lake, table.table_name, rows, upsert, txn)
+        merge_rows(self._spark, self._lake, table.table_name, rows, upsert, txn)
 
 
 def _span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.storage.reading import Condition, is_in, is_null
@@ -196,10 +196,12 @@ class LookupRunner:
 
     def _write_failures(self, rows: list[Row]) -> None:
         if rows:
-            schema = self._lake.reader(self._spark).schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
+            schema = (
+                self._lake.reader(self._spark).read_table_schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
+            )
             source = pa.Table.from_pylist(rows, schema)
             txn = next_txn(self._spark, self._lake, LOOKUP_FAILURES)
-            merge(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
+            merge_rows(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
     def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
         """Returns the rows of `gold.lookup_failures` of these keys, by key."""
@@ -211,7 +213,7 @@ class LookupRunner:
     def _read_failures(self, *conditions: Condition) -> Iterator[Row]:
         """Yields rows of `gold.lookup_failures` for this reference table."""
         of_reference = ("reference", operator.eq, self._reference.name)
-        return self._lake.reader(self._spark).rows(LOOKUP_FAILURES, of_reference, *conditions)
+        return self._lake.reader(self._spark).read_rows(LOOKUP_FAILURES, of_reference, *conditions)
 
     def _queue_keys(self) -> None:
         """Adds keys to the queue of requests: failed keys whose pause has ended, and keys in newly added changes.

@@ -40,16 +40,16 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
             lake.add_missing_columns(spark, one.table_name)  # others write this table, so their further columns stay
             lake.storage.set_retention(spark, one.table_name)
         else:
-            lake.ensure(spark, [one.table_name])
+            lake.prepare_tables(spark, [one.table_name])
         exists = lake.exists(spark, one.applied_table)
-        if not exists or lake.storage.columns(spark, one.applied_table) != dict(applied_columns(one)):
+        if not exists or lake.storage.read_column_types(spark, one.applied_table) != dict(applied_columns(one)):
             dependent = [table for table, _ in find_joins(tables, one)]
             # If the copy is lost, only complete tables of current logic are rebuilt; others wait for a command.
             for table in dependent if exists else find_complete_tables(spark, lake, dependent):
                 mark_incomplete(spark, lake, table)
             if exists:
-                lake.drop(spark, one.applied_table)
-        lake.ensure(spark, [one.applied_table])
+                lake.drop_table(spark, one.applied_table)
+        lake.prepare_tables(spark, [one.applied_table])
 
 
 class ReferenceRuntime:
@@ -101,7 +101,7 @@ def _create_lookup_runners(
     for one in declared_references(settings):
         lookup = declared[one.name]
         if lookup is not None and find_joins(tables, one):
-            lake.ensure(spark, [LOOKUP_FAILURES])
+            lake.prepare_tables(spark, [LOOKUP_FAILURES])
             client = create_lookup(lookup, f"gold.references.{one.name}")
             found.append(LookupRunner(separate_session(spark), lake, one, lookup, client, tables))
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, merge
+from sessionlake.delta.commit import append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError
@@ -74,7 +74,9 @@ class EnrichStep:
         reader = self._lake.reader(spark)
         conditions = ((BATCH, operator.ge, batches.start), (BATCH, operator.lt, batches.stop))
         changes = (
-            self._read_changes_in_memory(reader, conditions) if changed <= self._lake.limits.driver_changes else None
+            self._read_changes_in_memory(reader, conditions)
+            if changed <= self._lake.driver_limits.driver_changes
+            else None
         )
         versions = {} if changes is None else self._applied.read_current(spark)
         found = []
@@ -97,8 +99,8 @@ class EnrichStep:
             SILVER_NAMES.get(name, name) for table in self._tables for name in table.change_column_names
         )
         try:
-            return reader.table(
-                CHANGES, *conditions, columns=[*names], max_bytes=self._lake.limits.driver_bytes // MEMORY_FACTOR
+            return reader.read_arrow_table(
+                CHANGES, *conditions, columns=[*names], max_bytes=self._lake.driver_limits.driver_bytes // MEMORY_FACTOR
             )
         except TooLargeError:
             return None
@@ -116,9 +118,9 @@ class EnrichStep:
         """
         if may_exist:
             upsert = Upsert(CHANGE_ID, (*table.result_columns, BATCH), pruned_by=("topic", "offset"), updates=False)
-            merge(spark, self._lake, table.table_name, rows, upsert, txn)
+            merge_rows(spark, self._lake, table.table_name, rows, upsert, txn)
         else:
-            append(spark, self._lake, table.table_name, rows, txn)
+            append_rows(spark, self._lake, table.table_name, rows, txn)
 
 
 def _find_batches_to_add(batches: range, added: range) -> range:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from sessionlake.delta.commit import merge
+from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.far_times import time_to_micros
 from sessionlake.delta.storage.upsert import Upsert
@@ -65,7 +65,7 @@ def write_reference(
         LakeError: the table is missing, has other columns or types, or is too large.
         UsageError: the rows of a key cannot be written; nothing is written then.
     """
-    with lake.storage.claim(spark, f"reference-{reference.name}", f"writes {reference.table_name}"):
+    with lake.storage.hold_claim(spark, f"reference-{reference.name}", f"writes {reference.table_name}"):
         current = read_reference(lake, lake.reader(spark), reference)
         plan = plan_upsert(reference, current, rows, time_to_micros(now))
         if plan.refused and not skip_refused:
@@ -82,7 +82,7 @@ def write_reference(
             keys = (*reference.key_names, FROM)
             others = (TO, *(name for name, _ in reference.columns))
             upsert = Upsert(keys, others, pruned_by=reference.key_names[:1], deletes=True)
-            merge(
+            merge_rows(
                 spark,
                 lake,
                 reference.table_name,

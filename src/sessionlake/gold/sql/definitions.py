@@ -86,14 +86,14 @@ def create_metrics_between(spark: SparkSession, lake: Lake) -> str:
     floors = _NO_FLOORS
     if lake.exists(spark, RETAINED):
         named = {f"{name}s": tier.table_name for name, tier in tiers.items()}
-        floors = _FLOORS.format(retained=lake.identifier(RETAINED), **named)
+        floors = _FLOORS.format(retained=lake.to_sql_identifier(RETAINED), **named)
     body = _BODY.format(
         floors=floors,
         gone=_GONE.format(**edges),
         columns=", ".join(name for name, _ in METRICS_1M.column_types),
         keys=", ".join(answer.row_keys),
         **{f"{end}_at": f"struct({', '.join(f'_{end}_{part}' for part, _, _ in ORDER)})" for end in ("first", "last")},
-        **{f"{name}s": lake.identifier(tier.table_name) for name, tier in tiers.items()},
+        **{f"{name}s": lake.to_sql_identifier(tier.table_name) for name, tier in tiers.items()},
         **edges,
     )
     types = dict(answer.column_types)
@@ -118,7 +118,7 @@ def create_views_and_functions(spark: SparkSession, lake: Lake) -> None:
         return
     read = [table for view in DEFINITIONS.values() for table in view.reads.values()]
     read += [*(tier.table_name for tier in TIERS), RETAINED]
-    lake.ensure(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
+    lake.prepare_tables(spark, [table for table in dict.fromkeys(read) if not lake.exists(spark, table)])
     create_views(spark, lake)
     create_quality_since(spark, lake)
     create_metrics_between(spark, lake)

@@ -113,10 +113,10 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
 
 def _create_body(lake: Lake, tables: list[GoldTable], existing: list[str]) -> str:
     declared = declared_columns(lake.settings)
-    known = [lake.identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in existing]
+    known = [lake.to_sql_identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in existing]
     named = {"gold": GOLD, "silver": SILVER, "rebuild": REBUILD}
     entries = (_ENTRIES.format(table=table, **named) for table in known)
-    retained = lake.identifier(RETAINED) if RETAINED in existing else None
+    retained = lake.to_sql_identifier(RETAINED) if RETAINED in existing else None
     none = ", ".join(f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in _KEYS.items())
     nothing = f"SELECT '' AS `table`, {none}, 0L AS events WHERE false"
     return _BODY.format(
@@ -156,7 +156,7 @@ def _changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     A declared column could otherwise have the same name as the function.
     """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
-    return subquery_sql(lake.identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
+    return subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
 
 
 def _rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
@@ -201,5 +201,5 @@ def _averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -
         place=", ".join(f"own.{quote(name)}" for name in series.sort_columns),
         order=", ".join(f"t.{quote(name)}" for name in series.sort_columns),
         same=" AND ".join(f"t.{quote(name)} = own.{quote(name)}" for name in series.keys),
-        table=lake.identifier(series.table_name),
+        table=lake.to_sql_identifier(series.table_name),
     )

@@ -266,9 +266,9 @@ def _relation_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     A declared column could have the name of a parameter or an alias of the query. A table that does not exist yet has
     no rows.
     """
-    own = [(name, sql) for name, sql in TABLES[table].columns if name != DECLARED]
+    own = [(name, sql) for name, sql in TABLES[table].column_types if name != DECLARED]
     if not lake.exists(spark, table):
         return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(name)}' for name, sql in own)} WHERE false)"
-    if len(own) == len(TABLES[table].columns):
-        return lake.identifier(table)
-    return subquery_sql(lake.identifier(table), (quote(name) for name, _ in own))
+    if len(own) == len(TABLES[table].column_types):
+        return lake.to_sql_identifier(table)
+    return subquery_sql(lake.to_sql_identifier(table), (quote(name) for name, _ in own))

@@ -134,7 +134,7 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
     """
     known = read_removed_rows(lake.reader(spark), tables)
     if any((_read_limits(known[table]) if table in known else {}) != dict(expiry_times) for table in tables):
-        with lake.storage.claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
+        with lake.storage.hold_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
                 record_removed_rows(spark, lake, _create_retained_entry(table, expiry_times))
             others = {topic for one in known.values() for topic in _read_limits(one)} - expiry_times.keys()
@@ -201,7 +201,7 @@ class BucketExpiry:
             if not floors and product.table_name not in self._pending:
                 continue
             try:
-                with self._lake.storage.claim(spark, CLAIM, "removes old rows"):
+                with self._lake.storage.hold_claim(spark, CLAIM, "removes old rows"):
                     if product.table_name in self._pending:
                         self._remove_expired(spark, product.table_name, {})
                         self._pending.remove(product.table_name)

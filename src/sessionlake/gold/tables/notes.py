@@ -53,7 +53,7 @@ def read_stored_shards(spark: SparkSession, lake: Lake) -> int | None:
     """Returns the number of shards that gold's states were written for; None before gold has started."""
     if not lake.exists(spark, AVERAGES):
         return None
-    found = lake.storage.properties(spark, AVERAGES).get(_SHARDS)
+    found = lake.storage.read_properties(spark, AVERAGES).get(_SHARDS)
     return None if found is None else int(found)
 
 
@@ -124,7 +124,7 @@ def set_change_feeds(spark: SparkSession, lake: Lake, settings: Settings, produc
     """Switches the change data feed of each table on or off, as `gold.change_feed` says."""
     for table in add_final_tables(products):
         wanted = table.name in settings.gold.change_feed
-        if wanted != (lake.storage.properties(spark, table.table_name).get(CHANGE_FEED) == "true"):
+        if wanted != (lake.storage.read_properties(spark, table.table_name).get(CHANGE_FEED) == "true"):
             lake.set_property(spark, table.table_name, CHANGE_FEED, str(wanted).lower())
 
 
@@ -136,7 +136,10 @@ def set_table_properties(spark: SparkSession, lake: Lake, products: Sequence[Gol
     """
     set_change_feeds(spark, lake, lake.settings, products)
     for final in find_final_tables(products):
-        if final.retention_ms is None and lake.storage.properties(spark, final.table_name).get(APPEND_ONLY) != "true":
+        if (
+            final.retention_ms is None
+            and lake.storage.read_properties(spark, final.table_name).get(APPEND_ONLY) != "true"
+        ):
             lake.set_property(spark, final.table_name, APPEND_ONLY, "true")
 
 
@@ -177,12 +180,12 @@ def mark_incomplete(spark: SparkSession, lake: Lake, product: GoldTable) -> None
 def _read_stored_logic(spark: SparkSession | None, lake: Lake, product: GoldTable) -> str | None:
     if not all(lake.exists(spark, one.table_name) for one in add_final_tables([product])):
         return None
-    return lake.storage.properties(spark, product.table_name).get(LOGIC) or None
+    return lake.storage.read_properties(spark, product.table_name).get(LOGIC) or None
 
 
 def read_maintained_names(spark: SparkSession, lake: Lake) -> list[str] | None:
     """Returns the names of the tables that gold maintains; None if gold has never stored them."""
-    noted = lake.storage.properties(spark, AVERAGES).get(MAINTAINED)
+    noted = lake.storage.read_properties(spark, AVERAGES).get(MAINTAINED)
     return None if noted is None else noted.split(",") if noted else []
 
 

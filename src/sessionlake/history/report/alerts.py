@@ -49,9 +49,9 @@ def read_latest_alerts(reader: TableReader) -> list[AlertsOfKey]:
     for reach in _LOOKBACKS:
         since: tuple[Condition, ...] = () if newest is None else (("window_end", ge, newest - reach),)
         try:
-            rows = reader.table(RULE_EVENTS, *since, columns=_COLUMNS, max_bytes=_BYTES).to_pylist()
+            rows = reader.read_arrow_table(RULE_EVENTS, *since, columns=_COLUMNS, max_bytes=_BYTES).to_pylist()
         except TooLargeError:
-            newest = newest or max(row["window_end"] for row in reader.rows(RULE_EVENTS, columns=("window_end",)))
+            newest = newest or max(row["window_end"] for row in reader.read_rows(RULE_EVENTS, columns=("window_end",)))
             continue
         counts: Counter[tuple[object, ...]] = Counter()
         for row in rows:

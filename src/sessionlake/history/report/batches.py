@@ -59,7 +59,7 @@ def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) 
     since, wanted = LedgerReader(reader).read_last_rebuilds(), set(layers)
     found: list[LayerBatch] = []
     for reach in _LOOKBACKS:
-        late = reader.batches(LEDGER, ("committed_at", ge, until - reach), columns=_COLUMNS)
+        late = reader.read_batches(LEDGER, ("committed_at", ge, until - reach), columns=_COLUMNS)
         rows = (row for batch in late for row in batch.filter(mask_entries_since_rebuild(batch, since)).to_pylist())
         found = [_convert_to_batch(row) for row in rows if row["layer"] in wanted]
         if len(found) >= _ENOUGH:

@@ -100,7 +100,7 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
         quarantined=_count_rows_by_kind(reader, QUARANTINE, "reason", batches, silver.quarantined),
         sessions=count_by_topic_and_kind(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),
         series=select_series(
-            reader, make_condition_on_recent_rows(batches, PROGRESS, reader.count(PROGRESS), _PROGRESS)
+            reader, make_condition_on_recent_rows(batches, PROGRESS, reader.count_rows(PROGRESS), _PROGRESS)
         ),
         alerts=read_latest_alerts(reader),
         tables=_read_table_sizes(reader, [*TABLES, *dict.fromkeys(settings.added_tables)]),

@@ -79,7 +79,7 @@ def _read_recent_sessions(reader: TableReader, recent: Sequence[Condition]) -> I
     First comes the largest session of each topic, then the second largest of each topic, and so on.
     """
     latest: dict[_Session, tuple[int, int]] = {}
-    for row in reader.rows(PROGRESS, *recent, columns=(*SESSION, "messages", "last_ts")):
+    for row in reader.read_rows(PROGRESS, *recent, columns=(*SESSION, "messages", "last_ts")):
         session = row["topic"], row["partition"], row["session_id"]
         seen = row["messages"], row["last_ts"]
         if None not in seen and _FIRST <= row["last_ts"] < _END:
@@ -129,7 +129,7 @@ def _read_corrections(reader: TableReader, *conditions: Condition) -> dict[tuple
     if reader.exists(RESTATEMENTS):
         own = (("table", eq, AVERAGES), *conditions)
         columns = (*_NAMES, *_PLACE, "revision", "average_before", "restated_at")
-        rows = reader.table(RESTATEMENTS, *own, columns=columns, max_bytes=_BYTES).to_pylist()
+        rows = reader.read_arrow_table(RESTATEMENTS, *own, columns=columns, max_bytes=_BYTES).to_pylist()
         for row in sorted(rows, key=itemgetter("restated_at", "revision")):
             found.setdefault((row["row_id"], row["metric"]), []).append(row)
     return found
@@ -150,8 +150,8 @@ def _apply_corrections(points: Sequence[Row], restatements: Sequence[Row]) -> li
 
 def _read_points(reader: TableReader, series: Sequence[Condition], last: int) -> list[Row]:
     since = ("ts", ge, last - milliseconds(_LOOKBACKS[-1]))
-    order = [name for name in _ORDER if name in reader.schema(AVERAGES).names]  # earlier tables lack some
-    found = reader.table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
+    order = [name for name in _ORDER if name in reader.read_table_schema(AVERAGES).names]  # earlier tables lack some
+    found = reader.read_arrow_table(AVERAGES, *series, since, columns=(*order, "value", "average"), max_bytes=_BYTES)
     return _select_last_rows(found, order, _POINTS)
 
 
@@ -160,7 +160,7 @@ def _read_minutes(reader: TableReader, series: Sequence[Condition], last: int) -
         return []
     since = datetime.fromtimestamp(last / 1000, UTC) - timedelta(minutes=_MINUTES)
     columns = ("window_start", "points", "min", "average", "max")
-    found = reader.table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, max_bytes=_BYTES)
+    found = reader.read_arrow_table(METRICS_1M, *series, ("window_start", ge, since), columns=columns, max_bytes=_BYTES)
     return _select_last_rows(found, ("window_start",), _MINUTES)
 
 

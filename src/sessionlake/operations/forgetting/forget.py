@@ -365,7 +365,7 @@ class Forgetting:
         remove_staging_tables(self._spark, self._settings)
         for processor in self._settings.processors:
             for table in list_staging_tables(processor.name):
-                self._lake.staging().drop(self._spark, table)
+                self._lake.build_staging_lake().drop_table(self._spark, table)
 
     # -- the receipt
 

@@ -80,7 +80,7 @@ def _describe_source(settings: Settings, topic: str) -> str:
 def _list_unknown_tables(spark: SparkSession, lake: Lake) -> list[str]:
     """Returns gold's tables that are not in the configuration. They are not emptied, and may contain the session."""
     known = {*TABLES, *lake.settings.added_tables}
-    return [table for table in lake.storage.tables(spark, GOLD) if table not in known]
+    return [table for table in lake.storage.list_tables(spark, GOLD) if table not in known]
 
 
 def list_copies_elsewhere(spark: SparkSession, lake: Lake, topic: str) -> list[str]:

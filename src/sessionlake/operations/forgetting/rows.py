@@ -76,7 +76,7 @@ def find_topics(reader: TableReader, session: str, *, by_key: bool = True) -> li
     topics: set[str] = set()
     for table in _NAMING if by_key else _NAMING[1:]:
         rows = SessionRows.of_session(table, "", session, by_key=by_key)
-        for batch in reader.batches(table, (rows.id_column, eq, rows.value), columns=["topic"]):
+        for batch in reader.read_batches(table, (rows.id_column, eq, rows.stored_session_id), columns=["topic"]):
             topics.update(batch.column("topic").unique().to_pylist())
     return sorted(topics)
 
@@ -88,7 +88,8 @@ def find_offsets(spark: SparkSession, lake: Lake, session: Session) -> list[Offs
     reader = lake.reader(spark)
     conditions = ("topic", eq, session[0]), ("key", eq, session[1].encode())
     parts = [
-        pa.Table.from_batches([part]) for part in reader.batches(MESSAGES, *conditions, columns=["partition", "offset"])
+        pa.Table.from_batches([part])
+        for part in reader.read_batches(MESSAGES, *conditions, columns=["partition", "offset"])
     ]
     if not parts:
         return []
@@ -158,4 +159,4 @@ def _remove_decisions(spark: SparkSession, lake: Lake, table: str, session: Sess
     if rows.where(F.exists("decisions", is_own)).isEmpty():
         return
     left = rows.withColumn("decisions", F.filter("decisions", lambda decision: ~is_own(decision))).localCheckpoint()
-    lake.overwrite(spark, table, left, Txn(f"forget:{uuid4().hex}", 0), "{}")
+    lake.overwrite_table(spark, table, left, Txn(f"forget:{uuid4().hex}", 0), "{}")

@@ -14,8 +14,8 @@ from sessionlake.delta.schemas.names import CHANGES, CUTS, EVENTS, QUARANTINE, R
 from sessionlake.delta.storage.values import to_rows
 from sessionlake.ledger.retained import (
     expand_to_all_tables,
-    read_limits_as_frame,
     read_removed_rows_without_limits,
+    read_row_limits,
     select_expired_rows,
 )
 from sessionlake.operations.rebuild.compare_states import StatesComparison
@@ -74,7 +74,7 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
 
     In tables from which retention has removed rows, only rows above the recorded limits are compared.
     """
-    staging = Lake(settings).staging()
+    staging = Lake(settings).build_staging_lake()
     cut = read_removed_rows_without_limits(lake.reader(spark))
     recorded = expand_to_all_tables(cut)
 
@@ -82,8 +82,8 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
         rows = source.read_small_in_memory(spark, table)
         if table not in recorded:
             return rows
-        up_to = read_limits_as_frame(spark, lake, recorded[table].table).alias("s")
-        return rows.alias("t").join(up_to, select_expired_rows(table).condition(), "left_anti")
+        up_to = read_row_limits(spark, lake, recorded[table].table).alias("s")
+        return rows.alias("t").join(up_to, select_expired_rows(table).build_join_condition(), "left_anti")
 
     comparison = compare_rows(lambda table: remaining_rows(lake, table), lambda table: remaining_rows(staging, table))
     return replace(comparison, not_compared=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))

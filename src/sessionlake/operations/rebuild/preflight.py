@@ -83,7 +83,7 @@ def _read_session_ids(reader: TableReader, selection: SessionSelection) -> set[b
     """Returns the ids of the chosen sessions that silver knows, in UTF-8."""
     topic: list[Condition] = [] if selection.topic is None else [("topic", eq, selection.topic)]
     named: Condition = ("session_id", is_in, list(selection.sessions))
-    return {row["session_id"].encode() for row in reader.rows(SESSIONS, *topic, named, columns=["session_id"])}
+    return {row["session_id"].encode() for row in reader.read_rows(SESSIONS, *topic, named, columns=["session_id"])}
 
 
 def find_bronze_version(spark: SparkSession, lake: Lake, version: int | None) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, remove_rows
+from sessionlake.delta.commit import append_rows, remove_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, PROCESSOR_ERRORS, RETAINED
 from sessionlake.delta.schemas.tables import TABLES
@@ -158,10 +158,10 @@ class _ProcessorRebuilder:
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
         records, errors = table_schema(self.processor, self._loaded.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
         self.lake = Lake(settings, {self.processor.output_table: records, self._records: records, self._errors: errors})
-        self.lake.ensure(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
+        self.lake.prepare_tables(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
         if not self.lake.exists(spark, self.processor.output_table):
-            self.lake.ensure(spark, [self.processor.output_table])
-        self._staging = self.lake.staging()
+            self.lake.prepare_tables(spark, [self.processor.output_table])
+        self._staging = self.lake.build_staging_lake()
         self._states: DataFrame | None = None
         self._partitions: list[PartitionCounts] = []
         self._version = -1
@@ -210,7 +210,7 @@ class _ProcessorRebuilder:
         require_complete_bronze(self.lake.reader(spark), processor.output_table)
         refuse_restored_tables(spark, self.lake, [MESSAGES, RETAINED])
         self.remove_staging_tables()
-        self._staging.ensure(spark, self._tables.values())
+        self._staging.prepare_tables(spark, self._tables.values())
         self._version = version
         what = f"a rebuild of {processor.output_table}"
         unread = (
@@ -229,7 +229,7 @@ class _ProcessorRebuilder:
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
                     ddl = row_ddl(kind, self._loaded.loaded_processor.output)
-                    append(spark, self._staging, table, select_table_rows(part.folded, kind, txn, ddl), txn)
+                    append_rows(spark, self._staging, table, select_table_rows(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states
         self._partitions = sum_partition_counts([ShardReport(partitions, {})])
@@ -244,7 +244,7 @@ class _ProcessorRebuilder:
     def remove_staging_tables(self) -> None:
         """Removes the staging tables."""
         for table in self._tables.values():
-            self._staging.drop(self._spark, table)
+            self._staging.drop_table(self._spark, table)
 
     def _build_plan(self, started: datetime) -> PublishPlan:
         last = read_last_batch(self.lake.reader(self._spark), self.processor.layer)
@@ -278,9 +278,9 @@ class _ProcessorRebuilder:
         """Replaces the live table's records by the rebuilt ones. Returns its new `version` and number of `rows`."""
         spark, processor, lake = self._spark, self.processor, self.lake
         rows = add_batch_column(self._staging.read(spark, self._records), plan.batch)
-        columns = lake.storage.columns(spark, processor.output_table) != self._staging.storage.columns(
-            spark, self._records
-        )
+        columns = lake.storage.read_column_types(
+            spark, processor.output_table
+        ) != self._staging.storage.read_column_types(spark, self._records)
         replace_table(
             spark, lake, processor.output_table, rows, plan, hash_config(self._settings, processor), columns=columns
         )
@@ -294,4 +294,4 @@ class _ProcessorRebuilder:
         if lake.storage.count_rows(spark, PROCESSOR_ERRORS, former):
             remove_rows(spark, lake, PROCESSOR_ERRORS, former)
         errors = add_batch_column(self._staging.read(spark, self._errors), plan.batch)
-        append(spark, lake, PROCESSOR_ERRORS, to_spark_frame(spark, errors), plan.txn.second_write)
+        append_rows(spark, lake, PROCESSOR_ERRORS, to_spark_frame(spark, errors), plan.txn.second_write)

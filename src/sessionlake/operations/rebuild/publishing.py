@@ -115,7 +115,7 @@ def replace_table(
         "rebuild": plan.rebuild,
         "bronze_version": plan.version,
     }
-    lake.overwrite(spark, table, rows, plan.txn, json.dumps(origin), columns=columns)
+    lake.overwrite_table(spark, table, rows, plan.txn, json.dumps(origin), columns=columns)
 
 
 def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -132,7 +132,7 @@ def require_silver(spark: SparkSession, settings: Settings) -> Lake:
         LakeError: The lake has no silver, or its tables do not have the declared columns.
     """
     lake = _require_started(spark, settings)
-    lake.ensure(spark, [*REPLAYED, DECISIONS, LEDGER])
+    lake.prepare_tables(spark, [*REPLAYED, DECISIONS, LEDGER])
     return lake
 
 
@@ -146,7 +146,7 @@ def open_lake_to_replace(spark: SparkSession, settings: Settings) -> tuple[Lake,
     lake = _require_started(spark, settings)
     difference = lake.find_column_conflict(spark, REPLAYED)
     silver = [table for table in REPLAYED if difference is None or not lake.exists(spark, table)]
-    lake.ensure(spark, [*silver, DECISIONS, LEDGER])
+    lake.prepare_tables(spark, [*silver, DECISIONS, LEDGER])
     return lake, difference
 
 
@@ -177,8 +177,8 @@ def require_complete_bronze(reader: TableReader, action: str = "silver") -> None
 
 def is_small_rebuild(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if bronze is so small that Spark is faster without generating code for its queries."""
-    few = lake.limits.few_messages
-    return few > 0 and lake.reader(spark).count(MESSAGES) <= few
+    few = lake.driver_limits.few_messages
+    return few > 0 and lake.reader(spark).count_rows(MESSAGES) <= few
 
 
 def replay_messages(
@@ -206,7 +206,7 @@ def replay_messages(
     require_complete_bronze(lake.reader(spark))
     refuse_restored_tables(spark, lake, [MESSAGES, RETAINED])
     decided = read_binding_decisions(lake.reader(spark))
-    _empty_staging_tables(spark, lake.staging())
+    _empty_staging_tables(spark, lake.build_staging_lake())
     source, capture = lake.read(spark, MESSAGES, version), settings.capture
     fold = SilverFold(capture.declared, capture, dict(decided), milliseconds(settings.silver.snapshot_interval))
     unread = () if last_offsets is None else read_unread_silences(spark, settings, SILVER, last_offsets)
@@ -228,16 +228,16 @@ def replay_messages(
 
 def remove_staging_tables(spark: SparkSession, settings: Settings) -> None:
     """Removes the staging tables."""
-    staging = Lake(settings).staging()
+    staging = Lake(settings).build_staging_lake()
     for table in REPLAYED:
-        staging.drop(spark, table)
+        staging.drop_table(spark, table)
 
 
 def _empty_staging_tables(spark: SparkSession, staging: Lake) -> None:
     """Creates the staging tables again, empty."""
     for table in REPLAYED:
-        staging.drop(spark, table)
-    staging.ensure(spark, REPLAYED)
+        staging.drop_table(spark, table)
+    staging.prepare_tables(spark, REPLAYED)
 
 
 def _append_slice(
@@ -248,7 +248,7 @@ def _append_slice(
     reports: list[ShardReport],
     number: int,
 ) -> None:
-    staging, txn = Lake(settings).staging(), Txn("rebuild", number)
+    staging, txn = Lake(settings).build_staging_lake(), Txn("rebuild", number)
     for kind, table in (*APPENDED_TABLES, (SilverOutput.QUARANTINE, QUARANTINE)):
         count = sum(report.rows.get(kind, 0) for report in reports)
         if not count:
@@ -256,7 +256,7 @@ def _append_slice(
         rows = select_table_rows(folded, kind, txn, build_payload_ddl(settings, table))
         if kind is SilverOutput.QUARANTINE:
             rows = join_raw_messages(source, to_spark_frame(spark, rows), reports)
-        append(spark, staging, table, rows, txn)
+        append_rows(spark, staging, table, rows, txn)
         written = staging.last_commit(spark, table).rows
         if written not in (0, count):  # 0: the latest commit is a compaction
             raise LakeError(
@@ -269,9 +269,9 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     """Computes `session_rows` of all sessions from all their changes."""
     from pyspark.sql import functions as F
 
-    staging, columns = Lake(settings).staging(), settings.capture.declared
+    staging, columns = Lake(settings).build_staging_lake(), settings.capture.declared
     changes = staging.read_small_in_memory(spark, CHANGES).drop("_batch", "kafka_timestamp")
-    tasks = max(spark.sparkContext.defaultParallelism, -(-staging.reader(spark).count(CHANGES) // _TASK_CHANGES))
+    tasks = max(spark.sparkContext.defaultParallelism, -(-staging.reader(spark).count_rows(CHANGES) // _TASK_CHANGES))
     by_session = changes.repartition(tasks, *(F.col(name) for name in SESSION))
     rules = RuleLookup(settings.capture)
     topics = [row["topic"] for row in changes.select("topic").distinct().collect()]
@@ -284,12 +284,12 @@ def _fill_rows(spark: SparkSession, settings: Settings) -> None:
     )
     net = usual.unionByName(in_seq) if by_seq else usual
     rows = net.where(F.col("row_id").isNotNull() & ~F.col(DELETE)).drop(DELETE, WRITTEN)
-    append(spark, staging, ROWS, rows, Txn("rebuild", 0))
+    append_rows(spark, staging, ROWS, rows, Txn("rebuild", 0))
 
 
 def _fill_sessions(spark: SparkSession, settings: Settings) -> None:
-    staging = Lake(settings).staging()
-    append(
+    staging = Lake(settings).build_staging_lake()
+    append_rows(
         spark,
         staging,
         SESSIONS,
@@ -302,22 +302,22 @@ def _fill_splits(spark: SparkSession, settings: Settings) -> None:
     """Adds a `split_session` event for each session id that occurs in several partitions of a topic."""
     from pyspark.sql import functions as F
 
-    staging = Lake(settings).staging()
+    staging = Lake(settings).build_staging_lake()
     sessions = staging.read_small_in_memory(spark, SESSIONS).select(*SESSION)
     split = sessions.groupBy(*ID).agg(F.count("*").alias("sessions")).where("sessions > 1")
     split_sessions = sessions.join(split, list(ID), "left_semi").toArrow()
     if split_sessions.num_rows:
         events = build_split_events(split_sessions, split_sessions.slice(0, 0), RuleLookup(settings.capture))
         rows = events.append_column("_batch", pa.repeat(0, events.num_rows))
-        append(spark, staging, EVENTS, rows, Txn("rebuild:splits", 0))
+        append_rows(spark, staging, EVENTS, rows, Txn("rebuild:splits", 0))
 
 
 def _fill_snapshots(spark: SparkSession, settings: Settings) -> None:
     """Computes `session_snapshots`, the whole table of a session at each cut, from all changes."""
-    staging = Lake(settings).staging()
-    cuts, changes = (staging.reader(spark).count(table) for table in (CUTS, CHANGES))
+    staging = Lake(settings).build_staging_lake()
+    cuts, changes = (staging.reader(spark).count_rows(table) for table in (CUTS, CHANGES))
     if cuts:
         all_batches, tasks = BatchRange(0, _LAST_SLICE), -(-changes // _TASK_CHANGES)
         snapshots = SnapshotSource(spark, staging, settings).compute_tables(all_batches, cuts, tasks)
-        append(spark, staging, SNAPSHOTS, snapshots.rows, Txn("rebuild", 0))
-        append(spark, staging, SNAPSHOT_INDEX, snapshots.index, Txn("rebuild", 0))
+        append_rows(spark, staging, SNAPSHOTS, snapshots.rows, Txn("rebuild", 0))
+        append_rows(spark, staging, SNAPSHOT_INDEX, snapshots.index, Txn("rebuild", 0))

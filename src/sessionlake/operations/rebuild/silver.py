@@ -164,12 +164,12 @@ def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
 
 def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, selection: SessionSelection) -> None:
     """Copies the live rows of all sessions that are not rebuilt into the staging tables."""
-    staging = Lake(settings).staging()
+    staging = Lake(settings).build_staging_lake()
     for table in REPLAYED:
         rebuilt = staging.read(spark, table).where(selection.build_condition())
         others = lake.read(spark, table).where(~selection.build_condition())
         rows = rebuilt.unionByName(others).localCheckpoint()
-        staging.overwrite(spark, table, rows, Txn("fill-up", 0), "{}")
+        staging.overwrite_table(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
 def _read_states(
@@ -236,13 +236,13 @@ def _replace_table(spark: SparkSession, lake: Lake, plan: PublishPlan, table: st
 
     A table whose rows are equal is not written, so that its readers have nothing to do.
     """
-    staging = Lake(lake.settings).staging()
+    staging = Lake(lake.settings).build_staging_lake()
     rows = _select_rows_to_publish(spark, staging, table)
     rows = add_batch_column(rows, plan.batch) if BOOKKEEPING in rows.columns else rows
-    columns = lake.storage.columns(spark, table) != staging.storage.columns(spark, table)
+    columns = lake.storage.read_column_types(spark, table) != staging.storage.read_column_types(spark, table)
     if columns or table in plan.changed or table not in COMPARED or BOOKKEEPING in rows.columns:
         replace_table(spark, lake, table, rows, plan, hash_settings_of_layers(lake.settings), columns=columns)
-    written = staging.reader(spark).count(SESSIONS if table == PROGRESS else table)
+    written = staging.reader(spark).count_rows(SESSIONS if table == PROGRESS else table)
     return {"version": lake.latest_version(spark, table), "rows": written}
 
 

@@ -103,7 +103,7 @@ class SliceReader(Generic[R]):
             packed = self._pack_messages(settings, source.where(offsets_condition(part)), times, in_slice)
             shards = fold_slice(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
-            folded, written = collect_reports(emitted, self.report, lake.limits.inline_bytes)
+            folded, written = collect_reports(emitted, self.report, lake.driver_limits.inline_bytes)
             reports = [self.read(report) for report in written]
             self._refuse_violations(settings, reports)
             partitions = sum_partition_counts([*reports])

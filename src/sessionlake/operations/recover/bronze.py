@@ -90,7 +90,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
             f"recover bronze: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])
-    lake.ensure(spark, [MESSAGES, LEDGER])
+    lake.prepare_tables(spark, [MESSAGES, LEDGER])
     for table in (MESSAGES, LEDGER):
         refuse_lost_files(spark, lake, table)
     refuse_restored_tables(spark, lake, [MESSAGES])

@@ -98,7 +98,7 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
         raise LakeError(
             f"bronze skip: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
         )
-    lake.ensure(spark, [MESSAGES, LEDGER, TOPICS])
+    lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
     with closing(TopicRegister(spark, lake, settings)) as book:
         book.check_topics()
@@ -184,5 +184,5 @@ def _commit_messages(
     ).coalesce(1)
     with stage_append(spark, lake, MESSAGES, rows, txn) as written:
         topic_register.admit_topics([place[0]])
-        if written.count() != end - first and not settings.kafka.allow_offset_gaps:
-            explain_gaps(spark, lake, planned, written.columns(*OFFSET_COLUMNS), shifts, txn)
+        if written.count_rows() != end - first and not settings.kafka.allow_offset_gaps:
+            explain_gaps(spark, lake, planned, written.read_columns(*OFFSET_COLUMNS), shifts, txn)

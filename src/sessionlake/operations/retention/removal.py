@@ -154,7 +154,7 @@ class RetentionRunner:
             return RemovalResult()
         self._last_attempts[table] = now
         try:
-            with self._lake.storage.claim(self._spark, CLAIM, "removes old rows"):
+            with self._lake.storage.hold_claim(self._spark, CLAIM, "removes old rows"):
                 # An interrupted forgetting or rebuild has counted rows. It must remove them itself.
                 require_uninterrupted(self._settings, SILVER)
                 if table == LEDGER:
@@ -246,7 +246,7 @@ class RetentionRunner:
         rows = (
             self._lake.read(self._spark, MESSAGES)
             .alias("t")
-            .join(places, select_expired_rows(MESSAGES, limits).condition())
+            .join(places, select_expired_rows(MESSAGES, limits).build_join_condition())
         )
         highest = F.timestamp_millis(F.max(build_counted_time_column(self._settings, "t")))
         highest_times = rows.groupBy("t.topic", "t.partition").agg(highest, F.count("*")).toArrow()

@@ -37,7 +37,7 @@ class DriverSource(MergeSource):
 
     def __init__(self, spark: SparkSession, lake: Lake, settings: Settings, batches: BatchRange) -> None:
         super().__init__(spark, lake, settings, batches)
-        self._table: ReadTable = partial(lake.reader(spark).table, max_bytes=lake.limits.driver_bytes)
+        self._table: ReadTable = partial(lake.reader(spark).read_arrow_table, max_bytes=lake.driver_limits.driver_bytes)
         self._changes = self._read_range(CHANGES, self._change_column_names)
         self._progress = self._read_range(PROGRESS, None)
 

@@ -122,12 +122,12 @@ def _value_sql(column: FeedColumn) -> str:
 
 def _source_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     """Returns a table as SQL, with nulls for columns that it does not have yet. A missing table has no rows."""
-    present = lake.storage.columns(spark, table) if lake.exists(spark, table) else {}
+    present = lake.storage.read_column_types(spark, table) if lake.exists(spark, table) else {}
     wanted = TABLES[table].columns_for(lake.settings)
     nulls = [f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in wanted if name not in present]
     if not present:
         return f"(SELECT {', '.join(nulls)} WHERE false)"
-    return subquery_sql(lake.identifier(table), ["*", *nulls]) if nulls else lake.identifier(table)
+    return subquery_sql(lake.to_sql_identifier(table), ["*", *nulls]) if nulls else lake.to_sql_identifier(table)
 
 
 def _topics_sql(feed: FeedSettings, earlier: Iterable[FeedSettings]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append, fence_off, merge, merge_app_id
+from sessionlake.delta.commit import append_rows, fence_off, merge_app_id, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -141,10 +141,10 @@ class TableMerger:
         self._lake = Lake(settings)
         self._ledger = Ledger(self._lake)
         self._settings = settings
-        with self._lake.storage.caching():
-            self._lake.ensure(self._spark, _CREATED)
+        with self._lake.storage.cache_reads():
+            self._lake.prepare_tables(self._spark, _CREATED)
             if self._lake.storage.functions_persist:
-                self._lake.ensure(self._spark, [RETAINED])
+                self._lake.prepare_tables(self._spark, [RETAINED])
                 create_session_as_of(self._spark, self._lake)  # for SQL warehouses
                 create_feed_views(self._spark, self._lake)
         self._stop = threading.Event()
@@ -217,7 +217,7 @@ class TableMerger:
         txn = merge_txn.fenced_by(self._lake.storage.lease_token(SILVER))
         changes = sum(item.changes for item in batches_to_merge)
         batches = BatchRange(first, last, tuple(item.rows for item in batches_to_merge))
-        with without_code_generation(self._spark, enabled=changes <= self._lake.limits.few_changes):
+        with without_code_generation(self._spark, enabled=changes <= self._lake.driver_limits.few_changes):
             merged = read_merge_sources(self._spark, self._lake, self._settings, batches, changes)
             outputs = (
                 self._merge_into_table(ROWS, merged.rows, describe_row_upsert(self._settings.capture.declared), txn),
@@ -267,14 +267,14 @@ class TableMerger:
     def _read_pending(self) -> list[PendingBatch]:
         """Returns the batches in the ledger that are not merged yet."""
         reader = self._lake.reader(self._spark)
-        with self._lake.storage.caching():
+        with self._lake.storage.cache_reads():
             behind = read_entries_after(
                 reader, SILVER, read_last_merged_batch(reader), "messages", "outputs", "offsets"
             )
         return [*map(_to_pending_batch, behind)]
 
     def _merge_into_table(self, table: str, rows: Rows, upsert: Upsert, txn: Txn) -> TableOutput:
-        commit = merge(self._spark, self._lake, table, rows, upsert, txn)
+        commit = merge_rows(self._spark, self._lake, table, rows, upsert, txn)
         return TableOutput(table, commit.version, commit.rows)
 
     def _merge_snapshots(self, batches: BatchRange, cuts: int, txn: Txn) -> tuple[TableOutput, ...]:
@@ -306,7 +306,9 @@ class TableMerger:
         """
         column, value = lowest_value
         if not self._lake.reader(self._spark).has_rows(table, (column, operator.ge, value)):
-            append(self._spark, self._lake, table, rows, txn)  # no row can be there already, so an append is enough
+            append_rows(
+                self._spark, self._lake, table, rows, txn
+            )  # no row can be there already, so an append is enough
             commit = self._lake.last_commit(self._spark, table)
             return TableOutput(table, commit.version, commit.rows)
         names = rows.column_names if isinstance(rows, pa.Table) else rows.columns

@@ -57,7 +57,7 @@ class SnapshotSource:
             cuts: Number of cuts in the batches.
             tasks: The lowest number of Spark tasks to use, if Spark does the work.
         """
-        if cuts <= self._lake.limits.driver_cuts:
+        if cuts <= self._lake.driver_limits.driver_cuts:
             with contextlib.suppress(TooLargeError):
                 return self._compute_in_driver(batches)
         return ClusterSnapshots(self._spark, self._lake, self._settings).compute_tables(batches, cuts, tasks)
@@ -68,7 +68,7 @@ class SnapshotSource:
         Raises:
             TooLargeError: The rows to read do not fit into the driver's memory.
         """
-        read = partial(self._lake.reader(self._spark).table, max_bytes=self._lake.limits.driver_bytes)
+        read = partial(self._lake.reader(self._spark).read_arrow_table, max_bytes=self._lake.driver_limits.driver_bytes)
         due = batches.find_rows_in_memory(CUTS)
         if due is None:
             due = read(CUTS, ("_batch", operator.ge, batches.first), ("_batch", operator.le, batches.last))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 UPSERT_SESSIONS = Upsert(
-    SESSION, tuple(name for name, _ in TABLES[SESSIONS].columns if name not in SESSION), pruned_by=SESSION
+    SESSION, tuple(name for name, _ in TABLES[SESSIONS].column_types if name not in SESSION), pruned_by=SESSION
 )
 
 
@@ -64,7 +64,7 @@ def read_merge_sources(
         batches: The range of batches.
         changes: Number of rows of `session_changes` and `session_progress` in the range.
     """
-    if changes <= lake.limits.driver_changes:
+    if changes <= lake.driver_limits.driver_changes:
         with contextlib.suppress(TooLargeError):
             small = DriverSource(spark, lake, settings, batches)
             return MergeSources(small.read_net_rows(), small.read_sessions())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.delta.commit import append
+from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, SESSIONS
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
@@ -56,7 +56,7 @@ def record_splits(
     if not parts:
         return ()
     events = pa.concat_tables(parts)
-    append(spark, lake, EVENTS, events.append_column("_batch", pa.repeat(batch, events.num_rows)), txn)
+    append_rows(spark, lake, EVENTS, events.append_column("_batch", pa.repeat(batch, events.num_rows)), txn)
     return (TableOutput(EVENTS, lake.latest_version(spark, EVENTS), events.num_rows),)
 
 
@@ -111,8 +111,10 @@ def _read_rows(reader: TableReader, lake: Lake, table: str, ids: pa.Table, *cond
     """Returns the columns `SESSION` of the rows of a table that have one of these session ids."""
     names = pc.unique(ids["session_id"]).to_pylist()
     named: list[Condition] = [("session_id", is_in, names)] if len(names) <= NAMED_SESSIONS else []
-    most = lake.limits.driver_bytes if ids.num_rows > 1 else None  # one id has few rows: one for each partition
-    found = reader.table(table, *named, *conditions, columns=_list_columns(conditions), sessions=ids, max_bytes=most)
+    most = lake.driver_limits.driver_bytes if ids.num_rows > 1 else None  # one id has few rows: one for each partition
+    found = reader.read_arrow_table(
+        table, *named, *conditions, columns=_list_columns(conditions), sessions=ids, max_bytes=most
+    )
     return found.select(SESSION)
 
 

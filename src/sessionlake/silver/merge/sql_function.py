@@ -91,7 +91,7 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
         LakeError: The function cannot be created.
     """
     rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].columns_for(lake.settings))
-    floors = _FLOORS.format(retained=lake.identifier(RETAINED), table=CHANGES)
+    floors = _FLOORS.format(retained=lake.to_sql_identifier(RETAINED), table=CHANGES)
     known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
     parameters, body = "of_session STRING, as_of TIMESTAMP", _build_body_sql(lake, _build_kept_sql(spark, lake), known)
     return create_table_function(spark, lake, f"silver.{SESSION_AS_OF}", parameters, rows, body)
@@ -99,7 +99,7 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
 
 def _build_kept_sql(spark: SparkSession, lake: Lake) -> str:
     """Returns SQL that selects the cuts whose tables are stored, including those from before the index existed."""
-    index, cuts = lake.identifier(SNAPSHOT_INDEX), lake.identifier(CUTS)
+    index, cuts = lake.to_sql_identifier(SNAPSHOT_INDEX), lake.to_sql_identifier(CUTS)
     return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
 
 
@@ -109,18 +109,18 @@ def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
     pairs = [*zip(declared, inside, strict=True)]
     renamed = [f"{quote(name)} AS {own}" for name, own in pairs]
     read = {
-        name: subquery_sql(lake.identifier(table), [*map(quote, fixed_columns(table)), *renamed])
+        name: subquery_sql(lake.to_sql_identifier(table), [*map(quote, fixed_columns(table)), *renamed])
         for name, table in (("snapshots", SNAPSHOTS), ("changes", CHANGES))
     }
     return _BODY.format(
         **read,
-        progress=lake.identifier(PROGRESS),
+        progress=lake.to_sql_identifier(PROGRESS),
         kept=kept_cuts_sql,
         floors=floors,
         none=", ".join(f"NULL AS {own}" for own in inside),
         no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),
         refusal=sql_string(_REFUSAL),
-        ledger=lake.identifier(LEDGER),
+        ledger=lake.to_sql_identifier(LEDGER),
         columns=", ".join(inside),
         names=", ".join(map(sql_string, declared)),
         marks=", ".join(_MARKS),
