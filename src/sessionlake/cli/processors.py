@@ -43,7 +43,7 @@ def rebuild_processor(
     with claim_layers(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (processor := processor_settings(settings, name)).key:
             require_uninterrupted(settings, SILVER)  # the source may be a table of silver
-            rows, different = keyed.rebuild_keyed_table(spark, settings, processor)
+            rows, different = keyed.rebuild_table(spark, settings, processor)
             say(
                 f"{processor.output_table} is rebuilt from {processor.source}: {rows} rows; compared with the former "
                 f"table: {different}"

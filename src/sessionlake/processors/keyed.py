@@ -221,9 +221,8 @@ class KeyedTable:
             LakeError: Retention has removed some of the rows.
         """
         config = self._config
-        if (
-            cut := read_removed_rows_without_limits(self.lake.reader(spark)).get(config.source)
-        ) is not None and cut.max_missing_rows:
+        cut = read_removed_rows_without_limits(self.lake.reader(spark)).get(config.source)
+        if cut is not None and cut.max_missing_rows:
             raise LakeError(f"{cut.summary}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
@@ -353,9 +352,7 @@ class _KeyedBatch:
         return held.join(exists.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
 
 
-def rebuild_keyed_table(
-    spark: SparkSession, settings: Settings, config: ProcessorSettings
-) -> tuple[int, TableDifference]:
+def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> tuple[int, TableDifference]:
     """Recomputes the output table from all rows of the source table, in one commit.
 
     The stream resumes from its checkpoint, and processes the rows again that it had not read yet. If it cannot resume,
