@@ -8,10 +8,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import reduce
+from operator import and_
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyspark.sql import functions as F
 
 from sessionlake.cli.export import select_rows
 from sessionlake.cli.gold import verify_gold_tables
@@ -19,7 +23,9 @@ from sessionlake.cli.session import show_session
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.export import FileFormat, export_frame
 from sessionlake.delta.schemas.names import ROWS, RULE_EVENTS
-from sessionlake.delta.storage.spark_reader import SparkReader
+from sessionlake.delta.storage import spark_writes
+from sessionlake.delta.storage.spark_reader import SparkReader, to_spark_literal
+from sessionlake.delta.storage.spark_writes import _pruning_bounds
 from sessionlake.feeds.events import Decoded, Put
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.history.asof import session_as_of
@@ -27,10 +33,11 @@ from sessionlake.operations.pipeline import Layer
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.resharding.reshard import reshard_layers
+from sessionlake.protocol.columns import column_of_feed
 from sessionlake.protocol.upserts import CHANGE, VERSION, UpsertMessages
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from support.lakes import limit
-from support.typed_feed import LATER, TOPIC, TYPES, capture
+from support.typed_feed import LATER, TOPIC, TYPES, VALUES, capture
 from support.typed_lake import COUNT, EXECUTED, PART, TypedLake, in_order
 
 
@@ -51,6 +58,25 @@ def test_rows_and_past_tables_equal_a_plain_fold(typed: TypedLake) -> None:
             wanted = [row for row in typed.expected(offset + 1) if row["session_id"] == session]
             assert in_order({"session_id": session, **row} for row in found) == wanted
     assert verify_silver_tables(typed.spark, typed.settings).is_exact
+
+
+def test_conditions_of_merges_and_readers_keep_the_rows_with_these_values(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simple = {sql: values for sql, values in VALUES.items() if not sql.startswith("array")}
+    names = {sql: f"c{place}" for place, sql in enumerate(simple)}
+    schema = pa.schema([(name, column_of_feed(name, sql).arrow) for sql, name in names.items()])
+    rows = [{names[sql]: values[number % len(values)] for sql, values in simple.items()} for number in range(3)]
+    source = pa.Table.from_pylist(rows, schema)
+    frame = spark.createDataFrame(source)
+    for most in (1_000, 0):
+        monkeypatch.setattr(spark_writes, "_NAMED", most)
+        for given in (source, frame):
+            bounds = reduce(and_, (_pruning_bounds(given, name) for name in names.values()))
+            assert frame.alias("t").where(bounds).count() == len(rows)
+    for row in rows:
+        same = reduce(and_, (F.col(name) == to_spark_literal(value) for name, value in row.items()))
+        assert frame.where(same).toArrow().to_pylist() == [row]
 
 
 def test_exported_files_have_exact_values(typed: TypedLake, tmp_path: Any) -> None:
@@ -78,8 +104,6 @@ def test_exported_files_have_exact_values(typed: TypedLake, tmp_path: Any) -> No
 
 
 def test_published_messages_have_exact_values(typed: TypedLake) -> None:
-    from pyspark.sql import functions as F
-
     changes = typed.lake.read(typed.spark, ROWS).withColumns({CHANGE: F.lit("insert"), VERSION: F.lit(1).cast("long")})
     made = UpsertMessages(ROW_KEY, batch=1)(changes.toArrow().to_batches())
     sent = [json.loads(row["value"]) for batch in made for row in batch.to_pylist()]

@@ -7,7 +7,8 @@ import json
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from sessionlake.feeds.events import Refusal
@@ -45,6 +46,31 @@ TYPES: dict[str, Any] = {
     "grid": "array<array<int>>",
 }
 """The columns of the feed. `id` is the key."""
+_NOON = datetime(2026, 1, 2, 12, 0, 0, 1, tzinfo=UTC)
+_FIRST, _LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_999, tzinfo=UTC)
+VALUES: dict[str, list[Any]] = {
+    "boolean": [True, False],
+    "tinyint": [-128, 127],
+    "smallint": [-(2**15), 2**15 - 1],
+    "int": [-(2**31), 2**31 - 1],
+    "bigint": [-(2**63), 2**63 - 1],
+    "float": [1.5, -0.25],
+    "double": [0.1, -1e300],
+    "string": ["", "\U0001f600"],
+    "decimal(5,2)": [Decimal("-999.99"), Decimal("0.10")],
+    "decimal(18,18)": [Decimal("0.000000000000000001"), Decimal("-0.999999999999999999")],
+    "decimal(38,10)": [Decimal("9" * 28 + "." + "9" * 10), Decimal("-0.0000000001")],
+    "date": [_FIRST.date(), _LAST.date(), date(1969, 12, 31)],
+    "timestamp": [_FIRST, _LAST, _NOON],
+    "timestamp_ntz": [_FIRST.replace(tzinfo=None), _LAST.replace(tzinfo=None), _NOON.replace(tzinfo=None)],
+    "binary": [b"", b"\xff\x00", b"text"],
+    "array<string>": [[], ["a", None], ["\U0001f600"]],
+    "array<decimal(38,10)>": [[Decimal("-0.0000000001"), None], []],
+    "array<timestamp>": [[_LAST, None], [_FIRST]],
+    "array<binary>": [[b"", None, b"\xff"], []],
+    "array<array<int>>": [[[1, None], None, []], [[-(2**31)]]],
+}
+"""Values of each type that a feed's column can have."""
 LATER: dict[str, Any] = {"later": "decimal(12,3)", "times": "array<timestamp_ntz>"}
 """Columns that the feed declares later."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from operator import eq, ge
 from pathlib import Path
@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from sessionlake.delta.folders import compaction
 from sessionlake.delta.folders.reader import FolderReader
+from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, STATISTICS_COLUMNS
 from sessionlake.delta.storage.txn import Txn
@@ -22,39 +24,15 @@ from sessionlake.protocol.arrow import to_doubles
 from sessionlake.protocol.columns import column_of_feed, python_type
 from sessionlake.settings.model import Settings
 from support.lakes import limit
+from support.typed_feed import VALUES
 
 TABLE = "gold.own"
 NO_SPARK: Any = None
-NOON = datetime(2026, 1, 2, 12, 0, 0, 1, tzinfo=UTC)
-FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, 23, 59, 59, 999_999, tzinfo=UTC)
-VALUES: dict[str, list[Any]] = {
-    "boolean": [True, False],
-    "tinyint": [-128, 127],
-    "smallint": [-(2**15), 2**15 - 1],
-    "int": [-(2**31), 2**31 - 1],
-    "bigint": [-(2**63), 2**63 - 1],
-    "float": [1.5, -0.25],
-    "double": [0.1, -1e300],
-    "string": ["", "\U0001f600"],
-    "decimal(5,2)": [Decimal("-999.99"), Decimal("0.10")],
-    "decimal(18,18)": [Decimal("0.000000000000000001"), Decimal("-0.999999999999999999")],
-    "decimal(38,10)": [Decimal("9" * 28 + "." + "9" * 10), Decimal("-0.0000000001")],
-    "date": [FIRST.date(), LAST.date(), date(1969, 12, 31)],
-    "timestamp": [FIRST, LAST, NOON],
-    "timestamp_ntz": [FIRST.replace(tzinfo=None), LAST.replace(tzinfo=None), NOON.replace(tzinfo=None)],
-    "binary": [b"", b"\xff\x00", b"text"],
-    "array<string>": [[], ["a", None], ["\U0001f600"]],
-    "array<decimal(38,10)>": [[Decimal("-0.0000000001"), None], []],
-    "array<timestamp>": [[LAST, None], [FIRST]],
-    "array<binary>": [[b"", None, b"\xff"], []],
-    "array<array<int>>": [[[1, None], None, []], [[-(2**31)]]],
-}
-"""Values of each type that a feed's column can have."""
 
 
-def made(folder: Path, schema: pa.Schema, indexed: str) -> FolderStorage:
+def made(folder: Path, schema: pa.Schema, indexed: str, vectors: str = "true") -> FolderStorage:
     storage = FolderStorage(Settings(home=folder))
-    properties = {STATISTICS_COLUMNS: indexed, DELETION_VECTORS: "true"}
+    properties = {STATISTICS_COLUMNS: indexed, DELETION_VECTORS: vectors}
     DeltaTable.create(storage.path(TABLE), schema, configuration=properties)
     return storage
 
@@ -95,6 +73,31 @@ def test_conditions_on_columns_of_every_type_skip_no_row(tmp_path: Path, sql: st
             assert [row["key"] for row in read(TABLE, ("value", eq, value))] == [number]
             expected = [other for other, one in enumerate(values) if one >= value]
             assert sorted(row["key"] for row in read(TABLE, ("value", ge, value))) == expected
+
+
+def test_files_with_columns_of_every_type_are_put_together_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "_ENOUGH", (2, 2, 2))
+    names = {sql: f"c{place}" for place, sql in enumerate(VALUES)}
+    fields = [(name, column_of_feed(name, sql).arrow) for sql, name in names.items()]
+    schema = pa.schema([("key", pa.int64()), *fields])
+    storage = made(tmp_path, schema, ",".join(["key", *names.values()]), vectors="false")
+    rows = [
+        {"key": number}
+        | {name: VALUES[sql][number % len(VALUES[sql])] if number else None for sql, name in names.items()}
+        for number in range(4)
+    ]
+    for row in rows:
+        storage.append(None, TABLE, pa.Table.from_pylist([row], schema), Txn("app", row["key"]))
+    assert storage.compact(NO_SPARK, TABLE) is not None
+    assert len(list_live_files(DeltaTable(storage.path(TABLE)))) == 1
+    assert by_key(FolderReader(storage.path).rows(TABLE)) == rows
+    assert by_key(pa.table(DeltaTable(storage.path(TABLE)).scan()).cast(schema).to_pylist()) == rows
+    for sql, name in names.items():
+        if sql != "binary" and not sql.startswith("array"):
+            found = [row["key"] for row in FolderReader(storage.path).rows(TABLE, (name, eq, rows[1][name]))]
+            assert sorted(found) == [row["key"] for row in rows if row[name] == rows[1][name]]
 
 
 @pytest.mark.parametrize(("precision", "scale"), [(5, 2), (20, 4), (38, 10), (18, 18), (38, 0)])

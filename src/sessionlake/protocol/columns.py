@@ -100,6 +100,7 @@ def _parse_column(name: str, sql_type: str, *, is_of_feed: bool = False) -> Colu
     return Column(name, normal, kind, arrow, bits)
 
 
+_WITHOUT_BOUNDS = {"boolean", "binary"}
 _DECIMAL = re.compile(r"decimal\(([1-9]\d?),(\d\d?)\)")
 _MOST_DIGITS = 38
 _FEED_TYPES: dict[str, pa.DataType] = {
@@ -152,6 +153,11 @@ def is_decimal(sql: str) -> bool:
     """True if the Spark SQL type is `decimal(p,s)` in its normal form, with at most 38 digits."""
     found = _DECIMAL.fullmatch(sql)
     return found is not None and int(found[2]) <= int(found[1]) <= _MOST_DIGITS
+
+
+def has_bounds(sql: str) -> bool:
+    """True if Delta stores minimum and maximum for columns of this Spark SQL type. It clusters only by such columns."""
+    return sql not in _WITHOUT_BOUNDS and not sql.startswith(("array<", "map<", "struct<"))
 
 
 def _element(sql: str) -> str:

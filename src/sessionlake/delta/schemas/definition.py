@@ -20,6 +20,7 @@ from sessionlake.delta.schemas.properties import (
     interval_text,
     join_names,
 )
+from sessionlake.protocol.columns import has_bounds
 from sessionlake.settings.model import Settings
 
 Columns = tuple[tuple[str, str], ...]
@@ -76,8 +77,9 @@ class TableSchema:
         written_by: the module, without `sessionlake.`, that usually commits the table's rows.
         partition_by: in a catalog, the column by which the table is partitioned; each partition has one row. None for
             no partitioning.
-        cluster_by: keys for liquid clustering, used if the storage supports it.
-        statistics_columns: columns whose minimum and maximum Delta stores for each file.
+        cluster_by: keys for liquid clustering, used if the storage supports it. Keys of types without bounds, such as
+            boolean, are left out.
+        statistics_columns: columns whose minimum and maximum Delta stores for each file, without those types.
         change_feed: True to turn on Delta's change data feed.
         writes: how rows are written. For tables with MERGE, deletion vectors are turned on.
     """
@@ -90,6 +92,12 @@ class TableSchema:
     statistics_columns: tuple[str, ...] = ()
     change_feed: bool = False
     writes: WriteMode = WriteMode.MERGE
+
+    def __post_init__(self) -> None:
+        """Leaves out clustering keys and statistics columns of types for which Delta stores no bounds."""
+        without = {column.name for column in self.definitions if not has_bounds(column.sql)}
+        for name in ("cluster_by", "statistics_columns"):
+            object.__setattr__(self, name, tuple(one for one in getattr(self, name) if one not in without))
 
     @cached_property
     def column_types(self) -> Columns:
