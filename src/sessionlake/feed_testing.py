@@ -139,26 +139,26 @@ def read_test(file: Path) -> FeedTest:
             content = opened.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise UsageError(f"{file} has more than {MAX_BYTES:,} bytes", fix="Split it into several files")
-        found = yaml.load(content.decode(), _Loader)  # noqa: S506 - a safe loader with limits
+        found = yaml.load(content.decode(), _TestFileLoader)  # noqa: S506 - a safe loader with limits
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", fix="Name a YAML file of frames") from None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         why = " ".join(str(error).split())[:300]
         raise UsageError(f"{file} is not valid YAML: {why}", fix="Correct the file") from None
-    content_of = _mapping(found, _OF_FILE, str(file))
+    content_of = _require_mapping(found, _OF_FILE, str(file))
     frames = content_of.get("frames")
     if not isinstance(frames, list) or not frames:
         raise UsageError(f"{file} has no frames", fix="List messages under `frames`, each with a `value`")
     topic = content_of.get("topic")
     return FeedTest(
         content_of.get("feed"),
-        tuple(_frame(one, topic, f"{file}: frame {number}") for number, one in enumerate(frames, 1)),
-        _rows(content_of.get("rows"), str(file)),
+        tuple(_read_frame(one, topic, f"{file}: frame {number}") for number, one in enumerate(frames, 1)),
+        _read_rows(content_of.get("rows"), str(file)),
     )
 
 
-def _frame(given: Any, topic: Any, where: str) -> Frame:
-    content = _mapping(given, _OF_FRAME, where)
+def _read_frame(given: Any, topic: Any, where: str) -> Frame:
+    content = _require_mapping(given, _OF_FRAME, where)
     if "value" not in content:
         raise UsageError(f"{where} has no value", fix="Write the message as `value`, or `value: null` for a tombstone")
     refused = content.get("refused")
@@ -173,10 +173,10 @@ def _frame(given: Any, topic: Any, where: str) -> Frame:
                 f"{where}: {name} is {fields[name]!r}",
                 fix="`topic` is a text, `headers` an object, `timestamp` and `partition` whole numbers",
             )
-    return Frame(fields, _rows(content.get("rows"), where), refused, content.get("ignored") is True)
+    return Frame(fields, _read_rows(content.get("rows"), where), refused, content.get("ignored") is True)
 
 
-def _mapping(given: Any, known: Sequence[str], where: str) -> Mapping[str, Any]:
+def _require_mapping(given: Any, known: Sequence[str], where: str) -> Mapping[str, Any]:
     if not isinstance(given, dict):
         raise UsageError(f"{where} is not an object with keys", fix=f"Its keys may be {', '.join(known)}")
     for name in given:
@@ -186,7 +186,7 @@ def _mapping(given: Any, known: Sequence[str], where: str) -> Mapping[str, Any]:
     return given
 
 
-def _rows(given: Any, where: str) -> dict[str, list[dict[str, Any]]]:
+def _read_rows(given: Any, where: str) -> dict[str, list[dict[str, Any]]]:
     if given is None:
         return {}
     is_table = isinstance(given, dict) and all(
@@ -204,28 +204,33 @@ def _did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"Did you mean {near[0]}?" if near else ""
 
 
-class _Loader(BoundedLoader):
+class _TestFileLoader(BoundedLoader):
     """Loads YAML in the types of JSON: numbers keep their digits, and times, dates and words such as `on` are texts."""
 
 
-def _number(loader: Any, node: Any) -> Any:
+def _construct_number(loader: Any, node: Any) -> Any:
     text = loader.construct_scalar(node)
     return Digits(text) if _JSON_NUMBER.fullmatch(text) else text
 
 
-def _integer(loader: Any, node: Any) -> Any:
+def _construct_integer(loader: Any, node: Any) -> Any:
     text = loader.construct_scalar(node)
     return int(text) if _JSON_NUMBER.fullmatch(text) and len(text) <= _MOST_DIGITS else text
 
 
-def _boolean(loader: Any, node: Any) -> Any:
+def _construct_boolean(loader: Any, node: Any) -> Any:
     text = loader.construct_scalar(node)
     return {"true": True, "false": False}.get(text, text)
 
 
-def _time(loader: Any, node: Any) -> Any:
+def _construct_time(loader: Any, node: Any) -> Any:
     return loader.construct_scalar(node)
 
 
-for _tag, _construct in (("float", _number), ("int", _integer), ("bool", _boolean), ("timestamp", _time)):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
+for _tag, _construct in (
+    ("float", _construct_number),
+    ("int", _construct_integer),
+    ("bool", _construct_boolean),
+    ("timestamp", _construct_time),
+):
+    _TestFileLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)

@@ -32,7 +32,9 @@ def escape_invisible(text: str) -> str:
 def to_json_line(value: Any, *, indent: int | None = None) -> str:
     r"""Returns the value as JSON, with invisible and control characters as `\uXXXX`; a parser reads the same value."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return text if text.isascii() and "\x7f" not in text else _SUSPECT.sub(lambda found: _escape(found[0]), text)
+    return (
+        text if text.isascii() and "\x7f" not in text else _SUSPECT.sub(lambda found: _escape_character(found[0]), text)
+    )
 
 
 def escape_surrogates(text: str) -> str:
@@ -76,7 +78,7 @@ def _escape_if_hidden(character: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character == "\x7f":  # json.dumps does not escape DEL
         return "\\u007f"
     return json.dumps(character)[1:-1] if _is_hidden(character) else character

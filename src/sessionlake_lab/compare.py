@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ROWS
-from sessionlake_lab.truth import Tables
+from sessionlake_lab.truth import ExpectedTables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,7 +17,7 @@ SessionKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Verification:
+class TableVerification:
     """Result of comparing the session tables with the ground truth.
 
     Attributes:
@@ -29,12 +29,12 @@ class Verification:
     differences: dict[SessionKey, str]
 
     @property
-    def sessions(self) -> int:
+    def session_count(self) -> int:
         """Number of compared sessions."""
         return self.exact + len(self.differences)
 
 
-def verify_session_rows(spark: SparkSession, lake: Lake, truth: Tables) -> Verification:
+def verify_session_rows(spark: SparkSession, lake: Lake, truth: ExpectedTables) -> TableVerification:
     """Compares all sessions and columns of `silver.session_rows` with the ground truth."""
     held: dict[SessionKey, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in lake.read(spark, ROWS).toArrow().to_pylist():
@@ -46,7 +46,7 @@ def verify_session_rows(spark: SparkSession, lake: Lake, truth: Tables) -> Verif
             exact += 1
         else:
             differences[session] = found
-    return Verification(exact, differences)
+    return TableVerification(exact, differences)
 
 
 def describe_first_difference(expected: dict[str, dict[str, Any]], actual: dict[str, dict[str, Any]]) -> str | None:

@@ -52,7 +52,7 @@ def cancel_silver(spark: Any, settings: Settings) -> None:
 
 
 def rebuild_processor(spark: Any, settings: Settings) -> None:
-    processor_commands.rebuild(spark, settings, "top", OutputFormat.JSON, print)
+    processor_commands.rebuild_processor(spark, settings, "top", OutputFormat.JSON, print)
 
 
 def cancel_processor(spark: Any, settings: Settings) -> None:

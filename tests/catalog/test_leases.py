@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from sessionlake.cli.rebuild import rebuild_silver
-from sessionlake.cli.resolve import resolve
+from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.catalog import leases
 from sessionlake.delta.commit import append_rows, fence_off, merge_rows
 from sessionlake.delta.lake import Lake
@@ -94,7 +94,7 @@ class Place:
         rebuild_silver(self.spark, self.settings, None, EVERYTHING, print)
 
     def resolve(self) -> None:
-        resolve(self.spark, self.settings, "s", Decision.ISOLATE, offset=None, topic=None, why=None)
+        record_or_withdraw_decision(self.spark, self.settings, "s", Decision.ISOLATE, offset=None, topic=None, why=None)
 
     def assert_no_row_is_harmed(self) -> None:
         messages = [message for part in self._parts[: self.arrived] for message in part]

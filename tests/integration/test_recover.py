@@ -12,7 +12,7 @@ import pytest
 from integration.test_topics import World, power_cut
 from sessionlake.cli import doctor
 from sessionlake.cli.options import RecoverableLayer
-from sessionlake.cli.recover import recover
+from sessionlake.cli.recover import recover_layer
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, MESSAGES, TOPICS
 from sessionlake.errors import LakeError, LossError, SessionlakeError
@@ -30,7 +30,7 @@ def world(spark: Any, broker_settings: Settings, tmp_path: Path) -> World:
 
 def recovered(world: World, lost: RecoverableLayer = RecoverableLayer.BRONZE) -> str:
     said: list[str] = []
-    recover(world.spark, world.settings, lost, said.append)
+    recover_layer(world.spark, world.settings, lost, said.append)
     return "\n".join(said)
 
 
@@ -83,7 +83,7 @@ def test_messages_or_topics_that_are_gone_are_not_begun_anew(world):
         with pytest.raises(LossError, match=gone):
             world.run(world.settings)
         assert not folder.exists()
-        [told] = [found for found in doctor._check_tables(world.settings) if found.level is doctor.Severity.FAIL]
+        [told] = [found for found in doctor._check_tables(world.settings) if found.level is doctor.CheckSeverity.FAIL]
         assert told.check == check
         assert re.search(gone, told.detail)
         if table == MESSAGES:

@@ -13,7 +13,7 @@ from integration.test_topics import World
 from sessionlake.bronze.silences import SilenceWriter
 from sessionlake.bronze.topic_book import TopicRegister
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Severity
+from sessionlake.cli.doctor import CheckSeverity
 from sessionlake.delta.catalog.leases import ClockReading
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, SESSIONS, SILVER, SILVER_TABLES
@@ -66,7 +66,7 @@ def told(world: World) -> list[Silence]:
 def assert_exact(world: World) -> None:
     truth = truth_from_broker(world.settings, silences=told(world))
     compared = verify_session_rows(world.spark, Lake(world.settings), truth)
-    assert (compared.exact, compared.differences) == (compared.sessions, {})
+    assert (compared.exact, compared.differences) == (compared.session_count, {})
     assert verify_silver_tables(world.spark, world.settings).is_exact
 
 
@@ -114,7 +114,7 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     world.send("t", 3, 2)  # of a session that is forgotten: it begins anew, and is held to that
     take_in(world)
     assert_exact(world)
-    assert [found for found in doctor._check_tables(world.settings) if found.level is Severity.FAIL] == []
+    assert [found for found in doctor._check_tables(world.settings) if found.level is CheckSeverity.FAIL] == []
 
 
 def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_new(

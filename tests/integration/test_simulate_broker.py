@@ -15,12 +15,12 @@ from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
 from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.readback import make_rules, read_all_messages, truth_from_broker
-from sessionlake_lab.simulate.run import run_simulation, simulate
-from sessionlake_lab.simulate.scenario import Faults, Scenario
+from sessionlake_lab.simulate.run import run_simulation, send_scenario
+from sessionlake_lab.simulate.scenario import FaultRates, Scenario
 from sessionlake_lab.simulate.sink import produce_messages
 from sessionlake_lab.truth import hash_session_tables, read_tables
 
-SMALL = Scenario(rows=10, rate=2000, duration_s=2, sessions_per_sensor=4, faults=Faults.with_rate(0.01))
+SMALL = Scenario(rows=10, rate=2000, duration_s=2, sessions_per_sensor=4, faults=FaultRates.with_rate(0.01))
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_every_message_is_there_in_order_with_its_partition_and_timestamp(mine):
     meant = defaultdict(list)
     for message in generate_messages(played, mine.capture.declared):
         meant[message.topic, message.partition].append((message.timestamp, message.key, message.value))
-    report = simulate(mine, played)
+    report = send_scenario(mine, played)
     found = defaultdict(list)
     for message in read_all_messages(mine):
         assert message.offset == len(found[message.topic, message.partition])
@@ -61,8 +61,8 @@ def test_every_message_is_there_in_order_with_its_partition_and_timestamp(mine):
 
 
 def test_a_second_run_continues_the_same_topics_behind_the_first(mine):
-    first = simulate(mine, scenario(mine)).produced
-    second = simulate(mine, scenario(mine, start_ms=SMALL.start_ms + 60_000)).produced
+    first = send_scenario(mine, scenario(mine)).produced
+    second = send_scenario(mine, scenario(mine, start_ms=SMALL.start_ms + 60_000)).produced
     assert first.offsets.keys() & second.offsets.keys()
     for where, (begin, _) in second.offsets.items():
         assert begin == first.offsets.get(where, (0, 0))[1]
@@ -113,7 +113,7 @@ def test_the_stop_flag_ends_it_early_and_what_was_handed_over_is_there(mine):
 
 
 def test_topics_get_the_partitions_asked_for_and_keep_old_timestamps(mine):
-    simulate(mine, scenario(mine, partitions=3))
+    send_scenario(mine, scenario(mine, partitions=3))
     admin = AdminClient({"bootstrap.servers": mine.kafka.bootstrap_servers, "log_level": 2})
     topics = [topic for name, topic in admin.list_topics(timeout=10).topics.items() if name.startswith(prefix(mine))]
     assert len(topics) == 4
@@ -125,7 +125,7 @@ def test_a_topic_with_too_few_partitions_is_refused_with_the_remedy(mine):
     topic = prefix(mine) + "chamber-00"
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(10)
     with pytest.raises(UsageError, match=r"has 1 partitions, but the simulation uses 2\. Give --partitions 1"):
-        simulate(mine, scenario(mine))
+        send_scenario(mine, scenario(mine))
 
 
 def test_a_message_that_the_broker_refuses_is_an_error_not_a_loss(mine):
@@ -142,5 +142,5 @@ def test_no_broker_is_one_clear_error_within_seconds(mine, free_port):
     nowhere = mine.model_copy(update={"kafka": KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port}")})
     begin = time.monotonic()
     with pytest.raises(BrokerError, match=nowhere.kafka.bootstrap_servers):
-        simulate(nowhere, Scenario())
+        send_scenario(nowhere, Scenario())
     assert time.monotonic() - begin < 10

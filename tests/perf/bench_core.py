@@ -85,7 +85,9 @@ def measure(sessions: int, rows: int, count: int) -> dict[str, float]:
 
 
 def messages(sessions: int, rows: int, count: int, capture: CaptureSettings) -> pa.Table:
-    made = list(generate_messages(Scenario.bench(sessions=sessions, rows=rows, messages=count), capture.declared))
+    made = list(
+        generate_messages(Scenario.create_benchmark(sessions=sessions, rows=rows, messages=count), capture.declared)
+    )
     keys = pa.array([m.key for m in made], pa.binary())
     shards = pa.array(np.array([hash(m.key) % SHARDS for m in made], np.int32))
     return pa.table(

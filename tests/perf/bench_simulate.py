@@ -21,7 +21,7 @@ from bench import free_port
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake_lab.simulate.generate import generate_messages
-from sessionlake_lab.simulate.scenario import Faults, Scenario
+from sessionlake_lab.simulate.scenario import FaultRates, Scenario
 from sessionlake_lab.simulate.sink import produce_messages
 
 SHAPES = {"W1: 500 sessions x 200 rows": (500, 200), "W2: 50,000 sessions x 10 rows": (50_000, 10)}
@@ -33,11 +33,11 @@ def main() -> None:
     parser.add_argument("--generate-only", action="store_true", help="without a broker")
     arguments = parser.parse_args()
     scenarios = {
-        name: Scenario.bench(sessions=sessions, rows=rows, messages=arguments.messages)
+        name: Scenario.create_benchmark(sessions=sessions, rows=rows, messages=arguments.messages)
         for name, (sessions, rows) in SHAPES.items()
     }
     scenarios["live content, every fault at 0.1%"] = Scenario(
-        rate=100_000, duration_s=arguments.messages / 100_000, faults=Faults.with_rate(0.001)
+        rate=100_000, duration_s=arguments.messages / 100_000, faults=FaultRates.with_rate(0.001)
     )
     columns = Settings().capture.declared
     for name, scenario in scenarios.items():

@@ -43,7 +43,7 @@ def main() -> None:
     for heading in ("shape", "changes", "kept at every cut", "kept by weight"):
         table.add_column(heading, justify="left" if heading == "shape" else "right")
     for name, (sessions, rows, count, rate) in SHAPES.items():
-        found = folded(Scenario.bench(sessions=sessions, rows=rows, messages=count, rate=rate))
+        found = folded(Scenario.create_benchmark(sessions=sessions, rows=rows, messages=count, rate=rate))
         cuts, changes = found[SilverOutput.CUTS], found[SilverOutput.CHANGES]
         place = cuts.column_names.index("changes")
         uncounted = cuts.set_column(place, "changes", pa.nulls(cuts.num_rows, pa.int64()))

@@ -208,7 +208,7 @@ def test_processors_are_told_to_be_rebuilt_and_go_on_with_the_columns_that_are_d
         LakeError, match=r"changes had a column x \(bigint\) when.*`sessionlake rebuild processor:changes`"
     ):
         counted.run()
-    keyed.rebuild(spark, counted.settings, own)
+    keyed.rebuild_table(spark, counted.settings, own)
     counted.arrive(("s", row.format(seq=2, x=2.5), 2))
     for layer in (Layer.SILVER, Layer.PROCESSOR):
         counted.run(layer)

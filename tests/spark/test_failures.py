@@ -45,6 +45,7 @@ from support.seeds import long_beyond
 BEGIN, END = datetime(2023, 11, 14, tzinfo=UTC), datetime(2023, 11, 16, tzinfo=UTC)
 Work = Callable[[Any, Settings], object]
 FORM = OutputFormat.JSON
+LAYER = RecoverableLayer
 WHOLE = SessionSelection(None, ())
 ALL = "SELECT * FROM silver.session_changes"
 
@@ -72,8 +73,8 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     "verify silver": (lambda spark, own: rebuild.verify_silver(spark, own, _say), True, True),
     "verify gold": (lambda spark, own: gold.verify_gold_tables(spark, own, _say), True, True),
     "state stats": (lambda spark, own: state.show_state_stats(spark, own, FORM), False, False),
-    "recover silver": (lambda spark, own: recover.recover(spark, own, RecoverableLayer.SILVER, _say), False, True),
-    "recover ledger": (lambda spark, own: recover.recover(spark, own, RecoverableLayer.LEDGER, _say), False, False),
+    "recover silver": (lambda spark, own: recover.recover_layer(spark, own, LAYER.SILVER, _say), False, True),
+    "recover ledger": (lambda spark, own: recover.recover_layer(spark, own, LAYER.LEDGER, _say), False, False),
     "reshard": (lambda spark, own: reshard_all(spark, own, 2, 0), False, False),
     "forget": (lambda spark, own: forget_session(spark, own, "none", None, 0, shorten=False), False, True),
     "rules list": (lambda spark, own: rules.show_rules(Lake(own).reader(spark), own, FORM), False, True),
@@ -89,7 +90,7 @@ COMMANDS: dict[str, tuple[Work, bool, bool]] = {
     ),
     "metrics": (lambda spark, own: metrics(own, BEGIN, END, spark=spark), True, True),
     "rules apply": (lambda spark, own: rules.apply_rules(spark, own, [], _say, only=True), False, True),
-    "recover gold": (lambda spark, own: recover.recover(spark, own, RecoverableLayer.GOLD, _say), False, True),
+    "recover gold": (lambda spark, own: recover.recover_layer(spark, own, LAYER.GOLD, _say), False, True),
 }  # fmt: skip
 # Commands that write from Kafka or to it, a file or a workspace. Other tests have them.
 OTHERS = {

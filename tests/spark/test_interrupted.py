@@ -15,7 +15,7 @@ import pytest
 
 from sessionlake.cli import gold as gold_commands
 from sessionlake.cli.options import RecoverableLayer
-from sessionlake.cli.recover import recover
+from sessionlake.cli.recover import recover_layer
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ERASURES
 from sessionlake.errors import LakeError, LossError, SessionlakeError, UsageError
@@ -133,9 +133,9 @@ def commands(spark: Any, settings: Settings) -> Mapping[str, Callable[[], Any]]:
         "forget": lambda: Forgetting(spark, settings).forget_session(OTHERS[1]),
         "verify silver": lambda: verify_silver_tables(spark, settings),
         "verify gold": lambda: gold_commands.verify_gold_tables(spark, settings, lambda _: None),
-        "recover bronze": lambda: recover(spark, settings, RecoverableLayer.BRONZE, lambda _: None),
-        "recover gold": lambda: recover(spark, settings, RecoverableLayer.GOLD, lambda _: None),
-        "recover ledger": lambda: recover(spark, settings, RecoverableLayer.LEDGER, lambda _: None),
+        "recover bronze": lambda: recover_layer(spark, settings, RecoverableLayer.BRONZE, lambda _: None),
+        "recover gold": lambda: recover_layer(spark, settings, RecoverableLayer.GOLD, lambda _: None),
+        "recover ledger": lambda: recover_layer(spark, settings, RecoverableLayer.LEDGER, lambda _: None),
     }
 
 
@@ -211,7 +211,7 @@ def test_states_that_are_lost_while_a_session_is_forgotten_are_made_from_the_bro
     journal.write_journal()
     shutil.rmtree(settings.checkpoint("silver"))
     shutil.rmtree(handover.find_active_folder(settings))
-    recover(spark, settings, RecoverableLayer.SILVER, lambda _: None)
+    recover_layer(spark, settings, RecoverableLayer.SILVER, lambda _: None)
     found = Forgetting(spark, settings).resume_forgetting()
     assert found.report["search"]["found"] == []
     run(spark, settings)

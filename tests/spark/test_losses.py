@@ -16,9 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Severity
+from sessionlake.cli.doctor import CheckSeverity
 from sessionlake.cli.options import RecoverableLayer
-from sessionlake.cli.recover import recover
+from sessionlake.cli.recover import recover_layer
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import (
     AVERAGES,
@@ -87,13 +87,13 @@ def run(spark: Any, location: dict[str, Any], whole: Path) -> Pipeline:
 
 def faults(settings: Settings) -> set[str]:
     """What doctor finds wrong with the tables and checkpoints."""
-    return {finding.check for finding in doctor._check_tables(settings) if finding.level is Severity.FAIL}
+    return {finding.check for finding in doctor._check_tables(settings) if finding.level is CheckSeverity.FAIL}
 
 
 def recovered(run: Pipeline, lost: RecoverableLayer) -> str:
     """Recovers, and returns what was said."""
     said: list[str] = []
-    recover(run.spark, run.settings, lost, said.append)
+    recover_layer(run.spark, run.settings, lost, said.append)
     return "\n".join(said)
 
 
@@ -252,7 +252,7 @@ def test_a_table_whose_log_cannot_be_read_is_not_removed_but_named(run: Pipeline
 def test_states_that_are_gone_are_noticed(run: Pipeline) -> None:
     for gone in (a_state, lambda run: shutil.rmtree(checkpoint(run, "state"))):
         gone(run)
-        [finding] = [found for found in doctor._check_tables(run.settings) if found.level is Severity.FAIL]
+        [finding] = [found for found in doctor._check_tables(run.settings) if found.level is CheckSeverity.FAIL]
         assert (finding.check, "`sessionlake recover silver`" in finding.detail) == ("states", True)
 
 
@@ -334,7 +334,7 @@ def older(run: Pipeline, home: Path, table: str) -> None:
 def noticed(run: Pipeline) -> str:
     """What doctor says of versions."""
     [found] = [found for found in doctor._check_tables(run.settings) if found.check == "versions"]
-    return found.detail if found.level is Severity.FAIL else ""
+    return found.detail if found.level is CheckSeverity.FAIL else ""
 
 
 @pytest.mark.parametrize("layer", [SILVER, GOLD])
@@ -497,6 +497,6 @@ def test_a_file_that_is_gone_is_named(run: Pipeline, table: str) -> None:
     gone = next(folder_of(run.lake, table).glob("*.parquet"))
     gone.unlink()
     [finding] = [found for found in doctor._check_tables(run.settings) if found.check == "files"]
-    assert finding.level is Severity.FAIL
+    assert finding.level is CheckSeverity.FAIL
     assert gone.name in finding.detail
     assert ("sessionlake recover silver" in finding.detail) == (table == CHANGES)

@@ -391,7 +391,7 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     shown = keyed.preview_rebuild(counted.spark, counted.settings, own)
     assert shown.counts == {"changed": 5, "removed": 2}
     assert table() == whole
-    keyed.rebuild(counted.spark, counted.settings, own)
+    keyed.rebuild_table(counted.spark, counted.settings, own)
     anew = [("a", 0, 10, 3, None), ("a", 1, 20, 2, None), ("a", 2, 30, None, None), ("a", 3, None, None, 3)]
     assert table() == [*anew, ("b", 0, None, None, 1)]
     with pytest.raises(ProcessorError, match=r'key \{"topic": "capture.a", "row_id": "b"\}: ValueError: below nothing'):
@@ -401,7 +401,7 @@ def test_one_with_a_key_is_a_function_of_the_rows_whatever_their_order_of_coming
     with pytest.raises(
         ConfigError, match=r"silver\.changes was written with the key topic, row_id, the configuration has topic"
     ):
-        keyed.rebuild(counted.spark, counted.settings, own.model_copy(update={"key": ("topic",)}))
+        keyed.rebuild_table(counted.spark, counted.settings, own.model_copy(update={"key": ("topic",)}))
 
 
 @pytest.mark.soak
@@ -470,7 +470,7 @@ def test_one_with_a_key_that_begins_anew_or_whose_source_was_put_back_has_the_ro
     shutil.copytree(counted.folder / "backup", place)
     with pytest.raises(LossError, match=r"has read versions of silver\.session_rows that are gone"):
         counted.run()
-    keyed.rebuild(spark, counted.settings, own)
+    keyed.rebuild_table(spark, counted.settings, own)
     arrive("e")
     counted.run()
     assert held() == ["a", "c", "e"]

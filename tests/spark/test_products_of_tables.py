@@ -238,7 +238,7 @@ def test_one_of_another_source_begins_anew_and_merged_files_are_nothing_to_read(
     assert fills.rows("gold.by_fills", "customer", "rows") == [("ann", 4), ("bob", 2)]
     assert fills.verify()
     assert fills.said == ["gold.by_customer is exact: 3 rows", "gold.by_fills is exact: 2 rows"]
-    processors.rebuild(fills.spark, fills.settings, "fills", OutputFormat.TABLE, fills.said.append)
+    processors.rebuild_processor(fills.spark, fills.settings, "fills", OutputFormat.TABLE, fills.said.append)
     told = "gold.by_customer was made of the former rows: run `sessionlake rebuild gold.by_customer` to update it"
     assert told in fills.said
 

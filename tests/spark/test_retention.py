@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli import doctor
-from sessionlake.cli.doctor import Severity, _check_offsets, _check_row_counts
+from sessionlake.cli.doctor import CheckSeverity, _check_offsets, _check_row_counts
 from sessionlake.cli.maintain import describe_maintenance, maintain_once
 from sessionlake.cli.options import RecoverableLayer
 from sessionlake.cli.query import fetch_query_result, write_query_result_as_of
 from sessionlake.cli.rebuild import verify_silver
-from sessionlake.cli.recover import recover
+from sessionlake.cli.recover import recover_layer
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.commit import remove_rows
 from sessionlake.delta.lake import Lake
@@ -310,13 +310,13 @@ def test_a_ledger_that_is_cut_and_lost_is_made_anew_unless_bronze_is_cut_too(
     said: list[str] = []
     if bronze:
         with pytest.raises(LakeError, match=r"ops\.ledger cannot be made again\. Restore it from a backup"):
-            recover(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
+            recover_layer(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
         return
-    recover(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
+    recover_layer(spark, aging.settings, RecoverableLayer.LEDGER, said.append)
     assert read_last_offsets(aging.reader, "bronze") == read_last_offsets(aging.reader, SILVER) == whole
     aging.take_in()
     assert_silver_is_the_truth(spark, aging.settings, aging.come, ledger=False)
-    assert [found for found in doctor._check_tables(aging.settings) if found.level is Severity.FAIL] == []
+    assert [found for found in doctor._check_tables(aging.settings) if found.level is CheckSeverity.FAIL] == []
 
 
 class Events:

@@ -31,7 +31,7 @@ from sessionlake.silver.tables.net_changes import compute_net_changes, refold_by
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from sessionlake.silver.tables.splits import build_split_events, find_split_sessions
 from sessionlake.streaming.payloads import build_feed_decoder
-from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
+from sessionlake_lab.truth import CaptureRules, ExpectedTables, GroundTruth, KafkaMessage
 from support.streams import YEAR_10000, Fact
 
 INT64_MAX = 2**63 - 1
@@ -317,9 +317,9 @@ def fold(
 # -- comparison with the ground truth
 
 
-def truth_rules(capture: CaptureSettings, interval: int = INTERVAL) -> Rules:
+def truth_rules(capture: CaptureSettings, interval: int = INTERVAL) -> CaptureRules:
     """Returns the capture settings as rules of the ground truth."""
-    return Rules(
+    return CaptureRules(
         columns=capture.columns,
         integrity=str(capture.integrity),
         on_violation=str(capture.on_violation),
@@ -343,9 +343,9 @@ def truth_rules(capture: CaptureSettings, interval: int = INTERVAL) -> Rules:
     )
 
 
-def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int = INTERVAL) -> Tables:
+def truth_of(messages: Iterable[Fact], capture: CaptureSettings, interval: int = INTERVAL) -> ExpectedTables:
     """Returns the expected silver tables."""
-    truth = Truth(truth_rules(capture, interval))
+    truth = GroundTruth(truth_rules(capture, interval))
     for message in messages:
         if isinstance(message, Silence):
             truth.apply_silence(message.topic, message.partition, message.until)
@@ -380,7 +380,7 @@ def of_silver(silver: Silver) -> Holdings:
     )
 
 
-def of_truth(tables: Tables) -> Holdings:
+def of_truth(tables: ExpectedTables) -> Holdings:
     """Returns the expected tables in comparable form."""
     quarantine = [
         {

@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 
 from sessionlake.cli import doctor, gold, processors
-from sessionlake.cli.doctor import Severity
+from sessionlake.cli.doctor import CheckSeverity
 from sessionlake.cli.forget import forget_session
 from sessionlake.cli.options import RecoverableLayer
-from sessionlake.cli.recover import recover
+from sessionlake.cli.recover import recover_layer
 from sessionlake.cli.reshard import reshard_all
 from sessionlake.cli.rules import apply_rules, load_rules
 from sessionlake.cli.show import OutputFormat
@@ -209,7 +209,7 @@ class Keeper:
         assert_silver_is_the_truth(self.spark, self.settings, sent, ledger=False)
         verified = verify_gold(self.spark, self.settings, declared_gold_tables(self.settings))
         assert [(one.table, one.first_difference) for one in verified if one.first_difference] == []
-        assert [found for found in doctor._check_tables(self.settings) if found.level is Severity.FAIL] == []
+        assert [found for found in doctor._check_tables(self.settings) if found.level is CheckSeverity.FAIL] == []
 
 
 COUNTED = """
@@ -306,14 +306,14 @@ class KeeperOfAll(Keeper):
             run_layer(self.spark, self.settings, before)
         rmtree(self.settings.checkpoint(layer))
         if layer in {BRONZE, SILVER, GOLD}:
-            recover(self.spark, self.settings, RecoverableLayer(layer), self.actions_taken.append)
+            recover_layer(self.spark, self.settings, RecoverableLayer(layer), self.actions_taken.append)
         else:
             self.rebuild_processor()
 
     def rebuild_processor(self) -> None:
         """Rebuilds the processor's table from bronze."""
         say: Callable[[str], None] = self.actions_taken.append
-        processors.rebuild(self.spark, self.settings, PROCESSOR, OutputFormat.JSON, say)
+        processors.rebuild_processor(self.spark, self.settings, PROCESSOR, OutputFormat.JSON, say)
 
     def other_rules(self) -> None:
         """Replaces the rules by a random choice."""

@@ -26,7 +26,7 @@ from sessionlake.protocol.silence import Silence, encode_silences
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.spark.frames import to_spark_frame
-from sessionlake_lab.truth import Tables
+from sessionlake_lab.truth import ExpectedTables
 from support.folding import capped, closed, cut_of, read_at, truth_of
 from support.streams import Fact
 
@@ -125,7 +125,7 @@ def in_order(table: pa.Table) -> list[str]:
     return sorted(map(repr, table.to_pylist()))
 
 
-def assert_ledger_accounts_for(spark: SparkSession, lake: Lake, truth: Tables) -> None:
+def assert_ledger_accounts_for(spark: SparkSession, lake: Lake, truth: ExpectedTables) -> None:
     """Checks that each batch is in the ledger once, that no message is missing, and that the sums equal the truth."""
     rows = rows_of(spark, lake, LEDGER, ("layer", eq, SILVER))
     assert len({(row["app_id"], row["batch_id"]) for row in rows}) == len(rows)
@@ -135,7 +135,7 @@ def assert_ledger_accounts_for(spark: SparkSession, lake: Lake, truth: Tables) -
     assert {n: sum(row[n] for row in rows) for n in names} == {n: sum(count[n] for count in counts) for n in names}
 
 
-def _expected(truth: Tables) -> dict[str, list[Row]]:
+def _expected(truth: ExpectedTables) -> dict[str, list[Row]]:
     return {
         "silver.session_changes": truth.session_changes,
         "silver.session_rows": [

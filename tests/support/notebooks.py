@@ -14,7 +14,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.settings.model import Settings
 from sessionlake_lab.simulate.generate import generate_messages
-from sessionlake_lab.simulate.scenario import Faults, Scenario
+from sessionlake_lab.simulate.scenario import FaultRates, Scenario
 from sessionlake_lab.truth import KafkaMessage
 from support.lakes import rows_of, write_bronze
 from support.layers import run_layers
@@ -33,7 +33,7 @@ SCENARIO = Scenario(
     rate=12,
     duration_s=100,
     ended=0.5,
-    faults=Faults(duplicates=0.03, gaps=0.004, malformed=0.01),
+    faults=FaultRates(duplicates=0.03, gaps=0.004, malformed=0.01),
 )
 
 

@@ -16,7 +16,7 @@ from sessionlake.delta.schemas.names import CHANGES, DATA_QUALITY, LEDGER, QUARA
 from sessionlake.gold.sql.views import create_views
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
-from sessionlake_lab.truth import Tables
+from sessionlake_lab.truth import ExpectedTables
 from support.folding import truth_of
 from support.lakes import rows_of
 from support.streams import Fact, messages_of
@@ -71,7 +71,7 @@ def _named(names: list[str], rows: Rows) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _summary(truth: Tables, session: Row) -> Row:
+def _summary(truth: ExpectedTables, session: Row) -> Row:
     key = tuple(session[name] for name in SESSION)
 
     def own(rows: list[Row]) -> list[Row]:
@@ -91,7 +91,7 @@ def _summary(truth: Tables, session: Row) -> Row:
     }
 
 
-def _quality(truth: Tables, judged: Sequence[Fact], waiting: Sequence[Fact]) -> dict[tuple[str, float], Row]:
+def _quality(truth: ExpectedTables, judged: Sequence[Fact], waiting: Sequence[Fact]) -> dict[tuple[str, float], Row]:
     arrived = Counter(_hour(message.topic, message.timestamp) for message in (*judged, *waiting))
     left = Counter(_hour(message.topic, message.timestamp) for message in waiting)
     events: defaultdict[tuple[str, float], Counter[str]] = defaultdict(Counter)

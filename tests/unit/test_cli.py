@@ -27,7 +27,7 @@ from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.spark.failures import summarize_spark_message
 from sessionlake_lab.cli.demo import run_demo
 from sessionlake_lab.cli.simulate import set_rate_of_all_faults
-from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
+from sessionlake_lab.simulate.scenario import FaultRates, MessageMix, Scenario
 
 
 @pytest.fixture
@@ -194,7 +194,9 @@ def test_simulate_has_an_option_for_every_field_of_a_scenario(call):
     text = call("simulate", "--help").stdout
     short = {"duration_s": "duration", "sessions_per_sensor": "sessions", "reordered": "reorder", "day_s": "day"}
     decided_by_config = {"mix", "faults", "lateness_s", "future_skew_s", "max_message_bytes"}
-    names = [f.name for part in (Scenario, Mix, Faults) for f in fields(part) if f.name not in decided_by_config]
+    names = [
+        f.name for part in (Scenario, MessageMix, FaultRates) for f in fields(part) if f.name not in decided_by_config
+    ]
     missing = [name for name in names if f"--{short.get(name, name).replace('_', '-')} " not in text]
     assert missing == []
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from sessionlake.cli.resolve import resolve
+from sessionlake.cli.resolve import record_or_withdraw_decision
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER
 from sessionlake.errors import ClaimedError, UsageError
@@ -35,11 +35,11 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def decide(settings: Settings, offset: int | None = None, decision: Decision = Decision.SKIP) -> None:
-    resolve(None, settings, "s", decision, offset=offset, topic=None, why=None)
+    record_or_withdraw_decision(None, settings, "s", decision, offset=offset, topic=None, why=None)
 
 
 def withdraw(settings: Settings, offset: int | None = None) -> None:
-    resolve(None, settings, "s", None, offset=offset, topic=None, why="a mistake")
+    record_or_withdraw_decision(None, settings, "s", None, offset=offset, topic=None, why="a mistake")
 
 
 def known(settings: Settings) -> dict[DecisionKey, Decision]:

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from sessionlake.cli import app as cli
-from sessionlake.cli.feed_inference import propose
+from sessionlake.cli.feed_inference import propose_configuration
 from sessionlake.errors import UsageError
 from sessionlake.feeds.inference.types import infer_type, unit_of
 from sessionlake.feeds.inference.yaml_text import flow
@@ -27,7 +27,7 @@ from support.seeds import seeds
 
 def proposal(given: list[KafkaRecord]) -> tuple[dict[str, Any], list[str]]:
     """The proposed feed, and the comments at the head of the file."""
-    text = propose(given, "t", "t.jsonl", "sessionlake feed try t.jsonl")
+    text = propose_configuration(given, "t", "t.jsonl", "sessionlake feed try t.jsonl")
     comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
     [feed] = yaml.safe_load(text)["capture"]["feeds"]
     return feed, comments
@@ -153,7 +153,7 @@ def test_messages_without_rows_are_a_usage_error(given, said):
 def test_whatever_the_messages_are_the_proposal_is_a_valid_configuration(seed, tmp_path):
     given = inferred.random_records(random.Random(seed))
     try:
-        text = propose(given, "t", "t.jsonl", "again")
+        text = propose_configuration(given, "t", "t.jsonl", "again")
     except UsageError:
         return
     assert "\x1b" not in text

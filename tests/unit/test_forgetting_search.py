@@ -130,9 +130,11 @@ def test_a_processors_state_loses_the_session_and_keeps_the_others_as_they_were(
     memory = ProcessorMemory(
         {("t", 0): 5}, {build_session_key("t", number, name): kept for number in (0, 1) for name in "ab"}
     )
-    left = remove_session_from_state(join_state_parts(ShardState().encode(()), memory.encode("p", 4)), (), ("t", "a"))
+    left = remove_session_from_state(
+        join_state_parts(ShardState().encode(()), memory.encode_memory("p", 4)), (), ("t", "a")
+    )
     _, found = split_state_parts(left)
-    assert ProcessorMemory.decode(found) == ProcessorMemory(
+    assert ProcessorMemory.decode_memory(found) == ProcessorMemory(
         {("t", 0): 5}, {build_session_key("t", number, "b"): kept for number in (0, 1)}
     )
 

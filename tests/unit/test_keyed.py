@@ -77,7 +77,7 @@ def test_a_class_of_sessions_cannot_have_a_key_nor_one_with_a_key_be_without(tmp
     with pytest.raises(ConfigError, match=r"is not a subclass of sessionlake.processors.KeyedProcessor"):
         require_usable(Settings(home=tmp_path, processors=(own,)), "own")
     with pytest.raises(ConfigError, match=r"is not a subclass of sessionlake.processors.Processor"):
-        ProcessorRef("own", f"{__name__}:Pauses").load()
+        ProcessorRef("own", f"{__name__}:Pauses").load_processor()
     assert ProcessorRef("own", f"{__name__}:Pauses").load_keyed().output == Pauses.output
 
 

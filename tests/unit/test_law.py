@@ -19,7 +19,7 @@ from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.reasons import Reason
 from sessionlake.settings.model import CaptureSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
-from sessionlake_lab.truth import KafkaMessage, Truth, Violation
+from sessionlake_lab.truth import GroundTruth, KafkaMessage, TruthViolationError
 from support.folding import Folder, ViolationError, fold, of_silver, of_truth, truth_of, truth_rules
 from support.seeds import long_beyond, seeds
 from support.streams import (
@@ -328,17 +328,17 @@ def told(violation: object) -> tuple[object, ...]:
     return tuple(getattr(violation, name) for name in names)
 
 
-def first_violation(messages: list[KafkaMessage], rules: CaptureSettings) -> Violation | None:
+def first_violation(messages: list[KafkaMessage], rules: CaptureSettings) -> TruthViolationError | None:
     """The lowest place, by topic, partition and offset, of the sessions' first violations."""
     found = []
     for session in {(message.topic, message.partition, message.key) for message in messages}:
-        truth = Truth(truth_rules(rules))
+        truth = GroundTruth(truth_rules(rules))
         try:
             for message in messages:
                 if (message.topic, message.partition) == session[:2]:
                     # The others' messages only let time pass.
                     truth.judge_message(message if message.key == session[2] else message._replace(key=None))
             truth.finish_and_return_tables()
-        except Violation as violation:
+        except TruthViolationError as violation:
             found.append(violation)
     return min(found, key=lambda v: (v.topic, v.partition, v.offset), default=None)

@@ -22,22 +22,9 @@ from unit.test_law import CASES, STREAMS, assert_same, capture, every, interval,
 
 OWN_FORM: dict[str, Any] = {
     "name": "own",
+    "uses": "sessionlake",
     "topics": ".*",
-    "session": "kafka.key",
-    "key": ["id"],
     "columns": {"id": "string", **COLUMNS},
-    "time": {"path": "ts"},
-    "order": {"seq": "seq"},
-    "messages": [
-        {"when": {"type": "snapshot"}, "is": "snapshot", "rows": [{"each": "rows[*]", "row": "all"}]},
-        {
-            "when": {"type": "update"},
-            "is": "update",
-            "rows": [{"each": "rows[*]", "row": "all"}, {"each": "deleted[*]", "row": {"id": "."}, "delete": True}],
-        },
-        {"when": {"type": "heartbeat"}, "is": "heartbeat"},
-        {"when": {"type": "end"}, "is": "end"},
-    ],
 }
 REASONS: dict[str, set[str]] = {
     "bad_key": {"bad_path", "bad_value", "no_rule"},

@@ -56,7 +56,7 @@ def test_a_class_that_cannot_be_used_is_told_by_its_key(tmp_path: Path, request,
     module = f"made_{request.node.callspec.id}"
     (tmp_path / f"{module}.py").write_text(GOOD + "\n" + more)
     with pytest.raises(ConfigError, match=rf"processors\.mine\.class: .*{said}"):
-        ProcessorRef("mine", f"{module}:{name}", {}, str(tmp_path)).load()
+        ProcessorRef("mine", f"{module}:{name}", {}, str(tmp_path)).load_processor()
 
 
 def test_a_class_of_a_module_in_the_working_folder_is_found(tmp_path, monkeypatch):
@@ -72,9 +72,9 @@ def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(f"[sessionlake.processors]\ntheir-logins = {LOGINS}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert isinstance(ProcessorRef("mine", "their-logins").load(), Logins)
+    assert isinstance(ProcessorRef("mine", "their-logins").load_processor(), Logins)
     with pytest.raises(ConfigError, match=r"no installed package has an entry point 'other' .*their-logins"):
-        ProcessorRef("mine", "other").load()
+        ProcessorRef("mine", "other").load_processor()
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_an_entry_point_of_an_installed_package_is_found(tmp_path, monkeypatch):
 )
 def test_options_that_do_not_fit_are_told_with_those_that_do(options, said):
     with pytest.raises(ConfigError, match=rf"processors\.mine\.options: .*{said}"):
-        ProcessorRef("mine", LOGINS, options).load()
+        ProcessorRef("mine", LOGINS, options).load_processor()
 
 
 def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for():
     with pytest.raises(ConfigError, match=r"module no_such cannot be imported .*not installed, nor in /nowhere"):
-        ProcessorRef("mine", "no_such:Class", {}, "/nowhere").load()
+        ProcessorRef("mine", "no_such:Class", {}, "/nowhere").load_processor()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_every_declared_type_has_a_column():
     types = ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "timestamp")
     values = (True, -128, 1, 2, 2**63 - 1, 0.5, 1, "ü", 1_700_000_000_000)
     output = OutputColumns({f"c{i}": sql for i, sql in enumerate(types)})
-    assert [sql for name, sql in output.ddl if name[1:].isdigit()] == list(types)
+    assert [sql for name, sql in output.column_types if name[1:].isdigit()] == list(types)
     output.check_record({f"c{i}": value for i, value in enumerate(values)})
     with pytest.raises(ValueError, match=r"Expected `int` >= -128 - at `\$.c1`"):
         output.check_record({"c1": -129})

@@ -383,7 +383,7 @@ class Migrating(Processor[Newer]):
 
 def test_a_state_is_what_it_was_before_it_was_stored():
     codec = StateCodec("p", Migrating())
-    assert codec.decode_stored(codec.encode(Newer(7, "ü\x00")), 3, "s") == Newer(7, "ü\x00")
+    assert codec.decode_stored(codec.encode_state(Newer(7, "ü\x00")), 3, "s") == Newer(7, "ü\x00")
 
 
 def test_an_old_state_is_migrated_on_read():
@@ -409,9 +409,9 @@ KEY = build_session_key("t", 0, "s")
 
 
 def test_a_memory_of_another_format_is_refused_by_name():
-    stored = ProcessorMemory(sessions={KEY: SessionState(1, b"", 0, 0, 0)}).encode("p", 4)
-    assert ProcessorMemory.decode(stored).sessions[KEY].life == 0
+    stored = ProcessorMemory(sessions={KEY: SessionState(1, b"", 0, 0, 0)}).encode_memory("p", 4)
+    assert ProcessorMemory.decode_memory(stored).sessions[KEY].life == 0
     with pytest.raises(LakeError, match=r"processor p: its state is of format 'sessionlake.processor/9'"):
-        ProcessorMemory.decode(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))
+        ProcessorMemory.decode_memory(stored.replace(FORMAT.encode(), b"sessionlake.processor/9"))
     with pytest.raises(LakeError, match="cannot be read"):
-        ProcessorMemory.decode(b"\x81")
+        ProcessorMemory.decode_memory(b"\x81")

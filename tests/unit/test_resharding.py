@@ -112,7 +112,7 @@ class Processing:
             judging, memory = split_state_parts(state)
             assert memory is None or stored_shard_count(memory) == len(self.states)
             clock = ShardState.decode(judging, self._rules.declared).clock
-            found.append((ProcessorMemory.decode(memory), clock.stream_times_by_partition))
+            found.append((ProcessorMemory.decode_memory(memory), clock.stream_times_by_partition))
         return found
 
 

@@ -15,9 +15,9 @@ from sessionlake.protocol.columns import parse_columns
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.malformed import ValidMessage, malformed_variants, unusual_valid_forms
-from sessionlake_lab.simulate.run import build_scenario, simulate
-from sessionlake_lab.simulate.scenario import PLAIN, Faults, Mix, Scenario
-from sessionlake_lab.truth import KafkaMessage, Rules, Truth
+from sessionlake_lab.simulate.run import build_scenario, send_scenario
+from sessionlake_lab.simulate.scenario import PLAIN, FaultRates, MessageMix, Scenario
+from sessionlake_lab.truth import CaptureRules, GroundTruth, KafkaMessage
 
 DEFAULT = parse_columns({"price": "double", "qty": "bigint", "status": "string"})
 EVERY_TYPE = parse_columns(
@@ -39,8 +39,8 @@ CALM = replace(SMALL, ended=0, silent=0, late_sensors=0, joining=0)
 
 def judged(messages, columns=DEFAULT, *, integrity="strict", on_violation="isolate", limits=None):
     """Feeds messages to the oracle, counting offsets as Kafka would."""
-    truth = Truth(
-        Rules(
+    truth = GroundTruth(
+        CaptureRules(
             columns={c.name: c.sql for c in columns}, integrity=integrity, on_violation=on_violation, **(limits or {})
         )
     )
@@ -68,7 +68,7 @@ def share(tables, column):
 
 
 def test_same_scenario_gives_the_same_messages_in_the_same_order():
-    scenario = replace(SMALL, faults=Faults.with_rate(0.02))
+    scenario = replace(SMALL, faults=FaultRates.with_rate(0.02))
     assert list(generate_messages(scenario, DEFAULT)) == list(generate_messages(scenario, DEFAULT))
 
 
@@ -85,7 +85,7 @@ def test_another_start_gives_other_session_ids_so_that_a_second_run_restarts_no_
 
 
 def test_timestamps_never_fall_and_begin_at_the_start():
-    times = [m.timestamp for m in generate_messages(replace(SMALL, faults=Faults.with_rate(0.02)), DEFAULT)]
+    times = [m.timestamp for m in generate_messages(replace(SMALL, faults=FaultRates.with_rate(0.02)), DEFAULT)]
     assert times == sorted(times)
     assert next(generate_messages(SMALL, DEFAULT)).timestamp == SMALL.start_ms
     assert times[-1] <= SMALL.start_ms + SMALL.duration_s * 1000
@@ -110,12 +110,12 @@ def test_without_faults_the_strictest_judge_finds_nothing_wrong():
     assert not tables.quarantine
     assert not tables.integrity_events
     assert share(tables, "applied") == 1
-    assert len(messages) == SMALL.slots
+    assert len(messages) == SMALL.slot_count
 
 
 def test_every_declared_type_is_accepted():
     messages = generate_messages(
-        replace(SMALL, mix=Mix(partial=0.5, nulls=0.2, undeclared=0.2, unusual=0.2)), EVERY_TYPE
+        replace(SMALL, mix=MessageMix(partial=0.5, nulls=0.2, undeclared=0.2, unusual=0.2)), EVERY_TYPE
     )
     tables = judged(messages, EVERY_TYPE, on_violation="fail")
     assert not tables.quarantine
@@ -132,13 +132,13 @@ def test_a_single_column_and_a_single_row_work():
 def test_sessions_start_with_a_whole_snapshot_end_or_fall_silent():
     scenario = replace(SMALL, sessions_per_sensor=50, ended=0.3, silent=0.3, duration_s=20)
     sessions = by_session(generate_messages(scenario, DEFAULT))
-    assert len(sessions) == scenario.sessions
+    assert len(sessions) == scenario.session_count
     for said in sessions.values():
         assert said[0]["type"] == "snapshot"
         assert len(said[0]["rows"]) == scenario.rows
         assert "end" not in [message["type"] for message in said[:-1]]
     ended = sum(said[-1]["type"] == "end" for said in sessions.values())
-    assert 0.15 * scenario.sessions < ended < 0.45 * scenario.sessions
+    assert 0.15 * scenario.session_count < ended < 0.45 * scenario.session_count
 
 
 def test_some_topics_appear_only_while_it_runs():
@@ -150,7 +150,9 @@ def test_some_topics_appear_only_while_it_runs():
 
 
 def test_every_kind_of_healthy_message_is_there():
-    mix = Mix(heartbeats=0.1, deletes=0.1, snapshots=0.02, partial=0.3, nulls=0.1, undeclared=0.1, rows_per_update=2)
+    mix = MessageMix(
+        heartbeats=0.1, deletes=0.1, snapshots=0.02, partial=0.3, nulls=0.1, undeclared=0.1, rows_per_update=2
+    )
     said = [
         message
         for session in by_session(generate_messages(replace(CALM, mix=mix), DEFAULT)).values()
@@ -193,7 +195,7 @@ def test_odd_forms_mean_the_same(number):
 
 
 def test_bench_gives_exactly_the_messages_asked_for_one_snapshot_each_and_strict_turns():
-    messages = list(generate_messages(Scenario.bench(sessions=40, rows=5, messages=1000), DEFAULT))
+    messages = list(generate_messages(Scenario.create_benchmark(sessions=40, rows=5, messages=1000), DEFAULT))
     sessions = by_session(messages)
     assert len(messages) == 1000
     assert {len(said) for said in sessions.values()} == {25}
@@ -208,7 +210,7 @@ def test_bench_gives_exactly_the_messages_asked_for_one_snapshot_each_and_strict
 def test_bench_by_plain_options_is_the_same_scenario(settings):
     built = build_scenario(settings, mode="bench", sensors=4, sessions=10, rows=5, messages=1000)
     assert list(generate_messages(built, DEFAULT)) == list(
-        generate_messages(Scenario.bench(sessions=40, rows=5, messages=1000), DEFAULT)
+        generate_messages(Scenario.create_benchmark(sessions=40, rows=5, messages=1000), DEFAULT)
     )
 
 
@@ -268,23 +270,23 @@ def test_states_are_few_and_mostly_the_normal_one():
 
 
 def test_duplicates_are_the_same_bytes_again_and_nothing_else():
-    messages = list(generate_messages(replace(CALM, faults=Faults(duplicates=0.05)), DEFAULT))
+    messages = list(generate_messages(replace(CALM, faults=FaultRates(duplicates=0.05)), DEFAULT))
     tables = judged(messages)
     assert {event["event"] for event in tables.integrity_events} == {"duplicate"}
     assert 0.03 < share(tables, "duplicates") < 0.07
-    assert len({(m.key, m.value) for m in messages}) == CALM.slots
+    assert len({(m.key, m.value) for m in messages}) == CALM.slot_count
 
 
 def test_gaps_lose_messages():
-    messages = list(generate_messages(replace(CALM, faults=Faults(gaps=0.05)), DEFAULT))
+    messages = list(generate_messages(replace(CALM, faults=FaultRates(gaps=0.05)), DEFAULT))
     events = Counter(event["event"] for event in judged(messages, on_violation="record").integrity_events)
     assert set(events) <= {"gap", "orphan"}
-    assert 0.93 * CALM.slots < len(messages) < 0.97 * CALM.slots
+    assert 0.93 * CALM.slot_count < len(messages) < 0.97 * CALM.slot_count
 
 
 def test_swaps_lose_nothing_and_only_change_the_order_within_a_session():
     calm = list(generate_messages(CALM, DEFAULT))
-    swapped = list(generate_messages(replace(CALM, faults=Faults(swaps=0.05)), DEFAULT))
+    swapped = list(generate_messages(replace(CALM, faults=FaultRates(swaps=0.05)), DEFAULT))
     assert len(calm) == len(swapped)
     out_of_turn = 0
     for said in by_session(swapped).values():
@@ -296,36 +298,36 @@ def test_swaps_lose_nothing_and_only_change_the_order_within_a_session():
 
 def test_reordered_event_times_fall_but_stay_within_two_seconds():
     back = 0
-    for said in by_session(generate_messages(replace(CALM, faults=Faults(reordered=0.05)), DEFAULT)).values():
+    for said in by_session(generate_messages(replace(CALM, faults=FaultRates(reordered=0.05)), DEFAULT)).values():
         times = np.array([message["ts"] for message in said])
         behind = np.maximum.accumulate(times) - times
         assert behind.max() < 2000
         back += (behind > 0).sum()
-    assert back > 0.02 * CALM.slots
+    assert back > 0.02 * CALM.slot_count
 
 
 def test_late_messages_are_behind_the_lateness_and_judged_late():
-    messages = generate_messages(replace(CALM, lateness_s=30, faults=Faults(late=0.05)), DEFAULT)
+    messages = generate_messages(replace(CALM, lateness_s=30, faults=FaultRates(late=0.05)), DEFAULT)
     tables = judged(messages, integrity="window", limits={"lateness_ms": 30_000})
     assert {row["reason"] for row in tables.quarantine} == {"late"}
     assert 0.03 < share(tables, "quarantined") < 0.07
 
 
 def test_malformed_messages_take_no_seq_so_that_their_session_has_no_gap():
-    tables = judged(generate_messages(replace(CALM, faults=Faults(malformed=0.05)), DEFAULT))
+    tables = judged(generate_messages(replace(CALM, faults=FaultRates(malformed=0.05)), DEFAULT))
     assert not tables.integrity_events
     assert 0.03 < share(tables, "quarantined") < 0.07
 
 
 def test_malformed_messages_have_every_reason():
-    messages = generate_messages(replace(CALM, max_message_bytes=50_000, faults=Faults(malformed=0.1)), DEFAULT)
+    messages = generate_messages(replace(CALM, max_message_bytes=50_000, faults=FaultRates(malformed=0.1)), DEFAULT)
     reasons = {row["reason"] for row in judged(messages, limits={"max_message_bytes": 50_000}).quarantine}
     assert reasons == {reason for reason, _ in malformed_variants(DEFAULT, too_large=True)}
     assert len(reasons) == 14
 
 
 def test_a_too_large_message_of_megabytes_comes_once():
-    messages = generate_messages(replace(CALM, max_message_bytes=2_000_000, faults=Faults(malformed=0.2)), DEFAULT)
+    messages = generate_messages(replace(CALM, max_message_bytes=2_000_000, faults=FaultRates(malformed=0.2)), DEFAULT)
     assert sum(len(message.value) > 2_000_000 for message in messages) == 1
 
 
@@ -334,29 +336,29 @@ def test_each_malformed_variant_is_refused_for_the_reason_it_is_named_after(colu
     victim = ValidMessage(
         b"s-1", 4, 10**12, b'{"id":"r0","%b":null}' % columns[0].name.encode(), 10**12, 20_000, 86_400_000
     )
-    rules = Rules(columns={c.name: c.sql for c in columns}, on_violation="isolate", max_message_bytes=20_000)
+    rules = CaptureRules(columns={c.name: c.sql for c in columns}, on_violation="isolate", max_message_bytes=20_000)
     for reason, make in malformed_variants(columns, too_large=True):
-        truth = Truth(rules)
+        truth = GroundTruth(rules)
         key, value = make(victim)
         truth.judge_message(KafkaMessage("capture.x", 0, 0, victim.timestamp, key, value))
         assert [row["reason"] for row in truth.finish_and_return_tables().quarantine] == [reason], value[:100]
 
 
 def test_orphans_lose_the_first_snapshot_of_their_session():
-    sessions = by_session(generate_messages(replace(CALM, faults=Faults(orphans=1)), DEFAULT))
+    sessions = by_session(generate_messages(replace(CALM, faults=FaultRates(orphans=1)), DEFAULT))
     assert sessions
     assert all(said[0]["type"] != "snapshot" for said in sessions.values())
 
 
 def test_after_end_speaks_once_more():
-    scenario = replace(CALM, ended=1, faults=Faults(after_end=1))
+    scenario = replace(CALM, ended=1, faults=FaultRates(after_end=1))
     tables = judged(generate_messages(scenario, DEFAULT))
     assert {row["reason"] for row in tables.quarantine} == {"after_end"}
     assert {row["status"] for row in tables.sessions.values()} == {"ended"}
 
 
 def test_all_faults_at_once_leave_most_messages_usable():
-    tables = judged(generate_messages(replace(SMALL, faults=Faults.with_rate(0.01)), DEFAULT), integrity="order")
+    tables = judged(generate_messages(replace(SMALL, faults=FaultRates.with_rate(0.01)), DEFAULT), integrity="order")
     assert share(tables, "applied") > 0.8
     assert len({event["event"] for event in tables.integrity_events}) > 2
 
@@ -398,4 +400,4 @@ def test_lateness_and_limits_come_from_the_settings(tmp_path):
 def test_a_prefix_that_the_pipeline_would_not_read_is_refused(tmp_path):
     settings = Settings(home=tmp_path, kafka=KafkaSettings(topic_pattern=r"plant\..+"))
     with pytest.raises(UsageError, match=r"bronze would not read topic capture\.chamber-00"):
-        simulate(settings, SMALL)
+        send_scenario(settings, SMALL)

@@ -12,11 +12,11 @@ import pytest
 
 from sessionlake.errors import ConfigError, IntegrityViolationError, LakeError, UsageError
 from sessionlake_lab.truth import (
+    CaptureRules,
+    ExpectedTables,
+    GroundTruth,
     KafkaMessage,
-    Rules,
-    Tables,
-    Truth,
-    Violation,
+    TruthViolationError,
     hash_session_tables,
     hash_table,
     read_tables,
@@ -30,9 +30,9 @@ COLUMNS = {"price": "double", "qty": "bigint", "status": "string"}
 KINDS = {"S": "snapshot", "U": "update", "H": "heartbeat", "E": "end"}
 
 
-def rules(integrity: str = "strict", on_violation: str = "isolate", **more: Any) -> Rules:
+def rules(integrity: str = "strict", on_violation: str = "isolate", **more: Any) -> CaptureRules:
     defaults: dict[str, Any] = {"lateness_ms": 10, "gap_timeout_ms": 100, "session_timeout_ms": TIMEOUT}
-    return Rules(columns=COLUMNS, integrity=integrity, on_violation=on_violation, **(defaults | more))
+    return CaptureRules(columns=COLUMNS, integrity=integrity, on_violation=on_violation, **(defaults | more))
 
 
 def message(
@@ -54,14 +54,14 @@ def timeline(tokens: str) -> list[KafkaMessage]:
     return messages
 
 
-def judge(messages: list[KafkaMessage], by: Rules) -> Tables:
-    truth = Truth(by)
+def judge(messages: list[KafkaMessage], by: CaptureRules) -> ExpectedTables:
+    truth = GroundTruth(by)
     for one in messages:
         truth.judge_message(one)
     return truth.finish_and_return_tables()
 
 
-def fates(tables: Tables, messages: list[KafkaMessage]) -> str:
+def fates(tables: ExpectedTables, messages: list[KafkaMessage]) -> str:
     """What became of each message: ok, dup, held or its quarantine reason."""
     reasons = {row["offset"]: row["reason"] for row in tables.quarantine}
     dropped = {row["offset"] for row in tables.integrity_events if row["action"] == "dropped"}
@@ -76,15 +76,15 @@ def fates(tables: Tables, messages: list[KafkaMessage]) -> str:
     return " ".join(fate(one) for one in messages)
 
 
-def events(tables: Tables) -> str:
+def events(tables: ExpectedTables) -> str:
     return " ".join(f"{e['event']}/{e['action']}@{e['offset']}" for e in tables.integrity_events)
 
 
-def session(tables: Tables) -> dict[str, Any]:
+def session(tables: ExpectedTables) -> dict[str, Any]:
     return tables.sessions[TOPIC, 0, "s"]
 
 
-def rows(tables: Tables) -> dict[str, dict[str, Any]]:
+def rows(tables: ExpectedTables) -> dict[str, dict[str, Any]]:
     return tables.session_rows[TOPIC, 0, "s"]
 
 
@@ -187,10 +187,12 @@ def test_every_message_is_accounted_for(integrity, tokens):
 )
 def test_fail_stops_at_the_violation_and_names_it(integrity, tokens, violation):
     messages = timeline(tokens)
-    truth = Truth(rules(integrity, "fail"))
+    truth = GroundTruth(rules(integrity, "fail"))
     for one in messages[:-1]:
         truth.judge_message(one)
-    with pytest.raises(Violation, match=f"{violation[0]} of class {integrity}: session 's' in capture.a") as caught:
+    with pytest.raises(
+        TruthViolationError, match=f"{violation[0]} of class {integrity}: session 's' in capture.a"
+    ) as caught:
         truth.judge_message(messages[-1])
     error = caught.value
     assert isinstance(error, IntegrityViolationError)
@@ -217,11 +219,11 @@ def snapshot(seq: int, rows: list[Any]) -> dict[str, Any]:
     return {"type": "snapshot", "seq": seq, "ts": START + seq, "rows": rows}
 
 
-def judged(*bodies: dict[str, Any], by: Rules | None = None) -> Tables:
+def judged(*bodies: dict[str, Any], by: CaptureRules | None = None) -> ExpectedTables:
     return judge([message(body, offset) for offset, body in enumerate(bodies)], by or rules(on_violation="fail"))
 
 
-def plain(tables: Tables) -> dict[str, dict[str, Any]]:
+def plain(tables: ExpectedTables) -> dict[str, dict[str, Any]]:
     return {row_id: {name: row[name] for name in COLUMNS} for row_id, row in rows(tables).items()}
 
 
@@ -478,11 +480,11 @@ def test_first_pattern_that_matches_the_whole_topic_overrides():
 @pytest.mark.parametrize("wrong", [{"integrity": "exact"}, {"on_violation": "ignore"}, {"columns": {"a": "long"}}])
 def test_unknown_rule_is_refused(wrong):
     with pytest.raises(ConfigError, match="expected one of"):
-        Rules(**wrong)
+        CaptureRules(**wrong)
 
 
 def test_a_finished_truth_takes_no_more():
-    truth = Truth(rules())
+    truth = GroundTruth(rules())
     truth.finish_and_return_tables()
     with pytest.raises(UsageError):
         truth.judge_message(timeline("S0")[0])
@@ -492,7 +494,7 @@ def test_a_finished_truth_takes_no_more():
 
 def test_keeping_no_changes_changes_nothing_else():
     messages = timeline("S0 U1 U3 S4")
-    truth = Truth(rules(), keep_changes=False)
+    truth = GroundTruth(rules(), keep_changes=False)
     for one in messages:
         truth.judge_message(one)
     lean, full = truth.finish_and_return_tables(), judge(messages, rules())

@@ -10,24 +10,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
+from sessionlake_lab.truth import CaptureRules, ExpectedTables, GroundTruth, KafkaMessage
 
 START = 1_700_000_000_000
 COLUMNS = {
     "flag": "boolean", "tiny": "tinyint", "small": "smallint", "normal": "int", "big": "bigint", "single": "float",
     "double": "double", "text": "string",
 }  # fmt: skip
-RULES = Rules(columns=COLUMNS, on_violation="isolate", max_message_bytes=20_000, max_future_skew_ms=1_000)
+RULES = CaptureRules(columns=COLUMNS, on_violation="isolate", max_message_bytes=20_000, max_future_skew_ms=1_000)
 FINE = b'{"type":"heartbeat","seq":0,"ts":0}'
 
 
-def feed(value: bytes | None, key: bytes | None = b"s", rules: Rules = RULES) -> Tables:
-    truth = Truth(rules)
+def feed(value: bytes | None, key: bytes | None = b"s", rules: CaptureRules = RULES) -> ExpectedTables:
+    truth = GroundTruth(rules)
     truth.judge_message(KafkaMessage("capture.a", 0, 0, START, key, value))
     return truth.finish_and_return_tables()
 
 
-def reason(value: bytes | None, key: bytes | None = b"s", rules: Rules = RULES) -> str | None:
+def reason(value: bytes | None, key: bytes | None = b"s", rules: CaptureRules = RULES) -> str | None:
     """The quarantine reason; None for a message, whatever is judged of it afterwards."""
     tables = feed(value, key, rules)
     return None if tables.sessions else tables.quarantine[0]["reason"]
@@ -147,7 +147,7 @@ def test_seq_boundaries():
 
 
 def test_seq_may_be_absent_but_not_null_under_none():
-    none = Rules(columns=COLUMNS, integrity="none")
+    none = CaptureRules(columns=COLUMNS, integrity="none")
     assert reason(said(seq=...), rules=none) is None
     assert reason(said(seq=None), rules=none) == "bad_seq"
 
@@ -267,7 +267,7 @@ ALMOST = st.fixed_dictionaries(
     st.sampled_from(["isolate", "record"]),
 )
 def test_any_bytes_are_judged_and_accounted_for(stream, integrity, policy):
-    truth = Truth(Rules(columns=COLUMNS, integrity=integrity, on_violation=policy))
+    truth = GroundTruth(CaptureRules(columns=COLUMNS, integrity=integrity, on_violation=policy))
     for offset, (key, value, timestamp) in enumerate(stream):
         truth.judge_message(KafkaMessage("capture.a", 0, offset, timestamp, key, value))
     tables = truth.finish_and_return_tables()

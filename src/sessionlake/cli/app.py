@@ -253,7 +253,7 @@ def doctor(
 
     Each check that fails says what to do. For the tables it checks that every message is accounted for.
     """
-    from sessionlake.cli.doctor import Severity, run_bundle_checks, run_checks
+    from sessionlake.cli.doctor import CheckSeverity, run_bundle_checks, run_checks
     from sessionlake.spark.session import stop_spark
 
     try:
@@ -264,7 +264,7 @@ def doctor(
     finally:
         stop_spark()
     show_rows(("level", "check", "found"), [(item.level, item.check, item.detail) for item in findings], form)
-    if any(item.level is Severity.FAIL for item in findings):
+    if any(item.level is CheckSeverity.FAIL for item in findings):
         raise typer.Exit(1)
 
 
@@ -283,7 +283,7 @@ def recover(
     from sessionlake.delta.lake import storage_of
 
     storage_of(settings).require_writable()
-    with_spark(settings, lambda spark: command.recover(spark, settings, lost, say, shorten=shorten_gold))
+    with_spark(settings, lambda spark: command.recover_layer(spark, settings, lost, say, shorten=shorten_gold))
 
 
 @app.command()
@@ -365,19 +365,19 @@ def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
     Silver stops at an integrity violation under `on_violation: fail`. Your decision lets it continue past that message.
     """
     settings = settings_of(config)
-    from sessionlake.cli.resolve import chosen_decision, resolve
+    from sessionlake.cli.resolve import chosen_decision, record_or_withdraw_decision
 
     decision = chosen_decision(chosen)
     place = chosen.offset if chosen.skip_message is None else chosen.skip_message
 
-    def work(spark: SparkSession | None) -> str:
-        decided = resolve(
+    def record_chosen_decision(spark: SparkSession | None) -> str:
+        decided = record_or_withdraw_decision(
             spark, settings, chosen.session, decision,
             offset=place, topic=chosen.topic, partition=chosen.partition, why=chosen.why,
         )  # fmt: skip
         return str(decided)
 
-    say(with_spark_if_needed(settings, work))
+    say(with_spark_if_needed(settings, record_chosen_decision))
 
 
 def _print_error(error: BaseException, text: str) -> None:

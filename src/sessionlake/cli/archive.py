@@ -57,10 +57,10 @@ def archive(
             f"archive: {MESSAGES} does not exist yet in {settings.place}", fix="Fill it with `sessionlake run bronze`"
         )
 
-    def work(spark: SparkSession) -> WrittenArchive:
+    def write_messages(spark: SparkSession) -> WrittenArchive:
         return write_archives(folder, iterate_bronze_messages(spark, settings, where), f".{form}", limit)
 
-    made = with_spark(settings, work)
+    made = with_spark(settings, write_messages)
     say(f"{made.messages:,} messages in {made.members:,} members")
     write_line(str(folder))
 

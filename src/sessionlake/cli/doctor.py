@@ -58,7 +58,7 @@ _APPENDED = (MESSAGES, CHANGES, QUARANTINE, EVENTS)
 _SHOWN_NAMES = 10
 
 
-class Severity(StrEnum):
+class CheckSeverity(StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
@@ -75,7 +75,7 @@ class CheckResult:
         detail: What was found, with the remedy if there is something to do.
     """
 
-    level: Severity
+    level: CheckSeverity
     check: str
     detail: str
 
@@ -89,7 +89,7 @@ def run_checks(file: Path | None = None) -> list[CheckResult]:
     try:
         settings = load_settings(file)
     except ConfigError as error:
-        return [CheckResult(Severity.FAIL, "config", str(error))]
+        return [CheckResult(CheckSeverity.FAIL, "config", str(error))]
     capture = settings.capture
     summary = (
         f"topics {settings.kafka.topic_pattern}, integrity {capture.integrity}, on violation {capture.on_violation}"
@@ -100,13 +100,13 @@ def run_checks(file: Path | None = None) -> list[CheckResult]:
         else [_run_check("java", _check_java), _run_check("jars", _check_jars), _check_home(settings)]
     )
     findings = [
-        CheckResult(Severity.OK, "config", summary),
+        CheckResult(CheckSeverity.OK, "config", summary),
         *machine,
         _run_check("broker", lambda: _check_broker(settings)),
     ]
     findings.append(_run_check("operations", lambda: _check_operations(settings)))
     findings.append(_run_check("checkpoints", lambda: _check_checkpoints(settings)))
-    if any(item.level is Severity.FAIL for item in machine):
+    if any(item.level is CheckSeverity.FAIL for item in machine):
         return findings
     return [*findings, *_check_tables(settings)]
 
@@ -125,24 +125,24 @@ def run_bundle_checks(commands: Any, folder: Path = Path()) -> list[CheckResult]
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
     faults = find_bundle_faults(folder, given, partial(explain_refusal, commands))
-    findings = [CheckResult(Severity.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
+    findings = [CheckResult(CheckSeverity.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
     if not models_are_installed():
         text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
-        findings.append(CheckResult(Severity.WARN, "models", text))
-    return findings or [CheckResult(Severity.OK, "bundle", "no fault found. A workspace may find more")]
+        findings.append(CheckResult(CheckSeverity.WARN, "models", text))
+    return findings or [CheckResult(CheckSeverity.OK, "bundle", "no fault found. A workspace may find more")]
 
 
 def _run_check(name: str, check: Callable[[], str]) -> CheckResult:
     try:
-        return CheckResult(Severity.OK, name, check())
+        return CheckResult(CheckSeverity.OK, name, check())
     except BrokerError as error:  # a warning only, because only bronze needs the broker
-        return CheckResult(Severity.WARN, name, str(error))
+        return CheckResult(CheckSeverity.WARN, name, str(error))
     except SessionlakeError as error:
-        return CheckResult(Severity.FAIL, name, str(error))
+        return CheckResult(CheckSeverity.FAIL, name, str(error))
     except Exception as error:
         if (readable_error := find_explanation(error)) is None:
             raise
-        return CheckResult(Severity.FAIL, name, str(readable_error))
+        return CheckResult(CheckSeverity.FAIL, name, str(readable_error))
 
 
 def _check_java() -> str:
@@ -161,12 +161,12 @@ def _check_home(settings: Settings) -> CheckResult:
     from sessionlake.local.home import create_home, read_rights_for_others
 
     finding = _run_check("home", lambda: str(create_home(settings)))
-    rights = None if finding.level is Severity.FAIL else read_rights_for_others(settings)
+    rights = None if finding.level is CheckSeverity.FAIL else read_rights_for_others(settings)
     if rights is None:
         return finding
     remedy = f"`chmod 700 {shlex.quote(str(settings.home))}`"
     text = f"{settings.home} has mode {rights}, so other users of this machine can read it. Run {remedy}"
-    return CheckResult(Severity.WARN, "home", text)
+    return CheckResult(CheckSeverity.WARN, "home", text)
 
 
 def _check_broker(settings: Settings) -> str:
@@ -198,14 +198,14 @@ def _check_tables(settings: Settings) -> list[CheckResult]:
     lake = Lake(settings)
     ran = [layer for layer in list_layers(settings) if has_committed(settings, layer)]
     if not ran and not may_have_ledger(settings):
-        return [CheckResult(Severity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
+        return [CheckResult(CheckSeverity.OK, "ledger", "no batch yet: `sessionlake demo`, or `sessionlake run all`")]
     spark = spark_session(settings, app="doctor") if lake.storage.needs_spark else None
     stored = [
         _run_check("states", lambda: _check_states(settings)),
         _run_check("files", lambda: _check_files(spark, lake)),
     ]
     ledger = _run_check("ledger", lambda: _check_ledger_exists(spark, settings, ran))
-    if ledger.level is Severity.FAIL:
+    if ledger.level is CheckSeverity.FAIL:
         return [*stored, ledger]
     return [
         *stored,
@@ -322,7 +322,7 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
         try:
             refuse_lost_topics(spark, lake)
         except LossError as loss:
-            return CheckResult(Severity.FAIL, "topics", str(loss))
+            return CheckResult(CheckSeverity.FAIL, "topics", str(loss))
     rows = read_topics(spark, lake)
     now = select_latest_generations(rows).values()
     known = ", ".join(
@@ -332,9 +332,9 @@ def _check_topics(spark: SparkSession | None, lake: Lake) -> CheckResult:
     )
     lost = sorted({row.topic for row in rows if row.lost})
     if not lost and all(row.state in READ_STATES for row in now):
-        return CheckResult(Severity.OK, "topics", known or "none yet")
+        return CheckResult(CheckSeverity.OK, "topics", known or "none yet")
     gone = f"; messages of {_join_first_names(lost)} were lost before bronze read them" if lost else ""
-    return CheckResult(Severity.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
+    return CheckResult(CheckSeverity.WARN, "topics", f"{known}{gone}: see ops.topics, and kafka.on_topic_change")
 
 
 def _check_session_ids(reader: TableReader) -> CheckResult:
@@ -342,10 +342,10 @@ def _check_session_ids(reader: TableReader) -> CheckResult:
     recorded: Condition = ("event", eq, str(EventKind.SPLIT_SESSION))
     split = {(row["topic"], row["session_id"]) for row in reader.read_rows(EVENTS, recorded, columns=[*ID, "event"])}
     if not split:
-        return CheckResult(Severity.OK, "session ids", "each in one partition of its topic")
+        return CheckResult(CheckSeverity.OK, "session ids", "each in one partition of its topic")
     topics = sorted({topic for topic, _ in split})
     return CheckResult(
-        Severity.WARN,
+        CheckSeverity.WARN,
         "session ids",
         f"{len(split)} of {_join_first_names(topics)} occur in several partitions. Each partition's messages are "
         "judged as a separate session. Were partitions added, or do producers choose them differently? "

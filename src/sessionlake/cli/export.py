@@ -57,7 +57,7 @@ def export(
     from sessionlake.delta.export import FileFormat
     from sessionlake.delta.export import export_frame as write
 
-    def work(spark: SparkSession) -> ExportResult:
+    def export_rows(spark: SparkSession) -> ExportResult:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -70,7 +70,7 @@ def export(
             refusal = explain_sql_error("export", error)
             raise (LakeError(str(refusal)) if isinstance(refusal, UsageError) else refusal) from error
 
-    exported = with_spark(settings, work)
+    exported = with_spark(settings, export_rows)
     say(f"{exported.rows:,} rows of {table} in {exported.files:,} files of {exported.bytes:,} bytes")
     write_line(path)
 

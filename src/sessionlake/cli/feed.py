@@ -66,15 +66,17 @@ def feed_try(
     from sessionlake.feeds.trial import Trial
 
     feeds = configured_feeds(settings)
-    only = None if name is None else _named_feed(feeds, name)
+    only = None if name is None else _find_feed(feeds, name)
     max_bytes = settings.capture.max_message_bytes
     unbound = {feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"}
-    create_trial = partial(Trial, feeds, unbound=unbound, max_bytes=max_bytes, payload=_payload_reader(settings, feeds))
+    create_trial = partial(
+        Trial, feeds, unbound=unbound, max_bytes=max_bytes, payload=_create_payload_reader(settings, feeds)
+    )
     if file is None:
         if topic is None:
             raise UsageError("feed try: there are no messages to read", fix="Name a file, or a topic with --topic")
         _require_match(feeds, only, topic)
-        lines = _from_kafka(settings, topic, last)
+        lines = _read_last_messages(settings, topic, last)
         trial = create_trial(only=only)
         show_trial(trial, lines, shown, form, f"sessionlake feed try --topic {topic} --last {last}")
     else:
@@ -82,8 +84,10 @@ def feed_try(
             _require_match(feeds, only, topic)
         bare = only or (feeds[0] if len(feeds) == 1 and topic is None else None)
         trial = create_trial(only=only, bare=bare)
-        with opened(file) as content:
-            show_trial(trial, _from_file(content, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}")
+        with open_messages_file(file) as content:
+            show_trial(
+                trial, _read_messages_file(content, topic, bare, max_bytes), shown, form, f"sessionlake feed try {file}"
+            )
     if trial.totals.failed:
         raise typer.Exit(1)
 
@@ -127,7 +131,7 @@ def feed_infer(
     The proposal is a configuration file. Comments say what it does with the messages from which it was made, of which
     a file may have up to 10,000. Check it with `feed try`.
     """
-    from sessionlake.cli.feed_inference import propose
+    from sessionlake.cli.feed_inference import propose_configuration
 
     path = Path(source)
     if source == _STDIN or path.exists() or path.suffix in _SUFFIXES or len(path.parts) > 1:
@@ -136,7 +140,7 @@ def feed_infer(
         name = topic or (path.stem if path.suffix in _SUFFIXES else path.name.split(".")[0]) or "messages"
         if source == _STDIN:
             name = topic or "messages"
-        with opened(source) as file:
+        with open_messages_file(source) as file:
             lines = read_messages(read_lines(file), name)
             records = [line.record for line in islice(lines, _INFERRED)]
         again = f"sessionlake feed try {source}"
@@ -145,7 +149,7 @@ def feed_infer(
 
         records, name = last_messages(settings_of(config), source, last), source
         again = f"sessionlake feed try --topic {source}"
-    sys.stdout.write(propose(records, name, source, again))
+    sys.stdout.write(propose_configuration(records, name, source, again))
 
 
 def configured_feeds(settings: Settings) -> list[Feed]:
@@ -165,7 +169,7 @@ def configured_feeds(settings: Settings) -> list[Feed]:
     return feeds
 
 
-def _payload_reader(settings: Settings, feeds: Sequence[Feed]) -> PayloadReader | None:
+def _create_payload_reader(settings: Settings, feeds: Sequence[Feed]) -> PayloadReader | None:
     """Returns the reader of Avro and Protobuf; None if all feeds read JSON."""
     if not any(feed.needs_payload for feed in feeds):
         return None
@@ -176,7 +180,7 @@ def _payload_reader(settings: Settings, feeds: Sequence[Feed]) -> PayloadReader 
     return None if payload is None else PayloadReader(payload)
 
 
-def _named_feed(feeds: Sequence[Feed], name: str) -> Feed:
+def _find_feed(feeds: Sequence[Feed], name: str) -> Feed:
     found = next((feed for feed in feeds if feed.name == name), None)
     if found is None:
         names = [feed.name for feed in feeds]
@@ -199,13 +203,13 @@ def _require_match(feeds: Sequence[Feed], only: Feed | None, topic: str) -> None
     )
 
 
-def _topic_of_bare(feed: Feed) -> str:
+def _choose_topic_of_bare_lines(feed: Feed) -> str:
     """Returns a topic for messages whose line does not name one: the only topic of the feed, else the feed's name."""
     pattern = feed.topics.pattern
     return re.sub(r"\\(.)", r"\1", pattern) if _LITERAL.fullmatch(pattern) else feed.name
 
 
-def _from_kafka(settings: Settings, topic: str, last: int) -> Iterator[Line]:
+def _read_last_messages(settings: Settings, topic: str, last: int) -> Iterator[Line]:
     from sessionlake.feeds.lines import Line
     from sessionlake.kafka.last_messages import last_messages
 
@@ -215,7 +219,7 @@ def _from_kafka(settings: Settings, topic: str, last: int) -> Iterator[Line]:
     return (Line(0, record, is_bare=False) for record in found)
 
 
-def _from_file(file: BinaryIO, topic: str | None, bare: Feed | None, max_bytes: int) -> Iterator[Line]:
+def _read_messages_file(file: BinaryIO, topic: str | None, bare: Feed | None, max_bytes: int) -> Iterator[Line]:
     """Yields the messages of a file.
 
     Args:
@@ -225,7 +229,7 @@ def _from_file(file: BinaryIO, topic: str | None, bare: Feed | None, max_bytes: 
     """
     from sessionlake.feeds.lines import MAX_LINE, read_lines, read_messages
 
-    name = topic if topic is not None or bare is None else _topic_of_bare(bare)
+    name = topic if topic is not None or bare is None else _choose_topic_of_bare_lines(bare)
     for line in read_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
         if line.is_bare and name is None:
             raise UsageError(
@@ -237,7 +241,7 @@ def _from_file(file: BinaryIO, topic: str | None, bare: Feed | None, max_bytes: 
 
 
 @contextmanager
-def opened(file: str) -> Iterator[BinaryIO]:
+def open_messages_file(file: str) -> Iterator[BinaryIO]:
     """Opens a file of messages, or standard input for `-`.
 
     Raises:
@@ -250,17 +254,17 @@ def opened(file: str) -> Iterator[BinaryIO]:
     try:
         content = path.open("rb")
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _make_unreadable_error(path, error) from None
     with content:
         try:
             yield content
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
-            raise _unreadable(path, error) from None
+            raise _make_unreadable_error(path, error) from None
 
 
-def _unreadable(path: Path, error: OSError) -> UsageError:
+def _make_unreadable_error(path: Path, error: OSError) -> UsageError:
     try:
         names = [one.name for one in path.parent.iterdir()]
     except OSError:

@@ -15,7 +15,7 @@ from sessionlake.feeds.trial import Trial
 from sessionlake.settings.feeds import FeedSettings
 
 
-def propose(records: Sequence[KafkaRecord], name: str, source: str, again: str) -> str:
+def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str, again: str) -> str:
     """Returns a configuration file with a feed for messages. Comments say what it does with them.
 
     Args:
@@ -50,10 +50,10 @@ def propose(records: Sequence[KafkaRecord], name: str, source: str, again: str) 
             why="Fields of these messages have names or forms that inference does not know",
             fix="Write the feed by hand; docs/how-to/bring-your-own-messages.md has examples",
         ) from error
-    return write_feed(proposal, _comments(proposal, settings, records, source, again))
+    return write_feed(proposal, _write_comments(proposal, settings, records, source, again))
 
 
-def _comments(
+def _write_comments(
     proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, again: str
 ) -> list[str]:
     """Returns what the feed does with the messages, and what a reader should know."""

@@ -36,14 +36,14 @@ def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: 
         is_faulty = outcome.is_refused or bool(outcome.findings)
         if shown is ShownMessages.ALL or (shown is ShownMessages.REFUSED and is_faulty):
             if form is FeedFormat.JSON:
-                write_text(to_json_line(json_value(_outcome_object(line, outcome))))
+                write_text(to_json_line(json_value(_create_outcome_object(line, outcome))))
             else:
-                for text in _outcome_lines(line, outcome):
+                for text in _format_outcome_lines(line, outcome):
                     write_text(text)
     if form is FeedFormat.JSON:
-        write_text(to_json_line({"summary": _summary_object(trial)}))
+        write_text(to_json_line({"summary": _create_summary_object(trial)}))
     else:
-        for text in _summary_lines(trial, again):
+        for text in _format_summary_lines(trial, again):
             write_text(text)
 
 
@@ -72,15 +72,15 @@ def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: F
 # -- one message
 
 
-def _place(line: Line) -> str:
+def _describe_place(line: Line) -> str:
     record = line.record
     where = f"line {line.number}, " if line.number else ""
     offset = "" if line.number else f", partition {record.partition}, offset {record.offset}"
     return f"{where}topic {record.topic}{offset}"
 
 
-def _outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
-    place, found = _place(line), outcome.found
+def _format_outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
+    place, found = _describe_place(line), outcome.found
     if outcome.feed is None or found is None:
         yield f"{place}: no feed matches this topic"
         return
@@ -88,20 +88,20 @@ def _outcome_lines(line: Line, outcome: Outcome) -> Iterator[str]:
         at = f" at {found.path}" if found.path else ""
         yield f"{place}: refused by feed {outcome.feed.name}: {found.reason}{at}"
         yield f"  why      {found.why}"
-        yield f"  message  {_excerpt(outcome.record.value)}"
+        yield f"  message  {_format_message_start(outcome.record.value)}"
         return
     rules = " and ".join(f"rule {number}" for number in found.rules) or "decoder"
     ignored = ": ignored" if all(event.kind is Kind.IGNORE for event in found.events) else ""
     yield f"{place}: feed {outcome.feed.name}, {rules}{ignored}"
     for event in found.events:
         if event.kind is not Kind.IGNORE:
-            yield f"  {_event_text(event)}"
-            yield from _row_lines(event.rows)
+            yield f"  {_format_event(event)}"
+            yield from _format_row_lines(event.rows)
     for text in outcome.findings:
         yield f"  {text}"
 
 
-def _event_text(event: Event) -> str:
+def _format_event(event: Event) -> str:
     parts = [f"{event.kind} of session {event.session}"]
     if event.seq is not None:
         after = "any" if event.after is None else event.after
@@ -112,21 +112,23 @@ def _event_text(event: Event) -> str:
         parts.append("the order starts again")
     parts.append("no time" if event.ts == -1 else format_time(ms_to_time(event.ts)))
     if event.scope:
-        parts.append("replaces only " + ", ".join(f"{name} = {_cell(value)}" for name, value in event.scope.items()))
+        parts.append(
+            "replaces only " + ", ".join(f"{name} = {_format_cell(value)}" for name, value in event.scope.items())
+        )
     return ", ".join(parts)
 
 
-def _row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
+def _format_row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
     """Yields the changed rows as a table: a change per line, a column for each column that a change sets."""
     shown = rows[:_SHOWN_ROWS]
     if not shown:
         return
-    names = list(dict.fromkeys(name for row in shown for name in _values(row)))
+    names = list(dict.fromkeys(name for row in shown for name in _read_row_values(row)))
     table = [["change", "row_id", *names]]
     for row in shown:
-        values = _values(row)
+        values = _read_row_values(row)
         change = "delete" if isinstance(row, Delete) else "upsert"
-        table.append([change, row.row_id, *(_cell(values[name]) if name in values else "" for name in names)])
+        table.append([change, row.row_id, *(_format_cell(values[name]) if name in values else "" for name in names)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
@@ -135,41 +137,41 @@ def _row_lines(rows: Sequence[Put | Delete]) -> Iterator[str]:
         yield f"    and {len(rows) - len(shown):,} more: --format json lists all"
 
 
-def _values(row: Put | Delete) -> dict[str, Any]:
+def _read_row_values(row: Put | Delete) -> dict[str, Any]:
     if isinstance(row, Delete):
         return {}
     return row.values if row.rescued is None else {**row.values, _RESCUED: row.rescued}
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     simple = json_value(value)
     if simple is None:
         return "null"
     return escape_invisible(simple if isinstance(simple, str) else to_json_line(simple)).replace("\n", "\\n")
 
 
-def _excerpt(value: bytes | None) -> str:
+def _format_message_start(value: bytes | None) -> str:
     if value is None:
         return "a tombstone: it has no value"
     text = value[: _SHOWN_VALUE * 4].decode(errors="replace").replace("\n", "\\n")
     return text if len(text) <= _SHOWN_VALUE else f"{text[:_SHOWN_VALUE]}… ({len(value):,} bytes)"
 
 
-def _outcome_object(line: Line, outcome: Outcome) -> dict[str, Any]:
+def _create_outcome_object(line: Line, outcome: Outcome) -> dict[str, Any]:
     record, found = outcome.record, outcome.found
     place: dict[str, Any] = {"line": line.number} if line.number else {}
     place |= {"topic": record.topic, "partition": record.partition, "offset": record.offset}
     place["feed"] = None if outcome.feed is None else outcome.feed.name
     if isinstance(found, Refusal):
         refused = {"reason": found.reason, "path": found.path, "why": found.why}
-        return place | {"refused": refused | {"message": _excerpt(record.value)}}
+        return place | {"refused": refused | {"message": _format_message_start(record.value)}}
     if found is None:
         return place | {"refused": {"reason": "no_feed", "path": "", "why": "no feed matches this topic"}}
-    events = [_event_object(event) for event in found.events if event.kind is not Kind.IGNORE]
+    events = [_create_event_object(event) for event in found.events if event.kind is not Kind.IGNORE]
     return place | {"rules": list(found.rules), "events": events, "findings": list(outcome.findings)}
 
 
-def _event_object(event: Event) -> dict[str, Any]:
+def _create_event_object(event: Event) -> dict[str, Any]:
     rows = [
         {"change": "delete", "row_id": row.row_id, "key": list(row.key)}
         if isinstance(row, Delete)
@@ -185,7 +187,7 @@ def _event_object(event: Event) -> dict[str, Any]:
 # -- the summary
 
 
-def _summary_object(trial: Trial) -> dict[str, Any]:
+def _create_summary_object(trial: Trial) -> dict[str, Any]:
     totals = trial.totals
     return {
         "messages": totals.messages,
@@ -205,19 +207,19 @@ def _summary_object(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _summary_lines(trial: Trial, again: str) -> Iterator[str]:
+def _format_summary_lines(trial: Trial, again: str) -> Iterator[str]:
     totals, tables = trial.totals, trial.tables
     refused = totals.refused.total() + totals.unmatched.total()
     read = totals.messages - refused - totals.ignored
     yield f"{totals.messages:,} messages: {read:,} read, {totals.ignored:,} ignored, {refused:,} refused"
     for (feed, number), count in sorted(totals.rules.items()):
-        yield f"  feed {feed}, rule {number}{_kind_of(trial, feed, number)}: {count:,}"
+        yield f"  feed {feed}, rule {number}{_describe_rule_kind(trial, feed, number)}: {count:,}"
     for (feed, reason), count in sorted(totals.refused.items()):
         yield f"  feed {feed}, refused as {reason}: {count:,}"
     for topic, count in sorted(totals.unmatched.items()):
         yield f"  topic {topic}, which no feed matches: {count:,}"
     rows = sum(len(table.rows) for table in tables.values())
-    yield f"  tables: sessions {len(tables):,}, rows {rows:,}{_followed(totals)}"
+    yield f"  tables: sessions {len(tables):,}, rows {rows:,}{_describe_followed_messages(totals)}"
     yield f"  order: gaps {totals.gaps:,}, duplicates {totals.duplicates:,}"
     if totals.checks:
         yield f"  checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}"
@@ -228,20 +230,20 @@ def _summary_lines(trial: Trial, again: str) -> Iterator[str]:
             f"  updates before the first snapshot of their session: {totals.orphans:,}; they go to quarantine unless "
             "the feed has `starts_with: anything`"
         )
-    yield f"next: {_next(totals, again)}"
+    yield f"next: {_describe_next_step(totals, again)}"
 
 
-def _kind_of(trial: Trial, name: str, number: int) -> str:
+def _describe_rule_kind(trial: Trial, name: str, number: int) -> str:
     feed = trial.feed(name)
     kind = next((rule.kind for rule in feed.rules if rule.number == number), None)
     return "" if kind is None else f" ({kind})"
 
 
-def _followed(totals: Totals) -> str:
+def _describe_followed_messages(totals: Totals) -> str:
     return "" if totals.followed is None else f", up to message {totals.followed:,}; then there were too many"
 
 
-def _next(totals: Totals, again: str) -> str:
+def _describe_next_step(totals: Totals, again: str) -> str:
     if not totals.messages:
         return "send messages, or name another file; there were none"
     if totals.unmatched.total() == totals.messages:

@@ -76,7 +76,7 @@ def rebuild_gold_tables(
     if chosen:
         _rebuild_from_silver(spark, settings, chosen, table, say, shorten=shorten)
     for processor in chosen_with_sources:
-        processors.rebuild(spark, settings, processor.name, OutputFormat.TABLE, say)
+        processors.rebuild_processor(spark, settings, processor.name, OutputFormat.TABLE, say)
 
 
 def _rebuild_from_silver(

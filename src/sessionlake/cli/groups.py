@@ -118,7 +118,7 @@ def bronze_skip(
         raise UsageError(f"--to {last} is before offset {offset}", fix=f"Give --to an offset from {offset} on")
     require_broker(settings)
 
-    def work(spark: SparkSession) -> None:
+    def skip_and_report(spark: SparkSession) -> None:
         with claim_layers(spark, settings, Layer.BRONZE, "skips a message of bronze", CLAIM, MAINTENANCE):
             messages = skip_messages(
                 spark, settings, SkipDecision(topic, partition, offset, last, current_user(spark), why)
@@ -129,7 +129,7 @@ def bronze_skip(
             "messages before that were committed. `sessionlake run bronze` continues after the skipped offsets"
         )
 
-    with_spark(settings, work)
+    with_spark(settings, skip_and_report)
 
 
 @session_app.command("show")
@@ -229,13 +229,13 @@ def rebuild_silver(
 
 
 def _make_gold_command(table: str | None) -> Callable[..., None]:
-    def command(shorten_gold: ShortenGold = False, config: Config = None) -> None:
+    def rebuild_gold(shorten_gold: ShortenGold = False, config: Config = None) -> None:
         settings = settings_of(config)
         from sessionlake.cli import gold
 
         with_spark(settings, lambda spark: gold.rebuild_gold_tables(spark, settings, table, say, shorten=shorten_gold))
 
-    return command
+    return rebuild_gold
 
 
 rebuild_app.command("gold", help="Rebuild all tables of gold from silver. Use `rebuild gold.NAME` for one of them.")(
@@ -244,7 +244,7 @@ rebuild_app.command("gold", help="Rebuild all tables of gold from silver. Use `r
 
 
 def _make_processor_command(name: str) -> Callable[..., None]:
-    def command(
+    def rebuild_processor_table(
         diff: Annotated[
             bool, typer.Option("--diff", help="Only show which rows the present code would change. Nothing is written.")
         ] = False,
@@ -263,9 +263,10 @@ def _make_processor_command(name: str) -> Callable[..., None]:
         if diff:
             with_spark(settings, lambda spark: processors.show_difference(spark, settings, name, form, say))
             return
-        with_spark(settings, lambda spark: processors.rebuild(spark, settings, name, form, say, start_over=start_over))
+        rebuild = processors.rebuild_processor
+        with_spark(settings, lambda spark: rebuild(spark, settings, name, form, say, start_over=start_over))
 
-    return command
+    return rebuild_processor_table
 
 
 @verify_app.command("bronze")

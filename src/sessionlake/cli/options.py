@@ -131,14 +131,14 @@ def add_decision_options(command: Callable[..., None]) -> Callable[..., None]:
     others = [*inspect.signature(command, eval_str=True).parameters.values()][1:]
 
     @wraps(command)
-    def run(**given: Any) -> None:
+    def run_with_options(**given: Any) -> None:
         decision = DecisionOptions(**{field.name: given.pop(field.name) for field in fields(DecisionOptions)})
         command(decision, **given)
 
-    del run.__wrapped__
-    run.__signature__ = inspect.Signature([*options, *others])  # type: ignore[attr-defined]  # Typer reads it
-    run.__annotations__ = {one.name: one.annotation for one in (*options, *others)}
-    return run
+    del run_with_options.__wrapped__
+    run_with_options.__signature__ = inspect.Signature([*options, *others])  # type: ignore[attr-defined]  # Typer reads it
+    run_with_options.__annotations__ = {one.name: one.annotation for one in (*options, *others)}
+    return run_with_options
 
 
 def parse_time(option: str, text: str) -> datetime:

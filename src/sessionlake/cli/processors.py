@@ -12,7 +12,7 @@ from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild import processors
 from sessionlake.processors import keyed
-from sessionlake.processors.difference import Difference
+from sessionlake.processors.difference import TableDifference
 from sessionlake.processors.job import processor_settings
 from sessionlake.processors.verify import verify_product
 from sessionlake.settings.model import Settings
@@ -31,7 +31,7 @@ def cancel_processor_rebuild(spark: SparkSession, settings: Settings, name: str,
     say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).output_table} is unchanged")
 
 
-def rebuild(
+def rebuild_processor(
     spark: SparkSession, settings: Settings, name: str, form: OutputFormat, say: Say, *, start_over: bool = False
 ) -> None:
     """Rebuilds the processor's table from all of bronze, or from its source if the processor has a key.
@@ -43,7 +43,7 @@ def rebuild(
     with claim_layers(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
         if (processor := processor_settings(settings, name)).key:
             require_uninterrupted(settings, SILVER)  # the source may be a table of silver
-            rows, different = keyed.rebuild(spark, settings, processor)
+            rows, different = keyed.rebuild_table(spark, settings, processor)
             say(
                 f"{processor.output_table} is rebuilt from {processor.source}: {rows} rows; compared with the former "
                 f"table: {different}"
@@ -102,7 +102,7 @@ def show_difference(spark: SparkSession, settings: Settings, name: str, form: Ou
     _show_differing_rows(difference, form)
 
 
-def _show_differing_rows(difference: Difference, form: OutputFormat) -> None:
+def _show_differing_rows(difference: TableDifference, form: OutputFormat) -> None:
     rows = [(one.change, *one.key.values(), one.before, one.after) for one in difference.first]
     if rows:
         show_rows(("change", *difference.first[0].key, "before", "after"), rows, form)

@@ -41,7 +41,7 @@ _REBUILDABLE = (SILVER, GOLD)
 """The layers that can be computed again completely."""
 
 
-def recover(
+def recover_layer(
     spark: SparkSession, settings: Settings, lost: RecoverableLayer, say: Say, *, shorten: bool = False
 ) -> None:
     """Finds what a layer or the ledger has lost, repairs it, and says what was lost and repaired.

@@ -43,7 +43,7 @@ def load_reference_table(
     reference = find_reference(declared_references(settings), name)
     rows = read_rows_file(reference, file)
 
-    def work(spark: SparkSession) -> None:
+    def write_rows(spark: SparkSession) -> None:
         from sessionlake.delta.lake import Lake
         from sessionlake.gold.declared.tables import declared_gold_schemas
         from sessionlake.gold.references.writing import write_reference
@@ -54,7 +54,7 @@ def load_reference_table(
         done = write_reference(spark, lake, reference, rows, datetime.now(UTC))
         say(f"{reference.table_name}: {rows.num_rows} rows read, {done.rows} written, {done.removed} removed")
 
-    with_spark(settings, work)
+    with_spark(settings, write_rows)
 
 
 @reference_app.command("list")

@@ -41,7 +41,7 @@ def chosen_decision(options: DecisionOptions) -> Decision | None:
     return given[0]
 
 
-def resolve(
+def record_or_withdraw_decision(
     spark: SparkSession | None,
     settings: Settings,
     session: str,

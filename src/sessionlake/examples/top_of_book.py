@@ -17,7 +17,7 @@ from msgspec import Struct
 from sessionlake.processors import Emitted, Message, Processor
 
 
-class Level(Struct, array_like=True):
+class PriceLevel(Struct, array_like=True):
     """A price level; columns that were never set are None."""
 
     side: str | None = None
@@ -25,12 +25,12 @@ class Level(Struct, array_like=True):
     qty: float | None = None
 
 
-class Book(Struct):
+class OrderBook(Struct):
     """All price levels by row id."""
 
-    levels: dict[str, Level] = {}
+    levels: dict[str, PriceLevel] = {}
 
-    def best(self, side: str) -> tuple[float | None, float | None]:
+    def find_best_price(self, side: str) -> tuple[float | None, float | None]:
         """Returns the best price of a side and the total quantity at it; None for both if the side is empty."""
         offers = [(level.price, level.qty) for level in self.levels.values() if level.side == side and level.qty]
         prices = [price for price, _ in offers if price is not None]
@@ -40,10 +40,10 @@ class Book(Struct):
         return price, sum(qty or 0 for at, qty in offers if at == price)
 
 
-class TopOfBook(Processor[Book]):
+class TopOfBook(Processor[OrderBook]):
     """Emits a row for every snapshot and update."""
 
-    state = Book
+    state = OrderBook
     output: ClassVar = {
         "event_time": "timestamp",
         "bid": "double",
@@ -52,22 +52,22 @@ class TopOfBook(Processor[Book]):
         "ask_qty": "double",
     }
 
-    def on_message(self, state: Book, message: Message) -> Iterable[Emitted]:
+    def on_message(self, state: OrderBook, message: Message) -> Iterable[Emitted]:
         """Applies the message to the book and emits the best bid and ask."""
         if message.type in {"heartbeat", "end"}:
             return
         if message.type == "snapshot":
             state.levels.clear()
         for row in message.rows:
-            level = state.levels.setdefault(row.id, Level())
+            level = state.levels.setdefault(row.id, PriceLevel())
             for name in row.values.keys() & _COLUMNS:
                 setattr(level, name, row.values[name])
         for row_id in message.deleted:
             state.levels.pop(row_id, None)
         yield self._make_row(state, message)
 
-    def _make_row(self, book: Book, message: Message) -> dict[str, Any]:
-        (bid, bid_qty), (ask, ask_qty) = book.best("bid"), book.best("ask")
+    def _make_row(self, book: OrderBook, message: Message) -> dict[str, Any]:
+        (bid, bid_qty), (ask, ask_qty) = book.find_best_price("bid"), book.find_best_price("ask")
         return {"event_time": message.ts, "bid": bid, "bid_qty": bid_qty, "ask": ask, "ask_qty": ask_qty}
 
 

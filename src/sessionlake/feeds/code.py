@@ -16,7 +16,7 @@ CACHED = 100_000
 
 
 _MICROSECONDS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
-"""Microseconds in each unit of whole numbers that are kept as microseconds."""
+"""Microseconds in each unit of before_point numbers that are kept as microseconds."""
 _YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 
@@ -36,8 +36,8 @@ def is_decimal_text(column: FeedColumn) -> bool:
 def _plain_decimal(sql: str) -> Any:
     """Returns a function that is true for texts of digits, with an optional sign and point, that fit the type."""
     precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
-    whole, fraction = precision - scale, rf"(?:\.[0-9]{{1,{scale}}})?" if scale else ""
-    return re.compile(rf"-?[0-9]{{1,{whole}}}{fraction}" if whole else rf"-?0{fraction}").fullmatch
+    before_point, fraction = precision - scale, rf"(?:\.[0-9]{{1,{scale}}})?" if scale else ""
+    return re.compile(rf"-?[0-9]{{1,{before_point}}}{fraction}" if before_point else rf"-?0{fraction}").fullmatch
 
 
 class CodeWriter:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sessionlake.errors import ConfigError, ProcessorError
 from sessionlake.processors.api import KeyedProcessor, Record
 from sessionlake.processors.computation import (
-    Computation,
+    TableComputation,
     compute_groups,
     filter_rows_with_values,
     require_columns,
@@ -36,7 +36,7 @@ _SLICE = 4096
 _PUBLISHED = frozenset({ORDINAL, BATCH})
 
 
-class KeyedComputation(Computation):
+class KeyedComputation(TableComputation):
     """Computes the records that a user's class yields for each key, numbered from 0.
 
     Args:
@@ -63,8 +63,8 @@ class KeyedComputation(Computation):
             output = OutputColumns(self._ref.load_keyed().output, self._head)
         except ValueError as error:
             raise ConfigError(f"{config.config_key}.class: {config.target}.output: {error}") from None
-        self.by, self.keys, self.columns = config.key, (*config.key, ORDINAL), output.ddl[:-1]
-        self.comments = {name: f"Key: {name} of {config.source}" for name in config.key} | output.comments
+        self.by, self.keys, self.columns = config.key, (*config.key, ORDINAL), output.column_types[:-1]
+        self.comments = {name: f"Key: {name} of {config.source}" for name in config.key} | output.column_comments
         self.comments |= {ORDINAL: "Number of the record among those of its key, from 0"}
         self.comment = f"Records of the processor {config.name}, computed from the rows of {config.source} key by key"
 
@@ -72,7 +72,7 @@ class KeyedComputation(Computation):
         """Filters the source table's rows to those that have a value in every key column."""
         return filter_rows_with_values(rows, self.by)
 
-    def compute(self, rows: DataFrame) -> DataFrame:
+    def compute_rows(self, rows: DataFrame) -> DataFrame:
         """Computes each key's records with the user's class.
 
         Raises:

@@ -20,7 +20,7 @@ from sessionlake.gold.declared.comments import product_comments
 from sessionlake.gold.declared.tables import create_product
 from sessionlake.gold.verify.tables import expected_rows
 from sessionlake.processors.computation import (
-    Computation,
+    TableComputation,
     compute_groups,
     filter_rows_with_values,
     require_columns,
@@ -38,7 +38,7 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "decimal", *_INEXACT)
 _TIMES = ("timestamp", "bigint")
 
 
-class ProductComputation(Computation):
+class ProductComputation(TableComputation):
     """Computes the aggregates of a declared product, one row per key and bucket.
 
     Args:
@@ -112,7 +112,7 @@ class ProductComputation(Computation):
             found = found.withColumn(START, F.when(within, F.timestamp_millis(begin)))
         return filter_rows_with_values(found, self.by)
 
-    def compute(self, rows: DataFrame) -> DataFrame:
+    def compute_rows(self, rows: DataFrame) -> DataFrame:
         """Returns the product's rows: aggregates over all source rows of each key and bucket."""
         names = tuple(name for name, _ in self.columns)
         return compute_groups(rows, self.by, _ProductRows(self.product, names), self.columns)

@@ -27,7 +27,7 @@ _GROUPS = 1024
 _EXACT = re.compile(r"string|binary|boolean|tinyint|smallint|int|bigint|decimal\(.+\)|date|timestamp|timestamp_ntz")
 
 
-class Computation(ABC):
+class TableComputation(ABC):
     """Computes the output rows of each key from all source rows of that key.
 
     Attributes:
@@ -49,10 +49,10 @@ class Computation(ABC):
 
     @abstractmethod
     def select_input(self, rows: DataFrame) -> DataFrame:
-        """Returns the source rows from which output is computed. Columns: the key, and what `compute` reads."""
+        """Returns the source rows from which output is computed. Columns: the key, and what `compute_rows` reads."""
 
     @abstractmethod
-    def compute(self, rows: DataFrame) -> DataFrame:
+    def compute_rows(self, rows: DataFrame) -> DataFrame:
         """Computes the output rows, each exactly once.
 
         Args:

@@ -34,7 +34,7 @@ class RowDifference:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TableDifference:
     """How a table after a rebuild differs from the table before.
 
     Attributes:
@@ -60,7 +60,7 @@ class Difference:
         return ", ".join(parts) or "no row differs"
 
 
-def find_difference(before: DataFrame, after: DataFrame, keys: Sequence[str], max_rows: int = 20) -> Difference:
+def find_difference(before: DataFrame, after: DataFrame, keys: Sequence[str], max_rows: int = 20) -> TableDifference:
     """Compares two tables row by row. The batch number of a row is ignored.
 
     Args:
@@ -75,15 +75,16 @@ def find_difference(before: DataFrame, after: DataFrame, keys: Sequence[str], ma
     columns = tuple(sorted(apart - {_BATCH}))
     if apart & {*keys}:  # without common keys, no row of one table corresponds to a row of the other
         rows = after.count()
-        return Difference(rows, {"added": rows, "removed": before.count()}, (), columns)
+        return TableDifference(rows, {"added": rows, "removed": before.count()}, (), columns)
     shared = [name for name in after.columns if name not in {*keys, *apart, _BATCH}]
 
-    def side(rows: DataFrame, name: str) -> DataFrame:
+    def select_side(rows: DataFrame, name: str) -> DataFrame:
         return rows.select(*map(quote, keys), F.struct(*map(quote, shared)).alias(name))
 
     # A key may be null, as any column may.
-    both = side(before, _BEFORE).alias("w").join(
-        side(after, _AFTER).alias("n"), [F.col(f"w.{quote(key)}").eqNullSafe(F.col(f"n.{quote(key)}")) for key in keys],
+    both = select_side(before, _BEFORE).alias("w").join(
+        select_side(after, _AFTER).alias("n"),
+        [F.col(f"w.{quote(key)}").eqNullSafe(F.col(f"n.{quote(key)}")) for key in keys],
         "full",
     )  # fmt: skip
     kind = F.when(F.col(_BEFORE).isNull(), "added").when(F.col(_AFTER).isNull(), "removed").otherwise("changed")
@@ -100,4 +101,4 @@ def find_difference(before: DataFrame, after: DataFrame, keys: Sequence[str], ma
         )
         for row in to_rows(other.orderBy(*map(quote, keys)).limit(max_rows).toArrow())
     )
-    return Difference(after.count(), counts, first, columns)
+    return TableDifference(after.count(), counts, first, columns)

@@ -118,7 +118,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
     config = processor_settings(settings, name)
     require_uninterrupted(settings, config.layer)
     if config.key:
-        return keyed.start(spark, settings, config, once=once)
+        return keyed.start_keyed_processor(spark, settings, config, once=once)
     processor = load_processor(settings, name)
     lake = Lake(settings, {config.output_table: table_schema(config, processor.loaded_processor.output)})
     lake.prepare_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
@@ -175,7 +175,7 @@ def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
     Args:
         output: The columns of the processor's output table.
     """
-    columns = output.ddl if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].column_types
+    columns = output.column_types if kind is ProcessorOutput.RECORDS else TABLES[PROCESSOR_ERRORS].column_types
     return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
 
 
@@ -186,7 +186,7 @@ def table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchem
         output: The columns of the table.
     """
     return TableSchema(
-        with_comments(output.ddl, HEAD_COMMENTS | output.comments),
+        with_comments(output.column_types, HEAD_COMMENTS | output.column_comments),
         f"Records of the processor {config.name}",
         written_by="processors.job",
         cluster_by=("topic", "session_id"),
@@ -235,7 +235,7 @@ class _ProcessorBatch:
                     source=MESSAGES,
                     started_at=started,
                     offsets=ranges,
-                    outputs=self._append(folded, reports, txn),
+                    outputs=self._append_outputs(folded, reports, txn),
                     **sum_ledger_counts(partitions),
                     config_hash=self._hash,
                 )
@@ -247,7 +247,7 @@ class _ProcessorBatch:
         self._log.record_committed_ranges(ranges)
         self._few = entry.messages <= self._lake.driver_limits.few_messages
 
-    def _append(self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
+    def _append_outputs(self, folded: FoldedBatch, reports: list[ProcessorReport], txn: Txn) -> tuple[TableOutput, ...]:
         """Appends the batch's records and failures to their tables. A table without new rows gets no commit.
 
         Returns:

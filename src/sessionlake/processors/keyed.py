@@ -1,9 +1,8 @@
 """Processors with a key: they compute a table from all rows that another table, the source, has of each key.
 
 They have no state beside the table. Each batch says which keys have new or changed rows. All rows of these keys are
-processed again in order, and one MERGE replaces the output rows that the keys had before. So late rows, any batch
-boundaries, a replay and a rebuild all work in the same way. The price is that a batch reads all rows of its keys, and
-scans the source's key columns.
+processed again in order, and one MERGE replaces the output rows of these keys. So late rows, other batch boundaries,
+replays and rebuilds give the same rows. But each batch reads all rows of its keys, and scans the source's key columns.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from sessionlake.ledger.progress import read_last_batch
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.processors.by_class import KeyedComputation
 from sessionlake.processors.by_product import ProductComputation
-from sessionlake.processors.difference import Difference, find_difference
+from sessionlake.processors.difference import TableDifference, find_difference
 from sessionlake.processors.load import hash_config
 from sessionlake.processors.output import BATCH, BATCH_COMMENT
 from sessionlake.protocol.names import DELETE, quote
@@ -89,7 +88,7 @@ class KeyedTable:
         self.lake = Lake(settings, {config.output_table: schema})
 
     @property
-    def keys(self) -> tuple[str, ...]:
+    def key_columns(self) -> tuple[str, ...]:
         """The names of the columns that identify a row of the output table."""
         return self.computation.keys
 
@@ -126,7 +125,7 @@ class KeyedTable:
             and self.lake.storage.read_properties(spark, self._config.output_table).get(LOGIC) == self.computation.logic
         )
 
-    def prepare(self, spark: SparkSession) -> None:
+    def prepare_table(self, spark: SparkSession) -> None:
         """Creates the output table if it does not exist, and checks that new rows fit the existing ones.
 
         Raises:
@@ -222,9 +221,8 @@ class KeyedTable:
             LakeError: Retention has removed some of the rows.
         """
         config = self._config
-        if (
-            cut := read_removed_rows_without_limits(self.lake.reader(spark)).get(config.source)
-        ) is not None and cut.max_missing_rows:
+        cut = read_removed_rows_without_limits(self.lake.reader(spark)).get(config.source)
+        if cut is not None and cut.max_missing_rows:
             raise LakeError(f"{cut.summary}", why=f"Processor {config.name} needs all rows of a key")
         return self.lake.read(spark, config.source, version)
 
@@ -240,10 +238,12 @@ class KeyedTable:
         rows = self.computation.select_input(self.read_source(spark))
         if keys is not None:
             rows = rows.join(keys, list(self.computation.by), "left_semi")
-        return self.computation.compute(rows)
+        return self.computation.compute_rows(rows)
 
 
-def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *, once: bool = False) -> LayerQuery:
+def start_keyed_processor(
+    spark: SparkSession, settings: Settings, config: ProcessorSettings, *, once: bool = False
+) -> LayerQuery:
     """Starts the stream of a processor with a key.
 
     Args:
@@ -254,7 +254,7 @@ def start(spark: SparkSession, settings: Settings, config: ProcessorSettings, *,
         LakeError: The output table, the source table or the checkpoint do not fit each other. Nothing was processed.
     """
     table = KeyedTable(spark, settings, config)
-    table.prepare(spark)
+    table.prepare_table(spark)
     _refuse_outdated_checkpoint(table.lake.reader(spark), settings, config)
     other = find_changed_column(spark, table.lake, config.source, settings.checkpoint(config.layer))
     if other is not None:
@@ -317,14 +317,14 @@ class _KeyedBatch:
         by, lake = self.table.computation.by, self.table.lake
         keys = self.table.computation.select_input(frame).select(*map(quote, by)).distinct().localCheckpoint()
         rows = self.table.compute_rows(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
-        same = list(self.table.keys)
+        same = list(self.table.key_columns)
         former = self._replaced_rows(spark, keys, is_first_batch=not txn.version)
         gone = former.join(rows.select(*map(quote, same)), same, "left_anti").withColumn(DELETE, F.lit(col=True))
         source = rows.withColumn(DELETE, F.lit(col=False)).unionByName(gone).localCheckpoint()
         count, outputs = source.count(), list[TableOutput]()
         if count:
             others = tuple(name for name, _ in self.table.columns if name not in same)
-            upsert = Upsert(self.table.keys, others, pruned_by=by[:1], deletes=True)
+            upsert = Upsert(self.table.key_columns, others, pruned_by=by[:1], deletes=True)
             commit = merge_rows(spark, lake, config.output_table, source, upsert, txn)
             outputs.append(TableOutput(config.output_table, commit.version, count))
         entry = LedgerEntry(
@@ -352,7 +352,7 @@ class _KeyedBatch:
         return held.join(exists.join(keys, list(work.by), "left_anti"), list(work.by), "left_anti")
 
 
-def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> tuple[int, Difference]:
+def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> tuple[int, TableDifference]:
     """Recomputes the output table from all rows of the source table, in one commit.
 
     The stream resumes from its checkpoint, and processes the rows again that it had not read yet. If it cannot resume,
@@ -384,14 +384,16 @@ def rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) 
     return found.rows, found
 
 
-def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> Difference:
+def preview_rebuild(spark: SparkSession, settings: Settings, config: ProcessorSettings) -> TableDifference:
     """Returns how a rebuild would change the output table. Nothing is changed."""
     return _recompute_rows(spark, KeyedTable(spark, settings, config), config)[1]
 
 
-def _recompute_rows(spark: SparkSession, table: KeyedTable, config: ProcessorSettings) -> tuple[DataFrame, Difference]:
+def _recompute_rows(
+    spark: SparkSession, table: KeyedTable, config: ProcessorSettings
+) -> tuple[DataFrame, TableDifference]:
     table.require_same_key(spark)
     if not table.lake.exists(spark, config.output_table):
         table.lake.prepare_tables(spark, [config.output_table, LEDGER])
     rows = table.compute_rows(spark)
-    return rows, find_difference(table.lake.read(spark, config.output_table), rows, table.keys)
+    return rows, find_difference(table.lake.read(spark, config.output_table), rows, table.key_columns)

@@ -39,7 +39,7 @@ class ProcessorRef:
     options: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
 
-    def load(self) -> Processor[Any]:
+    def load_processor(self) -> Processor[Any]:
         """Loads the class of a session processor, and returns an instance.
 
         Raises:
@@ -53,7 +53,7 @@ class ProcessorRef:
         Raises:
             ConfigError: The class is not found, is not a `KeyedProcessor`, or does not accept the options.
         """
-        processor: KeyedProcessor[Any] = _instantiate(self, _find_class(self), KeyedProcessor)
+        processor: KeyedProcessor[Any] = _create_instance(self, _find_class(self), KeyedProcessor)
         _require_state_type(self, processor)
         return processor
 
@@ -81,12 +81,12 @@ def create_processor(ref: ProcessorRef, processor_class: Any) -> Processor[Any]:
     Raises:
         ConfigError: It is not a processor class, has wrong declarations, or does not accept the options.
     """
-    processor: Processor[Any] = _instantiate(ref, processor_class, Processor)
+    processor: Processor[Any] = _create_instance(ref, processor_class, Processor)
     require_declarations(ref, processor)
     return processor
 
 
-def _instantiate(ref: ProcessorRef, processor_class: Any, base_class: type[Any]) -> Any:
+def _create_instance(ref: ProcessorRef, processor_class: Any, base_class: type[Any]) -> Any:
     if not (inspect.isclass(processor_class) and issubclass(processor_class, base_class)):
         raise ConfigError(
             f"processors.{ref.name}.class: {ref.target} is not a subclass of "

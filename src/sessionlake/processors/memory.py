@@ -99,8 +99,8 @@ class ProcessorMemory:
         return {(topic, partition): time for topic, partition, time in found}
 
     @classmethod
-    def decode(cls, stored: bytes | None) -> ProcessorMemory:
-        """Decodes a memory that `encode` wrote. Without stored bytes it is empty.
+    def decode_memory(cls, stored: bytes | None) -> ProcessorMemory:
+        """Decodes a memory that `encode_memory` wrote. Without stored bytes it is empty.
 
         Raises:
             LakeError: The format is unknown or the bytes are damaged.
@@ -117,7 +117,7 @@ class ProcessorMemory:
             ) from None
         return cls(cls.read_due_times(stored), sessions)
 
-    def encode(self, processor: str, shards: int) -> bytes:
+    def encode_memory(self, processor: str, shards: int) -> bytes:
         """Encodes the memory as MessagePack, with the format, the processor's name and the number of shards."""
         due = [(*lane, time) for lane, time in self.due.items()]
         return msgspec.msgpack.encode(
@@ -130,11 +130,11 @@ def remove_session(stored: bytes, topic: str, session_id: str) -> bytes:
 
     Returns the new bytes.
     """
-    found, memory = _decode_stored(stored), ProcessorMemory.decode(stored)
+    found, memory = _decode_stored(stored), ProcessorMemory.decode_memory(stored)
     for key in [*memory.sessions]:
         if split_session_key(key)[::2] == (topic, session_id):
             del memory.sessions[key]
-    return memory.encode(found.processor, found.shards)
+    return memory.encode_memory(found.processor, found.shards)
 
 
 def due_time_of_session(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
@@ -200,7 +200,7 @@ class StateCodec:
         self._decoder = msgspec.msgpack.Decoder(processor.state)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def encode(self, state: Any) -> bytes:
+    def encode_state(self, state: Any) -> bytes:
         """Encodes a session's state.
 
         Raises:
@@ -242,7 +242,7 @@ class StateCodec:
             if version == wanted:
                 return self._decoder.decode(state)
             migrated = self._processor.migrate(msgspec.msgpack.decode(state), version)
-            self.encode(migrated)
+            self.encode_state(migrated)
         except Exception as error:
             error_text = f"{type(error).__name__}: {error}"
             if version == wanted:

@@ -71,13 +71,14 @@ class _ChangesByMessage:
         self._bounds = nested.offsets.to_pylist()
         values = nested.values
 
-        def plain(name: str) -> list[Any]:
+        def read_list(name: str) -> list[Any]:
             found: list[Any] = values.field(name).to_pylist()
             return found
 
-        self._change, self._id, self._rescued = plain("change"), plain("row_id"), plain(RESCUED)
+        self._change, self._id, self._rescued = read_list("change"), read_list("row_id"), read_list(RESCUED)
         self._columns = [
-            (column.name, plain(name_set_flag(i)), plain(name_value_field(i))) for i, column in enumerate(columns)
+            (column.name, read_list(name_set_flag(i)), read_list(name_value_field(i)))
+            for i, column in enumerate(columns)
         ]
 
     def read_rows(self, number: int) -> list[Row]:

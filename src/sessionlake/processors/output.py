@@ -86,13 +86,13 @@ class OutputColumns:
         self._row = msgspec.defstruct("Record", fields, rename=names, forbid_unknown_fields=True, gc=False)
 
     @property
-    def ddl(self) -> tuple[tuple[str, str], ...]:
+    def column_types(self) -> tuple[tuple[str, str], ...]:
         """All columns of the table, as pairs of name and Spark SQL type."""
         declared = ((name, sql) for name, (sql, _, _) in self._types.items())
         return (*self._head, *declared, (BATCH, "bigint"))
 
     @property
-    def comments(self) -> dict[str, str]:
+    def column_comments(self) -> dict[str, str]:
         """Comments of the declared columns and of `_batch`."""
         declared = dict.fromkeys(
             self._types, "Output of the processor; null if the record leaves it out or sets it to null"

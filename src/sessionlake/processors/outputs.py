@@ -61,7 +61,7 @@ class ProcessorFailure(msgspec.Struct):
     error: str
 
     @classmethod
-    def create(cls, origin: RecordOrigin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
+    def create_failure(cls, origin: RecordOrigin, event: str, action: FailureAction, error: str) -> ProcessorFailure:
         """Returns the failure of a call for a message, timer or expiry.
 
         Args:

@@ -130,7 +130,7 @@ class SessionLife:
             self._record_failure("message", message.stream_time, FailureAction.SKIPPED, error_text)
             self._results.failed_messages.append(index)
         elif not self._call_processor(
-            "message", message.stream_time, lambda state: self._processor.on_message(state, message)
+            "message", message.stream_time, lambda state: self._user_processor.on_message(state, message)
         ):
             self._results.failed_messages.append(index)
 
@@ -174,12 +174,12 @@ class SessionLife:
             self._fire_timer("expiry", Timer(self.session_state.last + self._timeout, expired=True), after=NEVER)
 
     def _fire_timer(self, event: str, timer: Timer, *, after: int) -> None:
-        self._call_processor(event, timer.at, lambda state: self._processor.on_timeout(state, timer), after=after)
+        self._call_processor(event, timer.at, lambda state: self._user_processor.on_timeout(state, timer), after=after)
 
     # -- one call
 
     @property
-    def _processor(self) -> Processor[Any]:
+    def _user_processor(self) -> Processor[Any]:
         return self._loaded.processor
 
     def _call_processor(
@@ -199,17 +199,17 @@ class SessionLife:
         if self._state is None and session_state.state:
             self._state = codec.decode_stored(session_state.state, session_state.version, self._session.session_id)
         try:
-            state = self._processor.initial(self._session) if self._state is None else self._state
+            state = self._user_processor.initial(self._session) if self._state is None else self._state
             records, timers = self._split_emitted(call(state), after)
             timers = {name: at for name, at in (session_state.timers | timers).items() if at != NEVER}
-            stored = codec.encode(state)
+            stored = codec.encode_state(state)
             self._require_small_state(len(stored) + sum(len(name) + _TIMER_BYTES for name in timers))
             self._state = codec.decode_written(stored)
         except Exception as error:  # noqa: BLE001 (a processor is its user's code)
             self._state = None
             self._handle_failure(event, time, error)
             return False
-        session_state.state, session_state.version, session_state.timers = stored, self._processor.version, timers
+        session_state.state, session_state.version, session_state.timers = stored, self._user_processor.version, timers
         for record in records:
             self._results.records.append((self._create_origin(time), record))
             session_state.ordinal += 1
@@ -256,7 +256,9 @@ class SessionLife:
         )
 
     def _record_failure(self, event: str, time: int, action: FailureAction, error_text: str) -> None:
-        self._results.failures.append(ProcessorFailure.create(self._create_origin(time), event, action, error_text))
+        self._results.failures.append(
+            ProcessorFailure.create_failure(self._create_origin(time), event, action, error_text)
+        )
         self.session_state.ordinal += 1
 
     def _create_origin(self, time: int) -> RecordOrigin:

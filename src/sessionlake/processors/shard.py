@@ -71,7 +71,7 @@ class MessageProcessor:
         return self.__dict__ | {"_rules": None, "loaded": None}
 
     @property
-    def rules(self) -> RuleLookup:
+    def rule_lookup(self) -> RuleLookup:
         """The integrity rules of each topic."""
         self._rules = self._rules or RuleLookup(self.capture)
         return self._rules
@@ -80,7 +80,7 @@ class MessageProcessor:
     def loaded_processor(self) -> LoadedProcessor:
         """The processor instance. Its class is loaded on first use."""
         if self.loaded is None:
-            self.loaded = create_loaded_processor(self.ref.name, self.ref.load(), self.limits)
+            self.loaded = create_loaded_processor(self.ref.name, self.ref.load_processor(), self.limits)
         return self.loaded
 
     def list_due_times(self, memory: bytes | None) -> Mapping[TopicPartition, int]:
@@ -104,7 +104,7 @@ class MessageProcessor:
         Returns:
             The new encoded memory, and the payloads to emit.
         """
-        batch = _ShardBatch(self, ProcessorMemory.decode(memory), judged)
+        batch = _ShardBatch(self, ProcessorMemory.decode_memory(memory), judged)
         batch.process_sessions()
         results, verdict = batch.results, judged.outcome.verdict
         verdict[results.failed_messages] = Verdict.QUARANTINED
@@ -116,12 +116,12 @@ class MessageProcessor:
         report = ProcessorReport(
             partitions=count_by_partition(judged, malformed),
             rows={str(kind): table.num_rows for kind, table in tables.items()},
-            violations=find_first_violation(judged, self.rules),
+            violations=find_first_violation(judged, self.rule_lookup),
             failures=sorted(stopped, key=ProcessorFailure.sort_key)[:1],
             silences=judged.silences,
         )
         rows = [(str(kind), encode_ipc(table)) for kind, table in tables.items() if table.num_rows]
-        remembered = batch.memory.encode(self.ref.name, self.shards)
+        remembered = batch.memory.encode_memory(self.ref.name, self.shards)
         return remembered, [*rows, (str(ProcessorOutput.REPORT), write_report(report))]
 
 
@@ -210,7 +210,7 @@ class _ShardBatch:
                     self.memory.sessions[key] = session_state
 
     def _create_life(self, session: Session, session_state: SessionState) -> SessionLife:
-        rules = self._owner.rules.find_rules(session.topic)
+        rules = self._owner.rule_lookup.find_rules(session.topic)
         policy = self._owner.on_error or rules.on_violation
         return SessionLife(
             self._owner.loaded_processor, session, session_state, policy, rules.session_timeout, self.results
@@ -275,7 +275,7 @@ class _ShardBatch:
         return find_next_due_times(self.memory.sessions, self._timeout_of)
 
     def _timeout_of(self, topic: str) -> int:
-        return self._owner.rules.find_rules(topic).session_timeout
+        return self._owner.rule_lookup.find_rules(topic).session_timeout
 
 
 class _MessagesByLife:

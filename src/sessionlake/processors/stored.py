@@ -83,6 +83,6 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
             fix=f"Set it back, or move the state with `sessionlake reshard {processor.shards}`",
         )
     codec = processor.loaded_processor.codec
-    for key, kept in ProcessorMemory.decode(memory).sessions.items():
+    for key, kept in ProcessorMemory.decode_memory(memory).sessions.items():
         if kept.state:
             codec.decode_stored(kept.state, kept.version, split_session_key(key)[2])

@@ -234,7 +234,7 @@ def fold_raw(
     for rows in (result.rows, result.errors):
         rows.sort(key=lambda row: (*(row[name] for name in SESSION), row["_position"], row["ordinal"]))
     for state in states.values():
-        for key, kept in ProcessorMemory.decode(split_state_parts(state)[1]).sessions.items():
+        for key, kept in ProcessorMemory.decode_memory(split_state_parts(state)[1]).sessions.items():
             name = split_session_key(key)
             if kept.state:
                 result.states[name] = each.loaded.codec.decode_stored(kept.state, kept.version, name[2])

@@ -43,7 +43,7 @@ class FeedSettings(Section):
     """Name of the feed, and of its views: `silver.<name>` and `silver.<name>_changes`."""
     uses: str | None = None
     """A preset whose keys apply where the feed has none: `debezium`, `maxwell`, `canal`, `upsert`, `sparkplug`,
-    `aws_shadow`, `gtfs_realtime` or `opcua`."""
+    `aws_shadow`, `gtfs_realtime`, `opcua` or `sessionlake`."""
     topics: Regex
     """Regular expression that must match the topic's whole name. The first feed that matches reads the topic."""
     format: PayloadFormat = PayloadFormat.JSON

@@ -40,7 +40,7 @@ from sessionlake_lab.simulate.run import SimulationReport, run_simulation
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sessionlake_lab.truth import Tables
+    from sessionlake_lab.truth import ExpectedTables
 
 # Rates at which each fault occurs several times among some 40,000 messages.
 FAULTS = {"duplicates": 0.0005, "gaps": 0.0001, "reorder": 0.002, "late": 0.0005, "malformed": 0.0005}
@@ -91,7 +91,7 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
     with _lock_and_empty_home(settings), StopFlag() as stop:
         try:
             with explain_errors():
-                code = _Demo(demo_settings, out, stop, scenario).run()
+                code = _DemoRun(demo_settings, out, stop, scenario).run_and_verify()
         except _InterruptedError:
             out.print(
                 f"interrupted: everything was stopped, and committed data stays in {_shorten_path(demo_settings.home)}"
@@ -103,7 +103,7 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
     return code
 
 
-class _Demo:
+class _DemoRun:
     """One run of the demo. It stops everything that it has started, however it ends."""
 
     def __init__(self, settings: Settings, out: Console, stop: StopFlag, scenario: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class _Demo:
         self._connected = threading.Event()
         self._late: LatePoints | None = None
 
-    def run(self) -> int:
+    def run_and_verify(self) -> int:
         """Runs the live phase, verifies the tables and prints results. Returns the exit code."""
         settings, out = self._settings, self._out
         sensors: _BackgroundThread | None = None
@@ -250,9 +250,9 @@ def _write_settings(settings: Settings) -> None:
     (settings.home / DEFAULT_FILE).write_text(f"# The capture settings of the demo's tables.\n{text}", encoding="utf-8")
 
 
-def _verify_tables(spark: SparkSession, settings: Settings, truth: Tables, out: Console) -> bool:
+def _verify_tables(spark: SparkSession, settings: Settings, truth: ExpectedTables, out: Console) -> bool:
     outcome = verify_session_rows(spark, Lake(settings), truth)
-    result = f"{outcome.exact} of {outcome.sessions} session tables exact"
+    result = f"{outcome.exact} of {outcome.session_count} session tables exact"
     if not outcome.differences:
         out.print(
             make_visible_text(result, "bold green").append_text(
@@ -270,7 +270,7 @@ def _verify_tables(spark: SparkSession, settings: Settings, truth: Tables, out: 
     return False
 
 
-def _summarize_truth(truth: Tables) -> str:
+def _summarize_truth(truth: ExpectedTables) -> str:
     events = Counter((event["event"], event["action"]) for event in truth.integrity_events)
     isolated = sorted({event["session_id"] for event in truth.integrity_events if event["action"] == "isolated"})
     reasons = Counter(str(row["reason"]) for row in truth.quarantine).most_common()
@@ -282,7 +282,7 @@ def _summarize_truth(truth: Tables) -> str:
     )
 
 
-def _describe_next_steps(settings: Settings, truth: Tables, page: Path, out: Console) -> None:
+def _describe_next_steps(settings: Settings, truth: ExpectedTables, page: Path, out: Console) -> None:
     command = f"SESSIONLAKE_HOME={_shorten_path(settings.home)} {_find_program_name()}"
     session = max(truth.sessions.values(), key=lambda row: row["messages"])["session_id"]
     out.print(f"A report on one page: {_shorten_path(page)}", soft_wrap=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
+from sessionlake_lab.simulate.scenario import FaultRates, MessageMix, Scenario
 
 # Option names that are shorter than the field's name. `build_scenario` accepts them too.
 _SHORT = {"duration_s": "duration", "sessions_per_sensor": "sessions", "reordered": "reorder", "day_s": "day"}
@@ -21,8 +21,8 @@ _LEFT_OUT = {"mix", "faults", "lateness_s", "future_skew_s", "max_message_bytes"
 _TYPES: dict[str, type] = {"int": int, "float": float, "float | None": float, "str": str, "bool": bool}
 _PANELS: tuple[tuple[type, str], ...] = (
     (Scenario, "Scenario"),
-    (Mix, "Healthy messages"),
-    (Faults, "Faults"),
+    (MessageMix, "Healthy messages"),
+    (FaultRates, "Faults"),
 )
 
 
@@ -32,20 +32,21 @@ def with_scenario_options(command: Callable[..., None]) -> Callable[..., None]:
     named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
 
     @wraps(command)
-    def wrapped(**given: Any) -> None:
+    def run_with_options(**given: Any) -> None:
         command(**given)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*named, *_list_scenario_parameters())]
-    wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it, types lack it
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    signature = own.replace(parameters=parameters)
+    run_with_options.__signature__ = signature  # type: ignore[attr-defined]  # inspect reads it, types lack it
+    run_with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run_with_options
 
 
 def set_rate_of_all_faults(rate: float | None, options: dict[str, Any]) -> dict[str, Any]:
     """Returns the options, with each fault that is None set to the rate."""
     if rate is None:
         return options
-    names = [_SHORT.get(item.name, item.name) for item in fields(Faults)]
+    names = [_SHORT.get(item.name, item.name) for item in fields(FaultRates)]
     return options | {name: rate for name in names if options.get(name) is None}
 
 
@@ -58,14 +59,14 @@ class ProgressLine:
     def __call__(self, messages: int) -> None:
         """Shows how many messages were sent so far."""
         if self._shown:
-            self._write(f"\r{messages:,} messages")
+            self._write_text(f"\r{messages:,} messages")
 
     def clear_line(self) -> None:
         """Clears the line."""
         if self._shown:
-            self._write("\r\x1b[K")
+            self._write_text("\r\x1b[K")
 
-    def _write(self, text: str) -> None:
+    def _write_text(self, text: str) -> None:
         out = sys.__stderr__ or sys.stderr  # bypasses the stream that would escape the control characters
         out.write(text)
         out.flush()

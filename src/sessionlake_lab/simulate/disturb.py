@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sessionlake_lab.simulate.block import END, FIRST, Block
+from sessionlake_lab.simulate.block import END, FIRST, SlotBlock
 from sessionlake_lab.simulate.malformed import ValidMessage, malformed_variants
 from sessionlake_lab.simulate.rows import to_json_name
-from sessionlake_lab.simulate.scenario import Faults
+from sessionlake_lab.simulate.scenario import FaultRates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class FaultInjector:
         self._turn = 0
         self._held: dict[int, KafkaRecord] = {}
         in_transit = replace(scenario.faults, reordered=0.0, late=0.0)
-        self._has_no_transit_faults = in_transit == Faults()
+        self._has_no_transit_faults = in_transit == FaultRates()
 
     def shift_event_times(self, ts: NDArray[np.int64], session: NDArray[np.int64]) -> None:
         """Makes some of the times in `ts` a little (reordered) or much (late) earlier, in place. Shapes (n,)."""
@@ -57,7 +57,7 @@ class FaultInjector:
         late = np.flatnonzero(draw > 1 - self._faults.late)
         ts[late] -= (self._rng.uniform(1.5, 4, len(late)) * max(1.0, self._scenario.lateness_s) * 1000).astype(np.int64)
 
-    def apply_transit_faults(self, messages: list[KafkaRecord], block: Block) -> list[KafkaRecord]:
+    def apply_transit_faults(self, messages: list[KafkaRecord], block: SlotBlock) -> list[KafkaRecord]:
         """Returns the messages that reach Kafka from a block. A slot may have no message or several.
 
         Args:
@@ -77,7 +77,9 @@ class FaultInjector:
         held, self._held = list(self._held.values()), {}
         return [message._replace(timestamp=timestamp) for message in held]
 
-    def _insert_swapped_messages(self, messages: list[KafkaRecord], block: Block, arriving: _MessagesBySlot) -> None:
+    def _insert_swapped_messages(
+        self, messages: list[KafkaRecord], block: SlotBlock, arriving: _MessagesBySlot
+    ) -> None:
         """Inserts swapped messages of earlier blocks directly after their session's next message."""
         for session in list(self._held):
             successors = np.flatnonzero(block.session == session)
@@ -87,7 +89,7 @@ class FaultInjector:
                     self._held.pop(session)._replace(timestamp=messages[slot].timestamp)
                 )
 
-    def _apply_lifecycle_faults(self, messages: list[KafkaRecord], block: Block, arriving: _MessagesBySlot) -> None:
+    def _apply_lifecycle_faults(self, messages: list[KafkaRecord], block: SlotBlock, arriving: _MessagesBySlot) -> None:
         for slot in np.flatnonzero(block.kind == FIRST).tolist():
             if self._rng.random() < self._faults.orphans:
                 arriving.drop_drawn_message(slot)
@@ -96,7 +98,9 @@ class FaultInjector:
                 value = _STRAY % (block.seq[slot] + 1, block.ts[slot] + 1)
                 arriving.messages_of_slot(slot).append(messages[slot]._replace(value=value))
 
-    def _apply_faults_per_message(self, messages: list[KafkaRecord], block: Block, arriving: _MessagesBySlot) -> None:
+    def _apply_faults_per_message(
+        self, messages: list[KafkaRecord], block: SlotBlock, arriving: _MessagesBySlot
+    ) -> None:
         faults = self._faults
         limits = np.cumsum([faults.duplicates, faults.gaps, faults.swaps, faults.malformed])
         drawn = np.searchsorted(limits, self._rng.random(len(messages)), side="right")
@@ -117,7 +121,7 @@ class FaultInjector:
                     )
 
     def _hold_swapped_message(
-        self, slot: int, messages: list[KafkaRecord], block: Block, arriving: _MessagesBySlot
+        self, slot: int, messages: list[KafkaRecord], block: SlotBlock, arriving: _MessagesBySlot
     ) -> None:
         session = int(block.session[slot])
         successors = np.flatnonzero(block.session[slot + 1 :] == session)

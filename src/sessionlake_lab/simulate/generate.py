@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sessionlake.protocol.columns import ID
-from sessionlake_lab.simulate.block import DELETE, END, FIRST, HEARTBEAT, SNAPSHOT, UPDATE, Block
+from sessionlake_lab.simulate.block import DELETE, END, FIRST, HEARTBEAT, SNAPSHOT, UPDATE, SlotBlock
 from sessionlake_lab.simulate.disturb import FaultInjector
 from sessionlake_lab.simulate.malformed import unusual_valid_forms
 from sessionlake_lab.simulate.rows import RowFormatter, draw_hot_rows
 from sessionlake_lab.simulate.scenario import KafkaRecord, Scenario
 from sessionlake_lab.simulate.sensors import FAMILIES, SensorWorld
-from sessionlake_lab.simulate.timeline import Timeline
+from sessionlake_lab.simulate.timeline import SessionTimeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,14 +59,14 @@ class _MessageGenerator:
         self._rng = rng = np.random.default_rng(scenario.seed)
         self._world = SensorWorld(scenario, columns, rng)
         self._text = RowFormatter(self._world, columns, scenario.mix, rng)
-        self._timeline = Timeline(scenario, rng)
+        self._timeline = SessionTimeline(scenario, rng)
         self._disturb = FaultInjector(scenario, columns, rng)
-        self._latency = rng.integers(*_LATENCY_MS, scenario.sessions)
+        self._latency = rng.integers(*_LATENCY_MS, scenario.session_count)
         self._addresses = _list_session_addresses(scenario)
         self._odd = unusual_valid_forms()
 
     def generate_blocks(self) -> Iterator[list[KafkaRecord]]:
-        slots, size = self._scenario.slots, self._scenario.block
+        slots, size = self._scenario.slot_count, self._scenario.slots_per_block
         for begin in range(0, slots, size):
             block = self._draw_block(begin, min(size, slots - begin))
             self._disturb.shift_event_times(block.ts, block.session)
@@ -82,17 +82,17 @@ class _MessageGenerator:
             yield self._disturb.apply_transit_faults(messages, block)
         yield self._disturb.end_swapped_messages(self._scenario.start_ms + round(self._scenario.duration_s * 1000))
 
-    def _draw_block(self, begin: int, count: int) -> Block:
+    def _draw_block(self, begin: int, count: int) -> SlotBlock:
         """Draws a block: which session sends which kind of message, and when."""
         step = 1000 / self._scenario.rate
         elapsed = ((begin + np.arange(count)) * step).astype(np.int64)
-        starting, ending = self._timeline.advance(elapsed[-1] / 1000, count)
+        starting, ending = self._timeline.advance_sessions(elapsed[-1] / 1000, count)
         others = self._timeline.choose_senders(count - len(starting) - len(ending))
         session = np.concatenate([np.array(starting + ending, np.int64), others])
         own = np.repeat(np.array([FIRST, END], np.int8), [len(starting), len(ending)])
         kind = np.concatenate([own, self._draw_kinds(len(others))])
         time = self._scenario.start_ms + elapsed[: len(session)]
-        return Block(session, kind, self._timeline.assign_seqs(session), time - self._latency[session], time)
+        return SlotBlock(session, kind, self._timeline.assign_seqs(session), time - self._latency[session], time)
 
     def _draw_kinds(self, count: int) -> NDArray[np.int8]:
         mix = self._scenario.mix
@@ -100,7 +100,7 @@ class _MessageGenerator:
         kinds = np.array([SNAPSHOT, DELETE, HEARTBEAT, UPDATE], np.int8)
         return kinds[np.searchsorted(limits, self._rng.random(count), side="right")]
 
-    def _format_messages(self, block: Block) -> list[bytes]:
+    def _format_messages(self, block: SlotBlock) -> list[bytes]:
         """Returns the text of every message. Formats all as updates first, then replaces those of other kinds."""
         seqs, times = block.seq.tolist(), block.ts.tolist()
         values = [_UPDATE % fields for fields in zip(seqs, times, self._format_update_rows(block), strict=True)]
@@ -115,7 +115,7 @@ class _MessageGenerator:
                 values[index] = self._odd[int(self._rng.integers(len(self._odd)))](values[index])
         return values
 
-    def _format_update_rows(self, block: Block) -> list[bytes]:
+    def _format_update_rows(self, block: SlotBlock) -> list[bytes]:
         """Returns the rows of an update for each slot, as joined JSON text."""
         count, mean = len(block.session), self._scenario.mix.rows_per_update
         first = draw_hot_rows(self._scenario, self._rng, count)
@@ -131,7 +131,7 @@ class _MessageGenerator:
         bounds = zip((ends - sizes).tolist(), ends.tolist(), strict=True)
         return [text[low] if high - low == 1 else b",".join(text[low:high]) for low, high in bounds]
 
-    def _add_deletes(self, values: list[bytes], block: Block) -> None:
+    def _add_deletes(self, values: list[bytes], block: SlotBlock) -> None:
         where = np.flatnonzero(block.kind == DELETE)
         row_ids = self._world.make_row_ids(block.session[where], draw_hot_rows(self._scenario, self._rng, len(where)))
         for number, (index, row_id) in enumerate(zip(where.tolist(), row_ids, strict=True)):
@@ -140,7 +140,7 @@ class _MessageGenerator:
             else:
                 values[index] = _DELETE % (block.seq[index], block.ts[index], row_id)
 
-    def _add_snapshots(self, values: list[bytes], block: Block) -> None:
+    def _add_snapshots(self, values: list[bytes], block: SlotBlock) -> None:
         """Replaces the texts of snapshots. A session's first snapshot has every row, and later ones lack some."""
         where = np.flatnonzero((block.kind == FIRST) | (block.kind == SNAPSHOT))
         rows = self._scenario.rows

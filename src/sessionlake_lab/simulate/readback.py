@@ -14,7 +14,7 @@ from sessionlake.kafka.clients import consumer_config, require_broker
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import Settings, TopicRule
 from sessionlake.settings.section import milliseconds
-from sessionlake_lab.truth import KafkaMessage, Rules, Tables, Truth
+from sessionlake_lab.truth import CaptureRules, ExpectedTables, GroundTruth, KafkaMessage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +23,9 @@ TIMEOUT_S = 30.0
 FETCH = 10_000
 
 
-def truth_from_broker(settings: Settings, rules: Rules | None = None, silences: Iterable[Silence] = ()) -> Tables:
+def truth_from_broker(
+    settings: Settings, rules: CaptureRules | None = None, silences: Iterable[Silence] = ()
+) -> ExpectedTables:
     """Returns the expected silver tables for all messages in the topics of `kafka.topic_pattern`.
 
     Args:
@@ -35,7 +37,7 @@ def truth_from_broker(settings: Settings, rules: Rules | None = None, silences: 
         BrokerError: Kafka cannot be read.
         Violation: Under `on_violation: fail`, at the message at which silver must stop.
     """
-    truth, silent_until = Truth(rules or make_rules(settings)), defaultdict[tuple[str, int, int], list[int]](list)
+    truth, silent_until = GroundTruth(rules or make_rules(settings)), defaultdict[tuple[str, int, int], list[int]](list)
     for silence in silences:
         silent_until[silence.topic, silence.partition, silence.behind].append(silence.until)
     for message in read_all_messages(settings):
@@ -45,10 +47,10 @@ def truth_from_broker(settings: Settings, rules: Rules | None = None, silences: 
     return truth.finish_and_return_tables()
 
 
-def make_rules(settings: Settings) -> Rules:
+def make_rules(settings: Settings) -> CaptureRules:
     """Returns the ground truth's rules for a configuration."""
     capture = settings.capture
-    return Rules(
+    return CaptureRules(
         columns={column.name: column.sql for column in capture.declared},
         integrity=capture.integrity.value,
         on_violation=capture.on_violation.value,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from sessionlake_lab.simulate.scenario import Mix, Scenario
+    from sessionlake_lab.simulate.scenario import MessageMix, Scenario
     from sessionlake_lab.simulate.sensors import SensorWorld
 
 _HOLES = {JsonType.BOOLEAN: b"%b", JsonType.INTEGER: b"%d", JsonType.NUMBER: b"%.2f", JsonType.STRING: b'"%b"'}
@@ -48,7 +48,9 @@ class RowFormatter:
         rng: The scenario's only source of randomness.
     """
 
-    def __init__(self, world: SensorWorld, columns: Sequence[Column], mix: Mix, rng: np.random.Generator) -> None:
+    def __init__(
+        self, world: SensorWorld, columns: Sequence[Column], mix: MessageMix, rng: np.random.Generator
+    ) -> None:
         self._world, self._mix, self._rng = world, mix, rng
         self._full = _make_template(columns, range(len(columns)), None)
         self._partial = _make_partial_shapes(columns)

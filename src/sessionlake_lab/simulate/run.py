@@ -12,7 +12,7 @@ from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake_lab.simulate.generate import generate_messages
-from sessionlake_lab.simulate.scenario import Faults, Mix, Scenario
+from sessionlake_lab.simulate.scenario import FaultRates, MessageMix, Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MODES = ("live", "burst", "bench")
 # Short option names and the fields of a scenario that they set.
 _SHORT = {"duration": "duration_s", "sessions": "sessions_per_sensor", "reorder": "reordered", "day": "day_s"}
-_FAULTS = {item.name for item in fields(Faults)}
-_MIX = {item.name for item in fields(Mix)}
+_FAULTS = {item.name for item in fields(FaultRates)}
+_MIX = {item.name for item in fields(MessageMix)}
 _SCENARIO = {item.name for item in fields(Scenario)} - {"mix", "faults"}
 
 
@@ -50,9 +50,9 @@ class SimulationReport:
             "messages": self.produced.messages,
             "value_bytes": self.produced.value_bytes,
             "seconds": round(self.produced.seconds, 3),
-            "messages_per_second": round(self.produced.rate),
+            "messages_per_second": round(self.produced.messages_per_second),
             "stopped": self.produced.stopped,
-            "sessions": self.scenario.sessions,
+            "sessions": self.scenario.session_count,
             "seed": self.scenario.seed,
             "start_ms": self.scenario.start_ms,
             "offsets": [
@@ -88,10 +88,10 @@ def run_simulation(
         MachineError: The Kafka client is not installed.
     """
     scenario = build_scenario(settings, mode=mode, **options)
-    return simulate(settings, scenario, pace=mode == "live", truth=truth, stop=stop, on_progress=on_progress)
+    return send_scenario(settings, scenario, pace=mode == "live", truth=truth, stop=stop, on_progress=on_progress)
 
 
-def simulate(
+def send_scenario(
     settings: Settings,
     scenario: Scenario,
     *,
@@ -142,9 +142,9 @@ def build_scenario(settings: Settings, *, mode: str = "live", **options: Any) ->
     Args:
         settings: Settings with lateness and the size of the largest message.
         mode: `live`: stream time starts now. `burst`: the same messages, with stream time ending now. `bench`: the
-            scenario of `Scenario.bench`, with a fixed start time; it accepts `messages` and no duration.
-        options: Any field of `Scenario`, `Mix` or `Faults`, or its short name (`duration`, `sessions` of each sensor,
-            `reorder`, `day`). None means the default.
+            scenario of `Scenario.create_benchmark`, with a fixed start time; it accepts `messages` and no duration.
+        options: Any field of `Scenario`, `MessageMix` or `FaultRates`, or its short name (`duration`, `sessions` of
+            each sensor, `reorder`, `day`). None means the default.
 
     Raises:
         UsageError: An option is unknown or out of range. The text names it and the allowed values.
@@ -177,7 +177,7 @@ def _build_bench_scenario(options: dict[str, Any], total: int | None) -> Scenari
     sessions = options.get("sessions_per_sensor", 125) * sensors
     shape = {name: options[name] for name in ("rows", "seed", "rate") if name in options}
     return replace(
-        Scenario.bench(sessions=sessions, messages=total or 1_000_000, **{"rows": 200, **shape}),
+        Scenario.create_benchmark(sessions=sessions, messages=total or 1_000_000, **{"rows": 200, **shape}),
         sensors=sensors, sessions_per_sensor=sessions // sensors,
     )  # fmt: skip
 

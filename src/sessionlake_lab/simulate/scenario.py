@@ -34,7 +34,7 @@ class KafkaRecord(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faults:
+class FaultRates:
     """How often each fault occurs: shares between 0 and 1, of messages unless the field names sessions.
 
     Attributes:
@@ -64,7 +64,7 @@ class Faults:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mix:
+class MessageMix:
     """The mix of messages of healthy sessions: shares between 0 and 1 of their messages, unless the field names rows.
 
     Attributes:
@@ -92,7 +92,9 @@ class Mix:
     anomalies: float = 0.3
 
 
-PLAIN = Mix(heartbeats=0, deletes=0, snapshots=0, partial=0, nulls=0, undeclared=0, unusual=0, rows_per_update=1, hot=1)
+PLAIN = MessageMix(
+    heartbeats=0, deletes=0, snapshots=0, partial=0, nulls=0, undeclared=0, unusual=0, rows_per_update=1, hot=1
+)
 """Only updates of one row with all columns, evenly spread over the rows. Benchmarks use this mix."""
 
 
@@ -141,8 +143,8 @@ class Scenario:
     lateness_s: float = 600.0
     future_skew_s: float = DAY_S
     max_message_bytes: int = 10 * 1024 * 1024
-    mix: Mix = field(default_factory=Mix)
-    faults: Faults = field(default_factory=Faults)
+    mix: MessageMix = field(default_factory=MessageMix)
+    faults: FaultRates = field(default_factory=FaultRates)
 
     def __post_init__(self) -> None:
         """Checks that every number is within its range.
@@ -155,7 +157,7 @@ class Scenario:
         _require_within("seed", self.seed, 0, MAX_INT32)
         _require_within("rate", self.rate, 0.001, 10_000_000)
         _require_within("duration_s", self.duration_s, 0.001, 10 * 365 * DAY_S)
-        _require_within("day_s", self.day if self.day_s is None else self.day_s, 0.001, 10 * 365 * DAY_S)
+        _require_within("day_s", self.day_seconds if self.day_s is None else self.day_s, 0.001, 10 * 365 * DAY_S)
         _require_within("rows_per_update", self.mix.rows_per_update, 1, 1000)
         _require_within("hot", self.mix.hot, 0.1, 10)
         for name in ("late_sensors", "joining", "ended", "silent"):
@@ -166,7 +168,7 @@ class Scenario:
                     _require_within(item.name, getattr(part, item.name), 0, 1)
 
     @classmethod
-    def bench(cls, *, sessions: int, rows: int, messages: int, seed: int = 0, rate: float = 1000.0) -> Self:
+    def create_benchmark(cls, *, sessions: int, rows: int, messages: int, seed: int = 0, rate: float = 1000.0) -> Self:
         """Returns a benchmark scenario: one snapshot per session, then one-row updates of about 100 bytes in turns.
 
         Args:
@@ -184,22 +186,22 @@ class Scenario:
         )  # fmt: skip
 
     @property
-    def sessions(self) -> int:
+    def session_count(self) -> int:
         """Number of sessions of all sensors."""
         return self.sensors * self.sessions_per_sensor
 
     @property
-    def slots(self) -> int:
+    def slot_count(self) -> int:
         """Number of messages before faults add or remove some."""
         return max(1, round(self.rate * self.duration_s))
 
     @property
-    def block(self) -> int:
+    def slots_per_block(self) -> int:
         """Number of slots in a block: at most a tenth of a second, so that a live stream stays close to the clock."""
         return max(1, min(MAX_BLOCK, int(self.rate / 10)))
 
     @property
-    def day(self) -> float:
+    def day_seconds(self) -> float:
         """Length of the daily cycle in seconds."""
         return self.day_s if self.day_s is not None else max(1.0, min(DAY_S, self.duration_s))
 

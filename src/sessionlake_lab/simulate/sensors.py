@@ -85,15 +85,15 @@ class SensorWorld:
         self._rng = rng
         self._columns = columns
         self._rows = scenario.rows
-        self._day = scenario.day
-        shape = (scenario.sessions, scenario.rows)
-        self.family = np.arange(scenario.sessions) // scenario.sessions_per_sensor % len(FAMILIES)
-        self._phase = rng.random(scenario.sessions) * 0.15
+        self._day = scenario.day_seconds
+        shape = (scenario.session_count, scenario.rows)
+        self.family = np.arange(scenario.session_count) // scenario.sessions_per_sensor % len(FAMILIES)
+        self._phase = rng.random(scenario.session_count) * 0.15
         self._state = np.zeros(shape, np.int8)
         self._noise = [np.zeros(shape, np.float32) for column in columns if column.is_numeric]
         self._ladder = np.array([family.ladder for family in FAMILIES])[self.family]
         self._metrics = _draw_quantities_per_session(self.family)
-        self._anomalies = _Anomalies(scenario, rng)
+        self._anomalies = _SensorAnomalies(scenario, rng)
         width = len(str(scenario.rows - 1))
         self._ids = [f"{family.row}{row:0{width}d}".encode() for family in FAMILIES for row in range(scenario.rows)]
         self._names = [state.encode() for family in FAMILIES for state in family.states]
@@ -174,11 +174,11 @@ class SensorWorld:
         return [names[index] for index in (self.family[session] * STATES + state).tolist()]
 
 
-class _Anomalies:
+class _SensorAnomalies:
     """Anomalies that rules can find: at most one row per session, for a third of the run."""
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
-        count = scenario.sessions
+        count = scenario.session_count
         has_anomaly = rng.random(count) < scenario.mix.anomalies
         self._any = bool(has_anomaly.any())
         self._kind = np.where(has_anomaly, rng.integers(STUCK, DRIFT + 1, count), 0)

@@ -54,7 +54,7 @@ class ProduceResult:
     stopped: bool = False
 
     @property
-    def rate(self) -> float:
+    def messages_per_second(self) -> float:
         """Messages per second."""
         return self.messages / self.seconds if self.seconds else 0.0
 
@@ -88,7 +88,7 @@ def produce_messages(
 class _KafkaWriter:
     def __init__(self, settings: Settings, partitions: int, *, pace: bool) -> None:
         self._settings, self._partitions = settings, partitions
-        self._pace = _Pace() if pace else None
+        self._pace = _SendPace() if pace else None
         largest = settings.capture.max_message_bytes + ENVELOPE_BYTES
         require_broker(settings)
         # Errors are raised as exceptions. librdkafka's log lines would interrupt the progress display.
@@ -223,7 +223,7 @@ class _KafkaWriter:
         )
 
 
-class _Pace:
+class _SendPace:
     """Delays messages so that stream time is not faster than the clock, relative to the first message."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ MAX_SNAPSHOT_ROWS = 200_000
 ODD_START = 0.2
 
 
-class Timeline:
+class SessionTimeline:
     """Lifetimes of all sessions, advanced block by block.
 
     Attributes:
@@ -26,7 +26,7 @@ class Timeline:
     """
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
-        count, end = scenario.sessions, scenario.duration_s
+        count, end = scenario.session_count, scenario.duration_s
         begin = _sensor_starts(scenario, rng).repeat(scenario.sessions_per_sensor)
         joins = (rng.random(count) < scenario.joining) & (np.arange(count) % scenario.sessions_per_sensor > 0)
         start = np.where(joins, rng.uniform(begin, begin + 0.9 * (end - begin)), begin)
@@ -45,7 +45,7 @@ class Timeline:
         if scenario.round_robin:
             self.next_seq[:] = 0
 
-    def advance(self, elapsed_s: float, slots: int) -> tuple[list[int], list[int]]:
+    def advance_sessions(self, elapsed_s: float, slots: int) -> tuple[list[int], list[int]]:
         """Starts and ends sessions up to a time, and updates `active`.
 
         Args:

@@ -7,15 +7,15 @@ code with the pipeline, so an error goes unnoticed only if both implementations 
 from __future__ import annotations
 
 from sessionlake_lab.truth.files import hash_session_tables, hash_table, read_tables, write_tables
-from sessionlake_lab.truth.judge import Truth
-from sessionlake_lab.truth.model import KafkaMessage, Rules, Tables, Violation
+from sessionlake_lab.truth.judge import GroundTruth
+from sessionlake_lab.truth.model import CaptureRules, ExpectedTables, KafkaMessage, TruthViolationError
 
 __all__ = [
+    "CaptureRules",
+    "ExpectedTables",
+    "GroundTruth",
     "KafkaMessage",
-    "Rules",
-    "Tables",
-    "Truth",
-    "Violation",
+    "TruthViolationError",
     "hash_session_tables",
     "hash_table",
     "read_tables",

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sessionlake.errors import LakeError
-from sessionlake_lab.truth.model import Row, SessionKey, Tables
+from sessionlake_lab.truth.model import ExpectedTables, Row, SessionKey
 
 _FORMAT = 4
 _BYTES = ("key", "value")
 
 
-def hash_session_tables(tables: Tables) -> dict[SessionKey, str]:
+def hash_session_tables(tables: ExpectedTables) -> dict[SessionKey, str]:
     """Returns a hash of each session's table. Equal tables have equal hashes."""
     return {key: hash_table(rows) for key, rows in tables.session_rows.items()}
 
@@ -26,12 +26,13 @@ def hash_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the hash of one session's table, whatever the order of its rows and columns.
 
     Args:
-        rows: For each row id the columns of `Tables.session_rows`, without topic, partition, session id and row id.
+        rows: For each row id the columns of `ExpectedTables.session_rows`, without topic, partition, session id and
+            row id.
     """
     return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def write_tables(tables: Tables, folder: Path) -> None:
+def write_tables(tables: ExpectedTables, folder: Path) -> None:
     """Writes `<folder>/<table>.jsonl.gz` for every table, and replaces existing files."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_lines(folder / "format.jsonl.gz", [_FORMAT])
@@ -45,7 +46,7 @@ def write_tables(tables: Tables, folder: Path) -> None:
     _write_lines(folder / "quarantine.jsonl.gz", [_encode_bytes(message) for message in tables.quarantine])
 
 
-def read_tables(folder: Path) -> Tables:
+def read_tables(folder: Path) -> ExpectedTables:
     """Reads the tables that `write_tables` wrote into the folder.
 
     Raises:
@@ -57,7 +58,7 @@ def read_tables(folder: Path) -> Tables:
             f"ground truth in {folder}: found format {found}, expected [{_FORMAT}]", fix="Simulate again to write it"
         )
     rows, sessions = (_read_lines(folder / f"{name}.jsonl.gz") for name in ("session_rows", "sessions"))
-    return Tables(
+    return ExpectedTables(
         session_rows={(topic, partition, session): held for topic, partition, session, held in rows},
         sessions={(row["topic"], row["partition"], row["session_id"]): row for row in sessions},
         counts={(topic, partition): counts for topic, partition, counts in _read_lines(folder / "counts.jsonl.gz")},

@@ -20,10 +20,10 @@ from bisect import insort
 from collections import defaultdict
 
 from sessionlake.errors import UsageError
-from sessionlake_lab.truth.model import KafkaMessage, Rules, SessionKey, Tables
+from sessionlake_lab.truth.model import CaptureRules, ExpectedTables, KafkaMessage, SessionKey
 from sessionlake_lab.truth.outcomes import PartitionState
 from sessionlake_lab.truth.reading import NO_TIMESTAMP, MalformedError, ParsedMessage
-from sessionlake_lab.truth.session import ENDED, EXPIRED, Cause, Life, Session, add_seq, is_known_seq
+from sessionlake_lab.truth.session import ENDED, EXPIRED, ApplyCause, LifeState, SessionState, add_seq, is_known_seq
 from sessionlake_lab.truth.snapshots import TableCutter, read_current_table
 from sessionlake_lab.truth.verdict import MessageJudge, TopicRules
 
@@ -31,8 +31,10 @@ ERASED = (b"\0erased", None)
 """Key and value of the record that replaces an erased message."""
 
 
-class Truth:
-    """Computes the expected tables. Call `feed` for each message in offset order, then `finish`.
+class GroundTruth:
+    """Computes the expected tables.
+
+    Call `judge_message` for each message in offset order, then `finish_and_return_tables`.
 
     Args:
         rules: How to judge.
@@ -40,10 +42,10 @@ class Truth:
             1 KB of memory per change.
     """
 
-    def __init__(self, rules: Rules, *, keep_changes: bool = True) -> None:
+    def __init__(self, rules: CaptureRules, *, keep_changes: bool = True) -> None:
         self._rules = rules
         self._terms: dict[str, TopicRules] = {}
-        self._sessions: dict[SessionKey, Session] = {}
+        self._sessions: dict[SessionKey, SessionState] = {}
         self._judge = MessageJudge(self._handle_applied_message, keep_changes=keep_changes)
         self._outcomes = self._judge.outcomes
         self._snapshots = TableCutter(self._outcomes.tables, self._release_all_messages, keep=keep_changes)
@@ -106,7 +108,7 @@ class Truth:
             self._snapshots.schedule_check(partition, self._find_rules_of_topic(topic), session)
         self._judge.restart_deadlines(partition, self._find_rules_of_topic(topic))
 
-    def finish_and_return_tables(self) -> Tables:
+    def finish_and_return_tables(self) -> ExpectedTables:
         """Expires idle sessions up to the last stream time, and returns the expected tables.
 
         Raises:
@@ -143,17 +145,17 @@ class Truth:
             terms = self._terms[topic] = TopicRules(self._rules.for_topic(topic))
         return terms
 
-    def _find_session(self, terms: TopicRules, parsed: ParsedMessage) -> Session:
+    def _find_session(self, terms: TopicRules, parsed: ParsedMessage) -> SessionState:
         """Returns the message's session with its last offset and time updated. Starts a new life if the old expired."""
         kafka = parsed.kafka
         key = kafka.topic, kafka.partition, parsed.session_id
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = Session(kafka.topic, parsed.session_id, kafka.partition)
+            session = self._sessions[key] = SessionState(kafka.topic, parsed.session_id, kafka.partition)
         last = session.life.last_timestamp
         if last is not None and self._is_expired(terms, session, parsed):
             self._judge.judge_gaps_of_past_life(terms, session.life)
-            session.life = Life()
+            session.life = LifeState()
             session.lives += 1
             session.expired_at = session.position
         life = session.life
@@ -162,13 +164,13 @@ class Truth:
         life.last_offset, life.last_timestamp = kafka.offset, parsed.time
         return session
 
-    def _is_expired(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> bool:
+    def _is_expired(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> bool:
         """Returns True if the session expired before this message, by its timestamp or as its state was dropped."""
         last, timeout = session.life.last_timestamp, terms.rules.session_timeout_ms
         now = self._outcomes.find_partition_state(parsed.kafka).stream_time
         return last is not None and (parsed.time > last + timeout or now > last + 2 * timeout)
 
-    def _handle_arrival(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
+    def _handle_arrival(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
         integrity, life = terms.rules.integrity, session.life
         if _is_duplicate(integrity, life, parsed.seq):
             life.duplicates += 1
@@ -181,7 +183,7 @@ class Truth:
 
     # -- class `window`: messages are held back until the watermark passes them
 
-    def _hold_back(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
+    def _hold_back(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
         life, lateness = session.life, terms.rules.lateness_ms
         life.highest_ts = parsed.ts if life.highest_ts is None else max(life.highest_ts, parsed.ts)
         if parsed.ts < life.highest_ts - lateness:
@@ -197,7 +199,7 @@ class Truth:
         self._release_due_messages(terms, session, self._make_cause_of_arrival(parsed))
         self._limit_held_messages(terms, session, parsed)
 
-    def _limit_held_messages(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
+    def _limit_held_messages(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
         rules, held = terms.rules, session.life.held
 
         def exceeds_limit() -> bool:
@@ -209,20 +211,20 @@ class Truth:
         elif exceeds_limit():
             held.remove(parsed)
 
-    def _release_due_messages(self, terms: TopicRules, session: Session, cause: Cause) -> None:
+    def _release_due_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
         life = session.life
         while life.held and life.highest_ts is not None and life.held[0].ts < life.highest_ts - terms.rules.lateness_ms:
             self._judge.judge_message(terms, session, life.held.pop(0), cause)
 
-    def _release_all_messages(self, terms: TopicRules, session: Session, cause: Cause) -> None:
+    def _release_all_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
         while session.life.held:
             self._judge.judge_message(terms, session, session.life.held.pop(0), cause)
 
-    def _make_cause_of_arrival(self, parsed: ParsedMessage) -> Cause:
+    def _make_cause_of_arrival(self, parsed: ParsedMessage) -> ApplyCause:
         offset = parsed.kafka.offset
-        return Cause(offset, self._outcomes.find_partition_state(parsed.kafka).stream_time, offset)
+        return ApplyCause(offset, self._outcomes.find_partition_state(parsed.kafka).stream_time, offset)
 
-    def _handle_applied_message(self, terms: TopicRules, session: Session, kind: str, cause: Cause) -> None:
+    def _handle_applied_message(self, terms: TopicRules, session: SessionState, kind: str, cause: ApplyCause) -> None:
         """Handles an applied message: notes a change of the table, or cuts the table at the session's end."""
         if kind == "end":
             self._snapshots.cut_table(terms, session, "end", cause.at, cause.by)
@@ -231,7 +233,7 @@ class Truth:
 
     # -- the end
 
-    def _expire_if_idle(self, session: Session) -> None:
+    def _expire_if_idle(self, session: SessionState) -> None:
         terms, life = self._find_rules_of_topic(session.topic), session.life
         partition = self._outcomes.partitions[session.topic, session.partition]
         if life.last_timestamp is None:
@@ -247,7 +249,7 @@ def _count_message_bytes(parsed: ParsedMessage) -> int:
     return len(parsed.kafka.value or b"")
 
 
-def _is_duplicate(integrity: str, life: Life, seq: int | None) -> bool:
+def _is_duplicate(integrity: str, life: LifeState, seq: int | None) -> bool:
     if integrity == "none" or seq is None:
         return False
     if integrity in {"once", "window"}:

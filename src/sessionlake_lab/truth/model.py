@@ -19,7 +19,7 @@ SessionKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Rules:
+class CaptureRules:
     """How a capture is judged. Times are in milliseconds.
 
     `by_topic` has pairs of a regular expression and overrides. The first expression that matches the whole topic name
@@ -53,7 +53,7 @@ class Rules:
         for column, spark_type in self.columns.items():
             _require_allowed(f"column {column}", spark_type, COLUMN_TYPES)
 
-    def for_topic(self, topic: str) -> Rules:
+    def for_topic(self, topic: str) -> CaptureRules:
         """Returns the rules with the overrides of the first pattern that matches the whole topic name."""
         for pattern, overrides in self.by_topic:
             if re.fullmatch(pattern, topic):
@@ -82,7 +82,7 @@ class KafkaMessage(NamedTuple):
 
 
 @dataclass
-class Tables:
+class ExpectedTables:
     """The expected silver tables. Each row is a dictionary with the table's columns.
 
     `session_rows` and `sessions` have a key for each session that sent a well-formed message. A session's table may be
@@ -103,7 +103,7 @@ class Tables:
     """Counts by topic and partition: messages = applied + duplicates + quarantined + held."""
 
 
-class Violation(IntegrityViolationError):  # noqa: N818 - named as the protocol names what happened
+class TruthViolationError(IntegrityViolationError):
     """A message broke its session's class under `fail`. Correct the stream, or judge again with another policy."""
 
     def __init__(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sessionlake_lab.truth.model import KafkaMessage, Tables
+from sessionlake_lab.truth.model import ExpectedTables, KafkaMessage
 from sessionlake_lab.truth.reading import NO_TIMESTAMP, ParsedMessage, parse_session_id
-from sessionlake_lab.truth.session import Life, OpenGap, Session
+from sessionlake_lab.truth.session import LifeState, OpenGap, SessionState
 
 
 @dataclass(slots=True, eq=False)
@@ -18,9 +18,9 @@ class PartitionState:
     """Highest Kafka timestamp so far, including malformed messages. -1 until a time is known."""
     is_timed: bool = False
     """True once a time is known."""
-    gap_deadlines: list[tuple[int, int, Session, Life, OpenGap]] = field(default_factory=list)
+    gap_deadlines: list[tuple[int, int, SessionState, LifeState, OpenGap]] = field(default_factory=list)
     """A heap of open gaps, ordered by deadline and order of discovery."""
-    checks: list[tuple[int, int, Session]] = field(default_factory=list)
+    checks: list[tuple[int, int, SessionState]] = field(default_factory=list)
     """A heap of sessions, ordered by the stream time of their next check and order of scheduling."""
 
 
@@ -28,7 +28,7 @@ class OutcomeWriter:
     """Writes the results of messages into the expected tables and counts them by topic-partition."""
 
     def __init__(self) -> None:
-        self.tables = Tables()
+        self.tables = ExpectedTables()
         self.partitions: dict[tuple[str, int], PartitionState] = {}
 
     def find_partition_state(self, message: KafkaMessage) -> PartitionState:

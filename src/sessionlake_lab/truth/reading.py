@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sessionlake_lab.truth.model import KafkaMessage, Rules
+from sessionlake_lab.truth.model import CaptureRules, KafkaMessage
 from sessionlake_lab.truth.text import NotJsonError, TooDeepError, parse_json
 
 MAX_KEY_BYTES = 256
@@ -57,7 +57,7 @@ class ParsedMessage(NamedTuple):
 class MessageParser:
     """Parses messages of topics that have the same rules."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: CaptureRules) -> None:
         self._rules = rules
         self._checks = {name: _CHECKS[spark_type] for name, spark_type in rules.columns.items()}
         self._known = {"id", *rules.columns}
@@ -195,12 +195,12 @@ def _check_string(value: object) -> str:
 def _make_integer_check(bits: int) -> Check:
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
-    def check(value: object) -> int:
+    def check_integer(value: object) -> int:
         if type(value) is not int or not low <= value <= high:
             raise MalformedError("bad_column")
         return value
 
-    return check
+    return check_integer
 
 
 def _check_double(value: object) -> float:

@@ -13,7 +13,7 @@ from sessionlake_lab.truth.reading import ParsedMessage
 OPEN, ENDED, EXPIRED, BROKEN = "open", "ended", "expired", "broken"
 
 
-class Cause(NamedTuple):
+class ApplyCause(NamedTuple):
     """When a message was applied, and which message caused this: itself, or a later one if it was held back."""
 
     releasing: int
@@ -39,7 +39,7 @@ class OpenGap:
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class LifeState:
     """State of one life of a session: its seqs, epoch and times. A new life starts with an empty state."""
 
     status: str = OPEN
@@ -74,13 +74,13 @@ class Life:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class SessionState:
     """A session with its current life and its table. The table persists when a new life starts."""
 
     topic: str
     session_id: str
     partition: int
-    life: Life = field(default_factory=Life)
+    life: LifeState = field(default_factory=LifeState)
     lives: int = 1
     rows: dict[str, Row] = field(default_factory=dict)
     position: int = -1
@@ -130,17 +130,17 @@ class Session:
         }
 
 
-def is_known_seq(life: Life, seq: int) -> bool:
+def is_known_seq(life: LifeState, seq: int) -> bool:
     """Returns True if the seq was applied, is held back, or is in an abandoned gap."""
     return seq in life.known_seqs or any(low < seq < high for low, high in life.abandoned_gaps)
 
 
-def count_gaps_with(life: Life, seq: int) -> int:
+def count_gaps_with(life: LifeState, seq: int) -> int:
     """Returns the number of gaps if this seq were added."""
     return life.runs - is_known_seq(life, seq - 1) - is_known_seq(life, seq + 1)
 
 
-def add_seq(life: Life, seq: int, max_gaps: int) -> None:
+def add_seq(life: LifeState, seq: int, max_gaps: int) -> None:
     """Adds a seq that was applied or is held back. The oldest gaps beyond the limit then count as filled."""
     if is_known_seq(life, seq):
         return
@@ -158,14 +158,14 @@ def add_seq(life: Life, seq: int, max_gaps: int) -> None:
         _fill_gaps(life, low + 1, high)
 
 
-def remove_seq(life: Life, seq: int) -> None:
+def remove_seq(life: LifeState, seq: int) -> None:
     """Removes a seq that was held back and never applied. If it is sent again it is not a duplicate."""
     if seq in life.known_seqs:
         life.known_seqs.discard(seq)
         life.runs += is_known_seq(life, seq - 1) + is_known_seq(life, seq + 1) - 1
 
 
-def _fill_gaps(life: Life, start: int, end: int) -> None:
+def _fill_gaps(life: LifeState, start: int, end: int) -> None:
     for gap in life.open_gaps:
         gap.missing -= max(0, min(end, gap.end) - max(start, gap.start))
     life.open_gaps = [gap for gap in life.open_gaps if gap.missing]
@@ -190,7 +190,7 @@ def apply_to_table(table: dict[str, Row], parsed: ParsedMessage, epoch: int, all
 
 
 def make_change_rows(
-    parsed: ParsedMessage, epoch: int, position: int, cause: Cause, all_null: Mapping[str, Any]
+    parsed: ParsedMessage, epoch: int, position: int, cause: ApplyCause, all_null: Mapping[str, Any]
 ) -> list[Row]:
     """Returns the rows of `session_changes` for one applied message."""
     kafka = parsed.kafka

@@ -20,12 +20,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from sessionlake_lab.truth.model import Row, Tables
+from sessionlake_lab.truth.model import ExpectedTables, Row
 from sessionlake_lab.truth.outcomes import PartitionState
-from sessionlake_lab.truth.session import ENDED, Cause, Session, apply_to_table
+from sessionlake_lab.truth.session import ENDED, ApplyCause, SessionState, apply_to_table
 from sessionlake_lab.truth.verdict import TopicRules
 
-Release = Callable[[TopicRules, Session, Cause], None]
+Release = Callable[[TopicRules, SessionState, ApplyCause], None]
 
 
 class TableCutter:
@@ -37,7 +37,7 @@ class TableCutter:
         keep: False to leave the tables of cuts and snapshots empty.
     """
 
-    def __init__(self, tables: Tables, release: Release, *, keep: bool) -> None:
+    def __init__(self, tables: ExpectedTables, release: Release, *, keep: bool) -> None:
         self._tables, self._release, self._keep = tables, release, keep
         self._scheduled = 0
 
@@ -49,25 +49,25 @@ class TableCutter:
                 session.next_check = None
             self._check_session(partition, terms, session)
 
-    def handle_message(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
+    def handle_message(self, partition: PartitionState, terms: TopicRules, session: SessionState) -> None:
         """Schedules the session's next check after a message, and expires it at once if its timestamp is too old."""
         expiry = session.compute_expiry_time(terms.rules.session_timeout_ms)
         if expiry < partition.stream_time:  # the message's own timestamp is old
             last = session.life.last_offset
-            self._expire_session(terms, session, partition.stream_time, Cause(last, partition.stream_time, last))
+            self._expire_session(terms, session, partition.stream_time, ApplyCause(last, partition.stream_time, last))
         self.schedule_check(partition, terms, session)
 
-    def _check_session(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
+    def _check_session(self, partition: PartitionState, terms: TopicRules, session: SessionState) -> None:
         expiry = session.compute_expiry_time(terms.rules.session_timeout_ms)
         due = session.compute_next_cut_time(terms.rules.snapshot_interval_ms)
         if due is not None and due <= min(expiry, partition.stream_time):
             self.cut_table(terms, session, "interval", due, session.life.last_offset)
         if expiry < partition.stream_time:
-            self._expire_session(terms, session, expiry, Cause(session.life.last_offset, expiry + 1, None))
+            self._expire_session(terms, session, expiry, ApplyCause(session.life.last_offset, expiry + 1, None))
         else:
             self.schedule_check(partition, terms, session)
 
-    def schedule_check(self, partition: PartitionState, terms: TopicRules, session: Session) -> None:
+    def schedule_check(self, partition: PartitionState, terms: TopicRules, session: SessionState) -> None:
         """Schedules the session's next check, for its next cut or its expiry."""
         expiry, due = (
             session.compute_expiry_time(terms.rules.session_timeout_ms),
@@ -79,14 +79,14 @@ class TableCutter:
             session.next_check = time
             heapq.heappush(partition.checks, (time, self._scheduled, session))
 
-    def _expire_session(self, terms: TopicRules, session: Session, at: int, cause: Cause) -> None:
+    def _expire_session(self, terms: TopicRules, session: SessionState, at: int, cause: ApplyCause) -> None:
         self._release(terms, session, cause)
         settled = session.life.status == ENDED and session.changed_at is None
         if session.position > session.expired_at and not settled:
             self.cut_table(terms, session, "expiry", at, None)
             session.expired_at = session.position
 
-    def cut_table(self, terms: TopicRules, session: Session, reason: str, at: int, offset: int | None) -> None:
+    def cut_table(self, terms: TopicRules, session: SessionState, reason: str, at: int, offset: int | None) -> None:
         """Records a cut of the session's table, and stores the table as a snapshot if the rules above require it."""
         found = {
             "topic": session.topic,
@@ -111,7 +111,7 @@ class TableCutter:
             session.changes_since_snapshot, session.snapshot_rows = 0, len(rows)
 
 
-def read_current_table(session: Session, terms: TopicRules) -> dict[str, Row]:
+def read_current_table(session: SessionState, terms: TopicRules) -> dict[str, Row]:
     """Returns the session's current table."""
     if not session.log:
         return dict(session.rows)

@@ -15,17 +15,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from sessionlake_lab.truth.model import Rules, Violation
+from sessionlake_lab.truth.model import CaptureRules, TruthViolationError
 from sessionlake_lab.truth.outcomes import OutcomeWriter, PartitionState
 from sessionlake_lab.truth.reading import MessageParser, ParsedMessage
 from sessionlake_lab.truth.session import (
     BROKEN,
     ENDED,
     OPEN,
-    Cause,
-    Life,
+    ApplyCause,
+    LifeState,
     OpenGap,
-    Session,
+    SessionState,
     add_seq,
     apply_to_table,
     count_gaps_with,
@@ -38,13 +38,13 @@ from sessionlake_lab.truth.session import (
 class TopicRules:
     """The rules and the parser for the messages of a topic."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: CaptureRules) -> None:
         self.rules = rules
         self.parser = MessageParser(rules)
         self.all_null = dict.fromkeys(rules.columns)
 
 
-OnApplied = Callable[[TopicRules, Session, str, Cause], None]
+OnApplied = Callable[[TopicRules, SessionState, str, ApplyCause], None]
 
 
 class MessageJudge:
@@ -61,7 +61,7 @@ class MessageJudge:
         self._keep_changes = keep_changes
         self._gaps_seen = 0
 
-    def judge_message(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
+    def judge_message(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause) -> None:
         """Judges a message that is not a duplicate."""
         life, integrity, expected = session.life, terms.rules.integrity, session.life.next_seq
         is_snapshot = parsed.kind == "snapshot"
@@ -91,12 +91,12 @@ class MessageJudge:
         else:
             self._apply_message(terms, session, parsed, cause)
 
-    def has_too_many_gaps(self, terms: TopicRules, session: Session, parsed: ParsedMessage, seq: int) -> bool:
+    def has_too_many_gaps(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, seq: int) -> bool:
         """Rejects a message whose seq would leave more gaps than allowed. Returns True if the message was rejected."""
         too_many = count_gaps_with(session.life, seq) > terms.rules.max_gaps
         return too_many and not self.record_or_isolate(terms, session, parsed, "gap_limit")
 
-    def record_or_isolate(self, terms: TopicRules, session: Session, parsed: ParsedMessage, event: str) -> bool:
+    def record_or_isolate(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, event: str) -> bool:
         """Handles a violation by the policy.
 
         Returns:
@@ -107,7 +107,7 @@ class MessageJudge:
         """
         rules, life, kafka = terms.rules, session.life, parsed.kafka
         if rules.on_violation == "fail":
-            raise Violation(
+            raise TruthViolationError(
                 rules.integrity, event, kafka.topic, kafka.partition, parsed.session_id, kafka.offset,
                 life.next_seq, parsed.seq,
             )  # fmt: skip
@@ -118,7 +118,7 @@ class MessageJudge:
             self._quarantine_message(session, parsed, event)
         return passes
 
-    def _judge_gap(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
+    def _judge_gap(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause) -> None:
         session.life.gaps += 1
         if terms.rules.integrity == "strict":
             self._judge_violation(terms, session, parsed, cause, "gap")
@@ -129,7 +129,7 @@ class MessageJudge:
         self._apply_message(terms, session, parsed, cause)
 
     def _judge_violation(
-        self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause, event: str
+        self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause, event: str
     ) -> None:
         if event == "gap" and parsed.kind == "snapshot" and terms.rules.on_violation == "isolate":
             self.outcomes.record_event(parsed, event, "isolated", session.life.next_seq)
@@ -137,7 +137,9 @@ class MessageJudge:
         elif self.record_or_isolate(terms, session, parsed, event):
             self._apply_message(terms, session, parsed, cause)
 
-    def _apply_message(self, terms: TopicRules, session: Session, parsed: ParsedMessage, cause: Cause) -> None:
+    def _apply_message(
+        self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause
+    ) -> None:
         life, seq = session.life, parsed.seq
         session.position = max(session.position + 1, cause.releasing)
         epoch = _find_epoch(terms.rules.integrity, life, parsed)
@@ -166,12 +168,12 @@ class MessageJudge:
             apply_to_table(session.rows, parsed, epoch, terms.all_null)
         self._on_applied(terms, session, "after end" if parsed.kind == "end" and not ends else parsed.kind, cause)
 
-    def _quarantine_message(self, session: Session, parsed: ParsedMessage, reason: str) -> None:
+    def _quarantine_message(self, session: SessionState, parsed: ParsedMessage, reason: str) -> None:
         if parsed.seq is not None:
             remove_seq(session.life, parsed.seq)
         self.outcomes.quarantine_message(parsed.kafka, reason)
 
-    def _add_open_gap(self, terms: TopicRules, session: Session, parsed: ParsedMessage) -> None:
+    def _add_open_gap(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
         start = session.life.next_seq
         if start is None or parsed.seq is None:
             return
@@ -200,18 +202,18 @@ class MessageJudge:
                 life.open_gaps.remove(gap)
                 self._judge_unfilled_gap(terms.rules, life, gap)
 
-    def judge_gaps_of_past_life(self, terms: TopicRules, life: Life) -> None:
+    def judge_gaps_of_past_life(self, terms: TopicRules, life: LifeState) -> None:
         """Judges the open gaps of a past life, which cannot be filled any more, whatever their deadline."""
         for gap in sorted(life.open_gaps, key=lambda gap: gap.opened):
             if gap.missing and gap in life.open_gaps:
                 life.open_gaps.remove(gap)
                 self._judge_unfilled_gap(terms.rules, life, gap)
 
-    def _judge_unfilled_gap(self, rules: Rules, life: Life, gap: OpenGap) -> None:
+    def _judge_unfilled_gap(self, rules: CaptureRules, life: LifeState, gap: OpenGap) -> None:
         first = next(seq for seq in range(gap.start, gap.end) if not is_known_seq(life, seq))
         parsed = gap.revealed_by
         if rules.on_violation == "fail":
-            raise Violation(
+            raise TruthViolationError(
                 rules.integrity, "gap", parsed.kafka.topic, parsed.kafka.partition, parsed.session_id,
                 parsed.kafka.offset, first, parsed.seq,
             )  # fmt: skip
@@ -223,13 +225,13 @@ class MessageJudge:
             life.open_gaps.clear()
 
 
-def _is_before_end_of_life(integrity: str, life: Life, parsed: ParsedMessage) -> bool:
+def _is_before_end_of_life(integrity: str, life: LifeState, parsed: ParsedMessage) -> bool:
     if integrity != "once" or parsed.seq is None or life.end_seq is None:
         return False
     return parsed.seq < life.end_seq
 
 
-def _find_epoch(integrity: str, life: Life, parsed: ParsedMessage) -> int:
+def _find_epoch(integrity: str, life: LifeState, parsed: ParsedMessage) -> int:
     """Returns the offset of the last snapshot up to this message (under `once` in seq order). Records snapshots."""
     if integrity == "once" and parsed.seq is not None:
         if parsed.kind == "snapshot":

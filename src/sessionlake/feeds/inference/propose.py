@@ -85,7 +85,7 @@ def _choose_order(table: Table, messages: Sequence[Sampled], sample: Sample, ses
         if _is_snapshot(group, number, table)
         for one in group.messages
     }
-    function = _session_function(session.setting)
+    function = _create_session_reader(session.setting)
     return choose_order(messages, sample.messages, function, lambda one: id(one) in snapshots)
 
 
@@ -101,13 +101,13 @@ def _find_parts(kinds: Sequence[KindGroup], kind_field: str | None) -> tuple[Tab
     The table may depend on the session, and the session is a field of the messages that have rows. So the table is
     found first without a session.
     """
-    table = find_table(kinds, _session_function(None), None)
+    table = find_table(kinds, _create_session_reader(None), None)
     if table is None:
         return None
     messages = _in_order(table)
     session = choose_session(messages, kind_field)
     path = session.setting if isinstance(session.setting, str) else None
-    table = find_table(kinds, _session_function(session.setting), path) or table
+    table = find_table(kinds, _create_session_reader(session.setting), path) or table
     return table, session, _in_order(table)
 
 
@@ -116,7 +116,7 @@ def _in_order(table: Table) -> list[Sampled]:
     return sorted(messages, key=lambda one: (one.record.topic, one.record.partition, one.record.offset))
 
 
-def _session_function(setting: Any) -> Callable[[Sampled], Any]:
+def _create_session_reader(setting: Any) -> Callable[[Sampled], Any]:
     if isinstance(setting, str) and setting != "kafka.key":
         return lambda one: one.scalars.get(setting)
     if setting == "kafka.key":

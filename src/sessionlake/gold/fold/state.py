@@ -271,7 +271,7 @@ class GoldShardState:
 
     @staticmethod
     def decode_state(content: bytes) -> GoldShardState:
-        """Decodes a state that `encode` wrote.
+        """Decodes a state that `encode_state` wrote.
 
         Raises:
             LakeError: The format is unknown, or the bytes are damaged.

@@ -34,7 +34,7 @@ from sessionlake.operations.rebuild.publishing import (
 )
 from sessionlake.operations.rebuild.replay import is_small_rebuild, require_complete_bronze
 from sessionlake.operations.rebuild.slices import SliceReader
-from sessionlake.processors.difference import Difference, find_difference
+from sessionlake.processors.difference import TableDifference, find_difference
 from sessionlake.processors.job import create_processor_fold, load_processor, processor_settings, row_ddl, table_schema
 from sessionlake.processors.load import hash_config
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
@@ -76,7 +76,7 @@ class ProcessorRebuild:
     version: int
     messages: int
     behind: int = 0
-    different: Difference | None = None
+    different: TableDifference | None = None
 
 
 def rebuild_processor(
@@ -117,7 +117,7 @@ def cancel_rebuild(spark: SparkSession, settings: Settings, name: str) -> None:
     _ProcessorRebuilder(spark, settings, name, None).cancel_rebuild()
 
 
-def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Difference:
+def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> TableDifference:
     """Compares the table with one that the present code makes from the same messages. Nothing is changed.
 
     Raises:
@@ -234,7 +234,7 @@ class _ProcessorRebuilder:
             self._states = part.states
         self._partitions = sum_partition_counts([ShardReport(partitions, {})])
 
-    def find_difference(self) -> Difference:
+    def find_difference(self) -> TableDifference:
         """Compares the staging table with the live table."""
         spark = self._spark
         return find_difference(

@@ -51,18 +51,18 @@ class JudgingResharder:
         states = [split_state_parts(part) for part in parts]
         state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
         memories = [memory for _, memory in states if memory is not None]
-        sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode(memory).sessions.items()}
+        sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode_memory(memory).sessions.items()}
         joined_memory = self._encode_state(sessions, stored_processor_name(memories[0])) if memories else None
         return join_state_parts(state.encode(self.rules.capture.declared), joined_memory)
 
     def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:
-        return ProcessorMemory(find_next_due_times(sessions, self._find_timeout), sessions).encode(
+        return ProcessorMemory(find_next_due_times(sessions, self._find_timeout), sessions).encode_memory(
             processor, self.shards
         )
 
     def _decode_state(self, state: bytes | None) -> tuple[ShardState, ProcessorMemory]:
         judging, memory = split_state_parts(state)
-        return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode(memory)
+        return ShardState.decode(judging, self.rules.capture.declared), ProcessorMemory.decode_memory(memory)
 
     def _list_keys(self, judging: ShardState, memory: ProcessorMemory) -> list[str]:
         return list(dict.fromkeys([*list_session_keys(judging), *memory.sessions]))
