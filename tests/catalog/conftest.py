@@ -54,6 +54,7 @@ LONG = {
     "test_a_merge_that_meets_an_optimize_is_done_again",
     "test_of_a_table_that_was_made_anew_versions_count_from_there",
     "test_gold_computes_with_decimals_and_joins_decimals_and_dates",
+    "test_rows_and_past_tables_equal_a_plain_fold",
     "test_lost_rows_are_rebuilt_states_resharded_and_a_later_column_added",
     "test_processors_get_python_values_of_each_type",
     "test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_has_no_others",
