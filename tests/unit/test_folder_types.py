@@ -89,14 +89,14 @@ def test_files_with_columns_of_every_type_are_put_together_exactly(
         for number in range(4)
     ]
     for row in rows:
-        storage.append(None, TABLE, pa.Table.from_pylist([row], schema), Txn("app", row["key"]))
-    assert storage.compact(NO_SPARK, TABLE) is not None
+        storage.append_rows(None, TABLE, pa.Table.from_pylist([row], schema), Txn("app", row["key"]))
+    assert storage.compact_table(NO_SPARK, TABLE) is not None
     assert len(list_live_files(DeltaTable(storage.path(TABLE)))) == 1
-    assert by_key(FolderReader(storage.path).rows(TABLE)) == rows
+    assert by_key(FolderReader(storage.path).read_rows(TABLE)) == rows
     assert by_key(pa.table(DeltaTable(storage.path(TABLE)).scan()).cast(schema).to_pylist()) == rows
     for sql, name in names.items():
         if sql != "binary" and not sql.startswith("array"):
-            found = [row["key"] for row in FolderReader(storage.path).rows(TABLE, (name, eq, rows[1][name]))]
+            found = [row["key"] for row in FolderReader(storage.path).read_rows(TABLE, (name, eq, rows[1][name]))]
             assert sorted(found) == [row["key"] for row in rows if row[name] == rows[1][name]]
 
 
