@@ -10,13 +10,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 USUAL = $(BIN)/pytest -q -m "not soak" --durations=10
 # The slowest test files of tests/unit and tests/bundle, which test-fast leaves out. Most try many random streams.
-LONGER := bundle/test_mutations bundle/test_wheel unit/test_accumulate unit/test_archives unit/test_asof unit/test_cuts \
-  unit/test_decode unit/test_enrich unit/test_final unit/test_forgetting unit/test_gold_testing \
-  unit/test_kafka_time unit/test_law unit/test_limits unit/test_names unit/test_once_order unit/test_payloads \
-  unit/test_points unit/test_positions unit/test_processor_law unit/test_products unit/test_products_of_tables \
-  unit/test_report_page unit/test_resharding unit/test_rolling unit/test_rules unit/test_seq_order \
-  unit/test_silences unit/test_simulate unit/test_sketches unit/test_snapshots unit/test_texts_in_notebooks \
-  unit/test_weights
+LONGER := bundle/test_mutations bundle/test_wheel unit/test_accumulate unit/test_archives unit/test_asof \
+  unit/test_cuts unit/test_debezium_law unit/test_decode unit/test_docs unit/test_docs_feeds unit/test_enrich \
+  unit/test_feed_compiled unit/test_feed_decoder unit/test_feed_inference unit/test_feed_rows unit/test_final \
+  unit/test_forgetting unit/test_gold_testing unit/test_intervals unit/test_kafka_time unit/test_law \
+  unit/test_limits unit/test_names unit/test_once_order unit/test_own_form_feed unit/test_payloads \
+  unit/test_plain_english unit/test_points unit/test_positions unit/test_processor_law unit/test_products \
+  unit/test_products_of_tables unit/test_reference_pages unit/test_report_page unit/test_resharding \
+  unit/test_rolling unit/test_rules unit/test_seq_order unit/test_silences unit/test_simulate \
+  unit/test_sketches unit/test_snapshots unit/test_texts_in_notebooks unit/test_weights
 # Containers often set this. Then each of the many processes of a run compiles all its imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 

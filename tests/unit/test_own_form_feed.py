@@ -94,7 +94,7 @@ def agreed(messages: Iterable[KafkaMessage], own: CaptureSettings) -> list[Kafka
     return found
 
 
-@pytest.mark.parametrize(("seed", "integrity", "policy"), every(range(STREAMS), CASES))
+@pytest.mark.parametrize(("seed", "integrity", "policy"), every(range(STREAMS), CASES, 50))
 def test_own_form_as_a_feed_gives_the_same_tables(seed: int, integrity: str, policy: str) -> None:
     rnd, messages = stream(seed)
     own, length = capture(integrity, policy, seed), interval(seed)
