@@ -355,7 +355,7 @@ def test_other_numbers_of_points_and_of_shards_than_before_are_refused(feed: Fee
     feed.write(points).run()
     for gold, told in (
         (GoldSettings(rolling_points=4, shards=4), r"by another declaration.*rebuild gold.rolling_average"),
-        (GoldSettings(rolling_points=3, shards=5), r"gold.shards is 5.*built with 4"),
+        (GoldSettings(rolling_points=3, shards=5), r"gold.shards is 5.*written for 4"),
     ):
         feed.settings = feed.settings.model_copy(update={"gold": gold})
         with pytest.raises(LakeError, match=told):

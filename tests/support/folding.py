@@ -405,7 +405,7 @@ def of_truth(tables: ExpectedTables) -> Holdings:
 
 def closed(row: Row) -> Row:
     """Returns the expected row of a session, limited to the values that the table's types can have."""
-    row = {**row, "next_seq": capped(row["next_seq"])}
+    row = {**row, "next_seq": capped(row["next_seq"]), "checks": 0, "checks_failed": 0}
     if row["ended_at"] is not None:
         row["ended_at"] = min(max(row["ended_at"], _YEAR_ONE), YEAR_10000 - 1)
     return row
