@@ -12,10 +12,10 @@ import pytest
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no arenas")
 COUNTED = """
 import ctypes, sys, threading
-from sessionlake.local.allocator import limit_arenas
+from sessionlake.local.allocator import limit_malloc_arenas
 
 if sys.argv[1:]:
-    limit_arenas(int(sys.argv[1]))
+    limit_malloc_arenas(int(sys.argv[1]))
 libc, together = ctypes.CDLL(None), threading.Barrier(16)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 
@@ -55,9 +55,9 @@ def test_a_limit_that_was_given_from_outside_stands() -> None:
 
 LOADED = """
 import os, sys
-from sessionlake.local.allocator import limit_arenas
+from sessionlake.local.allocator import limit_malloc_arenas
 
-limit_arenas(int(sys.argv[1]))
+limit_malloc_arenas(int(sys.argv[1]))
 os.environ["_RJEM_MALLOC_CONF"] += ",stats_print:true"
 import deltalake
 """

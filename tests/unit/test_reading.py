@@ -129,11 +129,11 @@ def test_a_layer_ends_where_its_batches_before_a_repeated_one_do(lake, layer, be
     ],
 )
 def test_rows_are_those_that_meet_every_condition(lake, conditions, batches):
-    assert sorted(row["batch_id"] for row in lake.reader().rows(LEDGER, *conditions)) == batches
+    assert sorted(row["batch_id"] for row in lake.reader().read_rows(LEDGER, *conditions)) == batches
 
 
 def test_columns_are_those_asked_for_and_times_are_in_utc(lake):
-    rows = list(lake.reader().rows(LEDGER, ("batch_id", eq, 2), columns=["at"]))
+    rows = list(lake.reader().read_rows(LEDGER, ("batch_id", eq, 2), columns=["at"]))
     assert rows == [{"at": NOON}]
     assert rows[0]["at"].utcoffset().total_seconds() == 0
 
@@ -163,7 +163,7 @@ def test_files_are_opened_without_python_which_a_process_that_ends_would_not_sur
     """Arrow's threads may still hold a file when Python is gone: with delta-rs' file system, that often aborts."""
     opened: list[str] = []
     monkeypatch.setattr("deltalake.fs.DeltaStorageHandler.open_input_file", lambda _, path: opened.append(path))
-    assert len(list(lake.reader().rows(LEDGER))) == 5
+    assert len(list(lake.reader().read_rows(LEDGER))) == 5
     assert opened == []
 
 

@@ -18,11 +18,11 @@ from sessionlake.settings.model import Settings
 PACKAGE = Path(sessionlake.__file__).parent
 CONSTANTS = {value: name for name, value in vars(names).items() if isinstance(value, str)}
 # Modules that commit to several tables by a parameter that has the table's definition.
-BY_PARAMETER = {"gold.batch.averages": "series.table", "gold.batch.products": "product.table"}
+BY_PARAMETER = {"gold.batch.averages": "series.table_name", "gold.batch.products": "product.table_name"}
 DECLARED_PARAMETERS = BY_PARAMETER | {
-    "gold.batch.final": "final.table",
-    "gold.references.step": "table.table",
-    "gold.references.writing": "reference.table",
+    "gold.batch.final": "final.table_name",
+    "gold.references.step": "table.table_name",
+    "gold.references.writing": "reference.table_name",
     "gold.references.applied": "reference.applied_table",
 }
 

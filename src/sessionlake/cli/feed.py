@@ -16,6 +16,7 @@ import typer
 
 from sessionlake.cli.context import Config, say, settings_of
 from sessionlake.cli.options import FeedFormat, ShownMessages
+from sessionlake.cli.show import write_text
 from sessionlake.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def feed_infer(
 
         records, name = last_messages(settings_of(config), source, last), source
         again = f"sessionlake feed try --topic {source}"
-    sys.stdout.write(propose_configuration(records, name, source, again))
+    write_text(propose_configuration(records, name, source, again).rstrip("\n"))
 
 
 def configured_feeds(settings: Settings) -> list[Feed]:
