@@ -63,13 +63,11 @@ def other(value: Any, name: str = "") -> Any:
     """Another value of the same type. `rows`, `sent` and `expect` are null without a feed."""
     absent = {"rows": b"r", "sent": "1", "expect": 1}
     value = absent.get(name) if value is None else value
-    if isinstance(value, bytes):
-        return value + b"x"
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
         return value ^ 1
-    if isinstance(value, float | str):
+    if isinstance(value, float | str | bytes):
         return value * 2
     if isinstance(value, list | tuple):
         return type(value)([*value[:-1], other(value[-1])])
