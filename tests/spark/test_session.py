@@ -32,7 +32,7 @@ import os, sys, time, psutil
 from sessionlake.settings.model import load_settings
 from sessionlake.spark.session import spark_session, stop_spark
 begun = time.monotonic()
-spark = spark_session(load_settings(), recording="SESSIONLAKE_CACHE" in os.environ)
+spark = spark_session(load_settings(), records_classes="SESSIONLAKE_CACHE" in os.environ)
 print(time.monotonic() - begun, flush=True)
 same = lambda batches: batches
 rows = spark.range(4).mapInArrow(same, "id long").count()

@@ -225,7 +225,7 @@ def test_both_readers_know_the_same_spans(traced):
 def test_both_readers_read_a_table_with_deletion_vectors(traced):
     wanted = ("session_id", eq, "s")
     told = [
-        list(reader.rows("silver.sessions", wanted, columns=["status", "next_seq", "ended_at"]))
+        list(reader.read_rows("silver.sessions", wanted, columns=["status", "next_seq", "ended_at"]))
         for reader in (traced.direct, traced.through_spark)
     ]
     assert told[0] == told[1] == [{"status": "open", "next_seq": 3, "ended_at": None}]

@@ -72,7 +72,7 @@ def _entry(number: int, messages: list[KafkaMessage]) -> LedgerEntry:
     output, count = TableOutput(MESSAGES, number + 1, len(messages)), len(messages)
     return LedgerEntry(
         BRONZE, Txn("b", number), "kafka", datetime.now(UTC), offsets=ranges, outputs=(output,), messages=count,
-        applied=count,
+        parts=count, applied=count,
     )  # fmt: skip
 
 

@@ -109,8 +109,8 @@ def column_or_nulls(rows: pa.Table, column: pa.Field, row_count: int) -> pa.Arra
     """
     if column.name not in rows.column_names:
         return pa.nulls(row_count, column.type)
-    column = rows[column.name]
-    return column if column.type == column.type else column.cast(column.type)
+    stored = rows[column.name]
+    return stored if stored.type == column.type else stored.cast(column.type)
 
 
 def read_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -114,11 +114,11 @@ def has_session_key(product: Product) -> bool:
 def _merge_payloads(product: Product, rows: pa.Table, payloads: Sequence[bytes]) -> pa.Table:
     if not payloads:
         return rows
-    rows = decode_rows(payloads, encode_keys=True)
+    merged = decode_rows(payloads, encode_keys=True)
     if rows.num_rows:
-        rows = pa.concat_tables([rows, rows.cast(rows.schema)])
-    rows = rows.unify_dictionaries()
-    return rows if has_session_key(product) else product.merge_rows(rows)
+        merged = pa.concat_tables([merged, rows.cast(merged.schema)])
+    merged = merged.unify_dictionaries()
+    return merged if has_session_key(product) else product.merge_rows(merged)
 
 
 @dataclass(frozen=True)
