@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sessionlake.delta.folders import compaction
-from sessionlake.delta.folders.file_rows import read_files
+from sessionlake.delta.folders.file_rows import column_or_nulls
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.home import FolderStorage
@@ -117,11 +117,8 @@ def test_python_types_are_those_of_the_values(sql: str) -> None:
     assert {type(value) for value in VALUES[sql]} == {kind}
 
 
-def test_a_file_that_is_older_than_a_wider_type_is_read_with_the_wider_type(tmp_path: Path) -> None:
-    narrow, wide = (pa.schema([("key", pa.string()), ("value", type_)]) for type_ in (pa.int32(), pa.int64()))
-    storage = made(tmp_path, narrow, "key")
-    storage.append_rows(None, TABLE, pa.Table.from_pylist([{"key": "a", "value": 7}], narrow), Txn("app", 0))
-    files = list_live_files(DeltaTable(storage.path(TABLE)))
-    found = pa.Table.from_batches(read_files(files, wide), wide)
-    assert found.schema == wide
-    assert found.to_pylist() == [{"key": "a", "value": 7}]
+def test_columns_of_a_file_that_is_older_than_a_wider_type_or_a_column_get_the_table_s_type() -> None:
+    rows = pa.table({"value": pa.array([7], pa.int32())})
+    for name, expected in (("value", [7]), ("new", [None])):
+        column = column_or_nulls(rows, pa.field(name, pa.int64()), 1)
+        assert (column.type, column.to_pylist()) == (pa.int64(), expected)
