@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -167,6 +167,10 @@ class Folder:
         self.stored = states
         self.ends |= {(part.topic, part.partition): part.last_offset for part in ends if part.messages}
         self._keep(payloads, reports)
+
+    def use_rules(self, rules: RuleLookup) -> None:
+        """Judges the next batches by other rules than those of the capture settings."""
+        self._fold = replace(self._fold, _rules=rules)
 
     def reshard(self, shards: int) -> None:
         """Changes the number of shards."""

@@ -54,7 +54,9 @@ class Totals:
         unmatched: Number of messages by topic, for topics that match no feed.
         gaps: Number of gaps between messages.
         duplicates: Number of messages that came again.
-        orphans: Number of updates before the first snapshot of their session, if sessions must start with one.
+        orphans: Number of updates before the first snapshot of their session, if sessions must start with one. If the
+            feed holds them back: only those for which no snapshot came in time.
+        held: Number of messages that were held back until the first snapshot of their session.
         checks: Number of checked checksums.
         checks_failed: Number of checksums that did not fit the table.
         presence_failed: Number of changes whose row was there against `expect`, or missing against it.
@@ -70,6 +72,7 @@ class Totals:
     gaps: int = 0
     duplicates: int = 0
     orphans: int = 0
+    held: int = 0
     checks: int = 0
     checks_failed: int = 0
     presence_failed: int = 0
@@ -124,6 +127,11 @@ class Trial:
         self.totals = Totals()
         self.tables: dict[Session, SessionTable] = {}
 
+    @property
+    def waiting(self) -> int:
+        """Number of messages that are still held back."""
+        return sum(len(table.held) for table in self.tables.values())
+
     def feed(self, name: str) -> Feed:
         """Returns the feed of this name, which must exist."""
         return next(feed for feed in self._feeds if feed.name == name)
@@ -156,10 +164,10 @@ class Trial:
         if event.kind is Kind.SNAPSHOT and session not in self._complete:
             self._complete.add(session)
             table.check = self._checks[feed.name]
-        if event.kind is Kind.UPDATE and session not in self._complete and feed.name in self._bound:
-            self.totals.orphans += 1
+        is_early = event.kind is Kind.UPDATE and session not in self._complete and feed.name in self._bound
+        self.totals.orphans += is_early and not feed.hold
         before, rows = _counts(table), len(table.rows)
-        table.apply(event)
+        findings += self._apply_and_count_held(table, event)
         self._rows += len(table.rows) - rows
         if event.kind is Kind.END:
             self._rows -= len(table.rows)
@@ -167,6 +175,20 @@ class Trial:
         if self._rows > MAX_ROWS or len(self.tables) > MAX_SESSIONS:
             self.totals.followed = self.totals.messages
         return findings + self._count(session, [now - past for now, past in zip(_counts(table), before, strict=True)])
+
+    def _apply_and_count_held(self, table: SessionTable, event: Event) -> list[str]:
+        """Applies an event to its table. Returns what happened to messages that wait for the first snapshot."""
+        held, unapplied = len(table.held), table.unapplied
+        table.apply(event)
+        dropped, is_held = table.unapplied - unapplied, bool(table.held) and table.held[-1] is event
+        self.totals.held += is_held
+        self.totals.orphans += dropped
+        texts = ["held: it waits for the first snapshot of its session"] if is_held else []
+        if dropped:
+            texts.append(f"before the first snapshot: {dropped} held messages go to quarantine")
+        elif held and not table.held:
+            texts.append(f"snapshot: {held} held messages are judged after it")
+        return texts
 
     def _count(self, session: Session, added: Sequence[int]) -> list[str]:
         """Adds what an event has added to its table's counts. Returns what of it is wrong."""

@@ -15,6 +15,9 @@ leaves a choice, these rules apply:
   the session, and messages with higher seqs that were applied before stay applied.
 - A message that exceeds a limit of held messages or gaps is a violation. If it is applied all the same, the oldest
   held message is released, or the lowest gap counts as filled.
+- `hold` of a feed: a session without a snapshot, or a broken one, holds its messages back. The next applied snapshot
+  has them judged in order of arrival. An `end` or the expiry sends them to quarantine, and the limit the oldest one.
+  Before the first snapshot each of these is an `orphan`, and under `isolate` the first one breaks the session.
 - A message whose own timestamp is older than stream time by more than the session timeout expires its session at once.
 - A session is forgotten when stream time is more than twice the session timeout past its last message. Until then, the
   timestamp of a later message may revert the expiry.
@@ -22,13 +25,14 @@ leaves a choice, these rules apply:
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping
 
 import numpy as np
 
-from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, OpenGap, Status
+from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursor, OpenGap, Status
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
+from sessionlake.integrity.gaps import judge_due_gaps
+from sessionlake.integrity.holding import HeldMessages, can_wait_for_snapshot, waits_for_snapshot
 from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.recorder import EventRecorder
 from sessionlake.integrity.rules import Decision, Rules
@@ -49,7 +53,7 @@ class SessionJudge:
 
     Args:
         cursor: The session's cursor, updated in place.
-        held_messages: The session's held messages in (`ts`, `seq`) order.
+        held_messages: The messages that the session holds back.
         rules: The rules of the session's topic.
         outcome: Where verdicts, events and cuts are recorded.
         decisions: Operators' decisions, by the offset of the message.
@@ -66,8 +70,7 @@ class SessionJudge:
         rows: SessionRows | None = None,
     ) -> None:
         self._cursor = cursor
-        self.held_messages = held_messages
-        self._held_bytes = sum(message.size for message in held_messages)
+        self.held_messages = HeldMessages(held_messages, rules)
         self.rules = rules
         self.outcome = outcome
         self._decisions = decisions or {}
@@ -91,27 +94,40 @@ class SessionJudge:
             return
         if self._starts_new_life(message):
             self._release_held_messages()
-            self._judge_due_gaps(NEVER)  # messages missing from the life that has ended can no longer arrive
+            judge_due_gaps(self._cursor, self._events, NEVER)  # what this life misses can no longer arrive
             self._cursor.start_new_life()
+        elif self.held_messages and not self._holds_messages:
+            self._release_held_messages()  # the rules have changed since they were held back
         if self.rules.modulo is not None:
             message = message.unwrap_seq(self._cursor.last_seq, self.rules.modulo)
             self.outcome.unwrapped_seqs[message.index] = message.seq
         self._note_last_message(message)
         self.outcome.life[message.index] = self._cursor.first_offset
+        self._judge_arrived_message(message, message.offset)
+        if self.held_messages and self.rules.hold and not waits_for_snapshot(self._cursor, self.rules):
+            for held in self.held_messages.pop_all():
+                self._judge_arrived_message(held, message.offset)
+        if self._expiry_time < message.now:
+            self._expire_session(message.now)
+
+    def _judge_arrived_message(self, message: MessageHeader, releasing_offset: int) -> None:
+        """Judges a message that arrives, or one held back that can be judged now; drops it if it is a duplicate."""
         if self._is_duplicate(message):
             self._cursor.duplicates += 1
             self._events.record_event(message, EventKind.DUPLICATE, Action.DROPPED)
             self.outcome.verdict[message.index] = Verdict.DUPLICATE
         elif self.rules.integrity is Integrity.WINDOW:
             self._hold_back_message(message)
+        elif self._can_wait(message):
+            self._hold_until_snapshot(message)
         else:
-            self._judge_new_message(message, message.offset)
-        if self._expiry_time < message.now:
-            self._expire_session(message.now)
+            if message.type == MessageType.END and self.rules.hold:
+                self._release_held_messages()
+            self._judge_new_message(message, releasing_offset)
 
     def advance_time(self, now: int) -> None:
         """Judges what is due when stream time reaches `now` (ms): unfilled gaps, cuts and expiry."""
-        self._judge_due_gaps(now)
+        judge_due_gaps(self._cursor, self._events, now)
         expiry = self._expiry_time
         if self._next_cut_time <= min(now, expiry):
             self.record_cut(CutReason.INTERVAL, self._next_cut_time)
@@ -204,32 +220,54 @@ class SessionJudge:
             return
         cursor.mark_taken(message.seq, message.seq, rules.max_gaps)
         self._add_held_message(message)
-        while self.held_messages and self.held_messages[0].ts < watermark:
-            self._judge_new_message(self._pop_held_message(), message.offset)
-        if self._exceeds_held_limits() and not self._is_applied_despite_violation(
+        while self.held_messages and self.held_messages.first.ts < watermark:
+            self._judge_new_message(self.held_messages.pop_first(), message.offset)
+        if self.held_messages.exceed_limits and not self._is_applied_despite_violation(
             message, EventKind.HELD_LIMIT, Reason.HELD_LIMIT
         ):
-            del self.held_messages[bisect_left(self.held_messages, _event_time_key(message), key=_event_time_key)]
-            self._held_bytes -= message.size
-        while self._exceeds_held_limits():
-            self._judge_new_message(self._pop_held_message(), message.offset)
+            self.held_messages.remove_message(message)
+        while self.held_messages.exceed_limits:
+            self._judge_new_message(self.held_messages.pop_first(), message.offset)
 
     def _add_held_message(self, message: MessageHeader) -> None:
-        insort(self.held_messages, message, key=_event_time_key)
-        self._held_bytes += message.size
+        self.held_messages.add_message(message)
         self.outcome.verdict[message.index] = Verdict.HELD
 
-    def _pop_held_message(self) -> MessageHeader:
-        message = self.held_messages.pop(0)
-        self._held_bytes -= message.size
-        return message
-
-    def _exceeds_held_limits(self) -> bool:
-        return len(self.held_messages) > self.rules.max_held_messages or self._held_bytes > self.rules.max_held_bytes
+    @property
+    def _holds_messages(self) -> bool:
+        return self.rules.integrity is Integrity.WINDOW or self.rules.hold > 0
 
     def _release_held_messages(self) -> None:
-        while self.held_messages:
-            self._judge_new_message(self._pop_held_message(), self._cursor.last_offset)
+        """Judges all held messages. Those that wait for a snapshot go to quarantine."""
+        for message in self.held_messages.pop_all():
+            if self.rules.hold:
+                self._quarantine_waiting_message(message)
+            elif self.rules.integrity is Integrity.WINDOW:
+                self._judge_new_message(message, self._cursor.last_offset)
+            else:
+                self._judge_arrived_message(message, self._cursor.last_offset)
+
+    # -- `hold`: held back until a snapshot
+
+    def _can_wait(self, message: MessageHeader) -> bool:
+        """Returns True if the message must be held back until a snapshot arrives, instead of being judged now."""
+        return waits_for_snapshot(self._cursor, self.rules) and can_wait_for_snapshot(message)
+
+    def _hold_until_snapshot(self, message: MessageHeader) -> None:
+        self._add_held_message(message)
+        while self.held_messages.exceed_limits:
+            self._quarantine_waiting_message(self.held_messages.pop_first())
+
+    def _quarantine_waiting_message(self, message: MessageHeader) -> None:
+        """Quarantines a held message to which no snapshot came. In a session without any, this is a violation."""
+        cursor, seqs = self._cursor, self._events.list_seqs(message)
+        if cursor.last_seq != NO_SEQ:
+            self._quarantine_message(message, Reason.SESSION_BROKEN)
+            return
+        if cursor.status == Status.OPEN:
+            policy = self._events.record_violation(message, EventKind.ORPHAN, seqs)
+            cursor.status = Status.BROKEN if policy is OnViolation.ISOLATE else cursor.status
+        self._quarantine_message(message, Reason.ORPHAN)
 
     # -- every class
 
@@ -298,7 +336,10 @@ class SessionJudge:
         cursor, out, index = self._cursor, self.outcome, message.index
         position = max(cursor.position + 1, releasing_offset)
         out.verdict[index] = Verdict.APPLIED
-        out.epoch[index] = self._assign_epoch(message)
+        in_seq_order, is_snapshot = self.rules.integrity is Integrity.ONCE, message.type == MessageType.SNAPSHOT
+        out.epoch[index] = cursor.assign_epoch(
+            message.seq, message.offset, is_snapshot=is_snapshot, in_seq_order=in_seq_order
+        )
         out.position[index] = position
         out.life[index] = cursor.first_offset
         out.applied_at[index], out.applied_by[index] = self._applied_at, self._applied_by
@@ -333,42 +374,11 @@ class SessionJudge:
             if policy is OnViolation.ISOLATE and cursor.status != Status.ENDED:
                 cursor.status = Status.BROKEN
 
-    def _assign_epoch(self, message: MessageHeader) -> int:
-        """Returns the epoch of a message: the offset of the last snapshot up to it, under `once` in seq order."""
-        cursor, snapshots = self._cursor, self._cursor.snapshots
-        if self.rules.integrity is not Integrity.ONCE:
-            if message.type == MessageType.SNAPSHOT:
-                cursor.epoch = message.offset
-            return cursor.epoch
-        place = bisect_left(snapshots, (message.seq, -1))
-        if message.type == MessageType.SNAPSHOT:
-            snapshots.insert(place, (message.seq, message.offset))
-            cursor.epoch_seq, cursor.epoch = snapshots[-1]
-            return message.offset
-        return snapshots[place - 1][1] if place else NO_EPOCH
-
     # -- the gaps between taken seqs (classes `once` and `window`)
 
     def _is_rejected_by_gap_limit(self, message: MessageHeader) -> bool:
         too_many = self._cursor.taken.count_gaps_with(message.seq) > self.rules.max_gaps
         return too_many and not self._is_applied_despite_violation(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
-
-    def _judge_due_gaps(self, now: int) -> None:
-        cursor = self._cursor
-        due = sorted((hole for hole in cursor.open_gaps if hole.due < now), key=lambda hole: hole.due)
-        for hole in due:
-            if hole not in cursor.open_gaps:
-                return  # an earlier gap broke the session, and this removed all its gaps
-            cursor.open_gaps.remove(hole)
-            self._judge_unfilled_gap(hole)
-
-    def _judge_unfilled_gap(self, gap: OpenGap) -> None:
-        cursor = self._cursor
-        expected = next(cursor.taken.list_missing(gap.start, gap.end))
-        policy = self._events.record_violation(gap, EventKind.GAP, (expected, gap.end))
-        if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < gap.end:
-            cursor.status = Status.BROKEN
-            cursor.open_gaps = []
 
     # -- violations
 
@@ -378,7 +388,10 @@ class SessionJudge:
             return True
         if self._cursor.status != Status.ENDED:
             self._cursor.status = Status.BROKEN
-        self._quarantine_message(message, reason)
+        if self._can_wait(message):
+            self._hold_until_snapshot(message)
+        else:
+            self._quarantine_message(message, reason)
         return False
 
     def _quarantine_message(self, message: MessageHeader, reason: Reason) -> None:
@@ -386,7 +399,3 @@ class SessionJudge:
         self.outcome.reason[message.index] = CODE_OF[reason]
         if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
             self._cursor.taken.remove_seq(message.seq)  # it was not applied, so the same seq is no duplicate next time
-
-
-def _event_time_key(message: MessageHeader) -> tuple[int, int]:
-    return message.ts, message.seq

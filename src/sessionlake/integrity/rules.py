@@ -44,6 +44,8 @@ class Rules:
     snapshot_interval: int = 600_000
     starts_with_anything: bool = False
     """True if a session may begin with any message, not only with a snapshot."""
+    hold: int = 0
+    """Most messages that a session without a snapshot holds back until one arrives; 0 if it holds none back."""
     holds_rows: bool = False
     """True if the session's rows are kept in memory while its messages are judged, because its feed needs them."""
     modulo: int | None = None
@@ -94,6 +96,7 @@ class RuleLookup:
             lateness=milliseconds((feed and feed.lateness) or (rule and rule.lateness) or capture.lateness),
             gap_timeout=milliseconds((feed and feed.gap_timeout) or capture.gap_timeout),
             starts_with_anything=feed is not None and feed.starts_with == "anything",
+            hold=0 if feed is None else feed.hold,
             holds_rows=feed is not None and feed.holds_rows,
             modulo=None if feed is None else feed.modulo,
             has_links=feed is not None and feed.has_links,

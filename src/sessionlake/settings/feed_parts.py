@@ -189,6 +189,18 @@ class RuleSettings(Section):
     """Where the rows are in the message."""
 
 
+class StartSettings(Section):
+    """A session starts with a snapshot, and holds back the messages before it, to apply those that follow it.
+
+    `hold` is the number of messages that a session holds back. One more sends the oldest one to quarantine.
+    """
+
+    snapshot: Literal[True]
+    """Always true: a session starts with a snapshot."""
+    hold: int = Field(ge=1, le=100_000)
+    """Most messages that a session without a snapshot holds back."""
+
+
 class KeepSettings(Section):
     """Limits a session's table to the best rows of each group. A message that adds more rows deletes the others.
 
