@@ -1,8 +1,8 @@
 """Concludes from rows of silver's tables what happened to one message that silver has judged. No I/O.
 
 A message leaves rows in silver's tables if it changed rows or if something was wrong with it. A message without such
-rows was applied without a change (a heartbeat, an end, an empty update), or is held back in the state (class `window`,
-or `hold` of a feed).
+rows was applied without a change (a heartbeat, an end, an empty update), or is held back in the state. Class `window`
+and `hold` of a feed hold messages back.
 """
 
 from __future__ import annotations

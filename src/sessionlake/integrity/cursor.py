@@ -231,6 +231,12 @@ class Cursor:
         if self.snapshots:
             self.epoch_seq, self.epoch = self.snapshots[-1]
 
+    def note_arrival(self, lane: int, partition: int, offset: int, time: int) -> None:
+        """Records where and when a message arrived, in ms, whatever the verdict on it is."""
+        self.lane, self.partition, self.marked = lane, partition, 0
+        self.first_offset = offset if self.first_offset == NO_TIME else self.first_offset
+        self.last_offset, self.last_kafka_ts = offset, time
+
     def assign_epoch(self, seq: int, offset: int, *, is_snapshot: bool, in_seq_order: bool) -> int:
         """Returns the epoch of a message that is applied, and notes the message if it is a snapshot.
 

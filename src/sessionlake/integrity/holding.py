@@ -75,9 +75,9 @@ def waits_for_snapshot(cursor: Cursor, rules: Rules) -> bool:
     return rules.hold > 0 and (lacks_snapshot or cursor.status == Status.BROKEN)
 
 
-def can_wait_for_snapshot(message: MessageHeader) -> bool:
-    """Returns True if a message can be held back until a snapshot arrives: any except a snapshot and an `end`."""
-    return message.type not in {MessageType.SNAPSHOT, MessageType.END}
+def must_wait(message: MessageHeader, cursor: Cursor, rules: Rules) -> bool:
+    """Returns True if a message must be held back until a snapshot arrives. A snapshot or an `end` never waits."""
+    return waits_for_snapshot(cursor, rules) and message.type not in {MessageType.SNAPSHOT, MessageType.END}
 
 
 def _find_event_time(message: MessageHeader) -> tuple[int, int]:

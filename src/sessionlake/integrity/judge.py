@@ -32,7 +32,7 @@ import numpy as np
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursor, OpenGap, Status
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
 from sessionlake.integrity.gaps import judge_due_gaps
-from sessionlake.integrity.holding import HeldMessages, can_wait_for_snapshot, waits_for_snapshot
+from sessionlake.integrity.holding import HeldMessages, must_wait, waits_for_snapshot
 from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.recorder import EventRecorder
 from sessionlake.integrity.rules import Decision, Rules
@@ -96,12 +96,12 @@ class SessionJudge:
             self._release_held_messages()
             judge_due_gaps(self._cursor, self._events, NEVER)  # what this life misses can no longer arrive
             self._cursor.start_new_life()
-        elif self.held_messages and not self._holds_messages:
+        elif self.held_messages and not self.rules.holds_messages:
             self._release_held_messages()  # the rules have changed since they were held back
         if self.rules.modulo is not None:
             message = message.unwrap_seq(self._cursor.last_seq, self.rules.modulo)
             self.outcome.unwrapped_seqs[message.index] = message.seq
-        self._note_last_message(message)
+        self._cursor.note_arrival(message.lane, message.partition, message.offset, message.time)
         self.outcome.life[message.index] = self._cursor.first_offset
         self._judge_arrived_message(message, message.offset)
         if self.held_messages and self.rules.hold and not waits_for_snapshot(self._cursor, self.rules):
@@ -118,7 +118,7 @@ class SessionJudge:
             self.outcome.verdict[message.index] = Verdict.DUPLICATE
         elif self.rules.integrity is Integrity.WINDOW:
             self._hold_back_message(message)
-        elif self._can_wait(message):
+        elif must_wait(message, self._cursor, self.rules):
             self._hold_until_snapshot(message)
         else:
             if message.type == MessageType.END and self.rules.hold:
@@ -179,14 +179,6 @@ class SessionJudge:
         last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
         return last != NO_TIME and (message.time - last > timeout or message.now - last > 2 * timeout)
 
-    def _note_last_message(self, message: MessageHeader) -> None:
-        cursor = self._cursor
-        cursor.lane, cursor.partition, cursor.marked = message.lane, message.partition, 0
-        if cursor.first_offset == NO_TIME:
-            cursor.first_offset = message.offset
-        cursor.last_offset = message.offset
-        cursor.last_kafka_ts = message.time
-
     def _is_duplicate(self, message: MessageHeader) -> bool:
         integrity, last = self.rules.integrity, self._cursor.last_seq
         if integrity is Integrity.NONE:
@@ -233,10 +225,6 @@ class SessionJudge:
         self.held_messages.add_message(message)
         self.outcome.verdict[message.index] = Verdict.HELD
 
-    @property
-    def _holds_messages(self) -> bool:
-        return self.rules.integrity is Integrity.WINDOW or self.rules.hold > 0
-
     def _release_held_messages(self) -> None:
         """Judges all held messages. Those that wait for a snapshot go to quarantine."""
         for message in self.held_messages.pop_all():
@@ -248,10 +236,6 @@ class SessionJudge:
                 self._judge_arrived_message(message, self._cursor.last_offset)
 
     # -- `hold`: held back until a snapshot
-
-    def _can_wait(self, message: MessageHeader) -> bool:
-        """Returns True if the message must be held back until a snapshot arrives, instead of being judged now."""
-        return waits_for_snapshot(self._cursor, self.rules) and can_wait_for_snapshot(message)
 
     def _hold_until_snapshot(self, message: MessageHeader) -> None:
         self._add_held_message(message)
@@ -388,7 +372,7 @@ class SessionJudge:
             return True
         if self._cursor.status != Status.ENDED:
             self._cursor.status = Status.BROKEN
-        if self._can_wait(message):
+        if must_wait(message, self._cursor, self.rules):
             self._hold_until_snapshot(message)
         else:
             self._quarantine_message(message, reason)

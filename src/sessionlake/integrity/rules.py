@@ -53,6 +53,11 @@ class Rules:
     has_links: bool = False
     """True if each message names the seq of the message before it, so that the next seq is not known."""
 
+    @property
+    def holds_messages(self) -> bool:
+        """True if sessions hold messages back: by event time, or until a snapshot arrives."""
+        return self.integrity is Integrity.WINDOW or self.hold > 0
+
 
 NEVER_EXPIRES = 1 << 60
 """Session timeout (ms) of sessions that do not expire. Twice this value still fits in 64 bits, added to any time."""

@@ -107,7 +107,7 @@ class CaptureSettings(Section):
     max_held_messages: int = Field(10_000, ge=1)
     """Most messages of a session that class `window` holds back. One more is a violation."""
     max_held_bytes: int = Field(64 * 1024 * 1024, ge=1)
-    """Most bytes of a session that class `window` holds back. More is a violation."""
+    """Most bytes of a session that class `window`, or `hold` of a feed, holds back. More is a violation."""
     max_gaps: int = Field(10_000, ge=0)
     """Most gaps in a session's seqs, under `once` and `window`. One more is a violation."""
 
