@@ -52,6 +52,10 @@ class Link(IntEnum):
     """There is a gap if `after` is not the last seq."""
     RESTART = 2
     """There is never a gap: the session's order starts again at this message."""
+    CHAINED = 3
+    """The message is the next one of its chain, which several sessions share: it is no duplicate, without a gap."""
+    REPEATED = 4
+    """The message is a duplicate: its chain has already had its seq."""
 
 
 class _Message(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):

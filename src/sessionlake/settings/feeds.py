@@ -118,14 +118,10 @@ class FeedSettings(Section):
         """True if each message names the seq of the message before it."""
         return not isinstance(self.order, str) and self.order.after is not None
 
-    def refuse_chain(self) -> None:
-        """Raises ValueError if an order has a chain, which silver cannot judge yet."""
-        orders = [self.order, *(rule.order for rule in self.messages)]
-        if any(not isinstance(order, str) and order is not None and order.chain for order in orders):
-            raise ValueError(
-                f"feed {self.name!r}: order.chain is not supported yet; leave out chain and set `rising: true`, which "
-                "accepts seqs that skip numbers, or `order: arrival`"
-            )
+    @property
+    def has_chains(self) -> bool:
+        """True if sessions share a counter."""
+        return self.made().has_chains
 
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
@@ -166,6 +162,7 @@ def _feed(settings: FeedSettings) -> Feed:
         if column.sql.startswith(("array", "variant", "float", "double")):
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
     _check_decoder(settings)
+    _check_chains(settings)
     text = settings.model_dump_json()
     defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
     return Feed(
@@ -190,6 +187,17 @@ def _feed(settings: FeedSettings) -> Feed:
         decoder=_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )
+
+
+def _check_chains(settings: FeedSettings) -> None:
+    """Raises ValueError if some orders have a chain and others a counter of their own."""
+    orders = [rule.order or settings.order for rule in settings.messages if rule.is_ is not Kind.IGNORE]
+    chained = [not isinstance(order, str) and order.chain is not None for order in orders]
+    if any(chained) and not all(one or order == "none" for one, order in zip(chained, orders, strict=True)):
+        raise ValueError(
+            "order: some messages have a chain and others do not, so their seqs cannot be compared; give the order of "
+            "every rule a chain, or none"
+        )
 
 
 def _check_decoder(settings: FeedSettings) -> None:
