@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import yaml
 
+from sessionlake.integrity import chains
+from sessionlake.integrity.rules import Decision
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake.settings.model import CaptureSettings
 from sessionlake_lab.truth import KafkaMessage
-from support.folding import Folder, Silver
+from support.folding import Folder, Silver, ViolationError
 from support.seeds import seeds
 from support.streams import cut
 
@@ -173,3 +176,85 @@ def test_any_batches_judge_chains_as_a_plain_program_does(policy: str, seed: int
     assert cursors == {name: one.last_seq for name, one in expected.items()}
     assert len(silver.quarantine) == sum(one.quarantined for one in expected.values())
     assert {row["next_seq"] for row in found.values()} <= {None}
+
+
+def judged_of(silver: Silver) -> tuple[Any, ...]:
+    """What silver has judged, without what depends on where batches end."""
+    events = [{name: value for name, value in row.items() if not name.startswith("_")} for row in silver.events]
+    sessions = {key: {n: v for n, v in row.items() if not n.startswith("_")} for key, row in silver.sessions.items()}
+    return rows_of(silver), sorted(events, key=str), sessions, len(silver.quarantine)
+
+
+@pytest.mark.parametrize("seed", seeds(10, 40, 900))
+def test_silences_end_chains_wherever_batches_end(seed: int) -> None:
+    rnd = random.Random(seed)
+    messages, now = [], START
+    for one in random_messages(rnd, 60):
+        now += rnd.choices([10, 3_000, 7_000, 25_000], [85, 5, 5, 5])[0]
+        late = rnd.choice([0, 0, 0, 4_000])
+        messages.append(one._replace(timestamp=now - late, ingested_at=now))
+    rules = settings().model_copy(update={"session_timeout": timedelta(seconds=5)})
+    found = []
+    for count in (1, len(messages), rnd.randint(2, 9)):
+        folder = Folder(rules, rnd.randint(1, 3), rnd, bulk=rnd.random() < 0.8)
+        for batch in cut(rnd, messages, count):
+            folder.batch(batch)
+        found.append(judged_of(folder.silver))
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def test_a_gap_stops_each_session_of_the_chain_until_it_is_accepted() -> None:
+    messages = [
+        message(0, "first", "x", 1, "a", p1=1),
+        message(1, "snapshot", "x", 2, "b", p2=1),
+        message(2, "status", "x", 4, None),
+    ]
+    with pytest.raises(ViolationError) as stop:
+        Folder(settings("fail"), 2, random.Random(1)).batch(messages)
+    assert (stop.value.violation.offset, stop.value.violation.event) == (2, "gap")
+    decisions = {("books", 0, session, 2): Decision.ACCEPT_GAP for session in "ab"}
+    folder = Folder(settings("fail"), 2, random.Random(1), decisions=decisions)
+    folder.batch(messages)
+    events = [(row["session_id"], row["event"], row["action"], row["offset"]) for row in folder.silver.events]
+    assert sorted(events) == [("a", "gap", "accepted", 2), ("b", "gap", "accepted", 2)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_a_decoder_class_gives_chains(count: int) -> None:
+    feed = {
+        "name": "meters", "topics": "books", "key": ["name"], "columns": {"name": "string", "value": "bigint"},
+        "order": "decoder", "decoder": "support.feed_decoders:Channels",
+    }  # fmt: skip
+    rules = CaptureSettings(feeds=(FeedSettings.model_validate(feed),), on_violation="isolate", integrity="strict")
+    bodies: list[dict[str, Any]] = [
+        {"line": "l", "n": 1, "meter": "a", "values": {"p": 1}, "type": "snapshot"},
+        {"line": "l", "n": 2, "meter": "b", "values": {"p": 2}, "type": "snapshot"},
+        {"line": "l", "n": 3},
+        {"line": "l", "n": 4, "meter": "a", "values": {"p": 3}, "type": "update"},
+        {"line": "l", "n": 6},
+        {"line": "l", "n": 7, "meter": "b", "values": {"p": 4}, "type": "snapshot"},
+    ]
+    messages = [
+        KafkaMessage("books", 0, offset, START + offset, None, json.dumps(body).encode())
+        for offset, body in enumerate(bodies)
+    ]
+    rnd = random.Random(count)
+    folder = Folder(rules, 2, rnd)
+    for batch in cut(rnd, messages, count):
+        folder.batch(batch)
+    found = {key[2]: (row["status"], row["gaps"]) for key, row in folder.silver.sessions.items()}
+    assert found == {"a": ("broken", 1), "b": ("open", 1)}
+    assert folder.silver.counts["books", 0]["ignored"] == 2
+
+
+def test_chains_that_are_forgotten_leave_their_sessions_in_need_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "MAX_CHAINS", 2)
+    messages = [message(n, "first", f"c{n}", 1, f"s{n}", p1=n) for n in range(3)]
+    messages += [message(5 - n, "update", f"c{n}", 2, f"s{n}", p1=9) for n in (2, 1, 0)]
+    folder = Folder(settings(), 1, random.Random(3))
+    for one in messages:
+        folder.batch([one])
+    assert {key[2]: row["status"] for key, row in folder.silver.sessions.items()} == {
+        "s0": "broken", "s1": "open", "s2": "open"
+    }  # fmt: skip

@@ -33,10 +33,10 @@ from sessionlake.integrity.cuts import (
     compute_next_cut_time,
     find_cuts_in_batch,
 )
-from sessionlake.integrity.judge import SEQ_REMEMBERING_CLASSES, SessionJudge
+from sessionlake.integrity.judge import SessionJudge
 from sessionlake.integrity.outcome import JudgingOutcome, Verdict
 from sessionlake.integrity.recorder import ViolationError
-from sessionlake.integrity.rules import Rules
+from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Rules
 from sessionlake.integrity.shard_batch import MESSAGE_ARRAY_NAMES, MessageArrays, ShardBatch
 from sessionlake.integrity.transition import AppliedRun, apply_run, apply_runs
 from sessionlake.integrity.window import judge_window_sessions
@@ -129,6 +129,7 @@ def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     )
     starts_anywhere = _list_rule_values(batch, lambda r: r.starts_with_anything).astype(np.bool_)
     begins = ~known & (is_none | is_once | starts_anywhere | (stream.type[first] == MessageType.SNAPSHOT))
+    begins &= stream.link[first] != Link.REPEATED
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
     simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]

@@ -8,7 +8,7 @@ sessions, so it is a gap of each. These rules apply where the protocol leaves a 
   other sessions leave the chain, because the restart does not show whether they have missed messages.
 - A session that returns to a chain, or comes from another one, needs a snapshot. If another message comes first, there
   is a gap before it.
-- A chain starts anew after a silence that is longer than the session timeout.
+- After a silence that is longer than the session timeout, the next message starts the chain again.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class ChainFollower:
 
 
 def list_silent_chains(chains: Chains, rules: RuleLookup, stream_times: Mapping[TopicPartition, int]) -> list[str]:
-    """Returns the keys of the chains that every later message would start anew.
+    """Returns the keys of the chains that every later message would start again.
 
     Args:
         chains: The chains.
@@ -220,7 +220,7 @@ def _list_rows(messages: pa.Table, places: Int64s, read_times: ReadTimes) -> Ite
 
 
 def _has_fallen_silent(chain: ChainCursor, now: int, time: int, rules: Rules) -> bool:
-    """Returns True if a message at stream time `now`, of time `time` (ms), starts the chain anew."""
+    """Returns True if a message at stream time `now`, of time `time` (ms), starts the chain again."""
     if NO_KAFKA_TIME in {chain.time, now}:
         return False
     return time - chain.time > rules.session_timeout or now - chain.time > 2 * rules.session_timeout

@@ -25,6 +25,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -33,17 +34,12 @@ from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, OpenG
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
 from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.recorder import EventRecorder
-from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Decision, Rules
 from sessionlake.integrity.shard_batch import SessionRows
 from sessionlake.integrity.transition import apply_message
-from sessionlake.protocol.message import NO_SEQ, Link, MessageType
+from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.section import Integrity, OnViolation
-
-TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
-"""The message types that may change a table."""
-SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
-"""The classes that remember which seqs were applied or held back."""
 
 
 class SessionJudge:
@@ -257,7 +253,8 @@ class SessionJudge:
             releasing_offset: Offset of the message whose arrival had this one judged; it can be the same message.
         """
         cursor, integrity = self._cursor, self.rules.integrity
-        if cursor.status == Status.ENDED and not self._is_late_fill(message):
+        is_late_fill = integrity is Integrity.ONCE and message.seq < cursor.end_seq
+        if cursor.status == Status.ENDED and not is_late_fill:
             if self._is_applied_despite_violation(message, EventKind.AFTER_END, Reason.AFTER_END):
                 self._apply_message(message, releasing_offset)
         elif cursor.status == Status.BROKEN:
@@ -275,10 +272,6 @@ class SessionJudge:
             self._judge_after_gap(message, releasing_offset)
         else:
             self._apply_message(message, releasing_offset)
-
-    def _is_late_fill(self, message: MessageHeader) -> bool:
-        """Returns True if the message, which must not be a duplicate, has a seq below that of the session's `end`."""
-        return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
 
     def _judge_in_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
         is_new = message.seq > self._cursor.last_seq or message.link in {Link.RESTART, Link.CHAINED}
@@ -404,5 +397,4 @@ class SessionJudge:
             self._cursor.taken.remove_seq(message.seq)  # it was not applied, so the same seq is no duplicate next time
 
 
-def _event_time_key(message: MessageHeader) -> tuple[int, int]:
-    return message.ts, message.seq
+_event_time_key = attrgetter("ts", "seq")

@@ -11,6 +11,9 @@ from sessionlake.protocol.decode import DecodeRules
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation, milliseconds
 
+SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
+"""The classes that remember which seqs were applied or held back."""
+
 
 class Decision(StrEnum):
     """An operator's decision about one message that violated its session's integrity class."""

@@ -43,6 +43,10 @@ class MessageType(IntEnum):
     END = 3
 
 
+TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
+"""The message types that may change a table."""
+
+
 class Link(IntEnum):
     """How a message's `after` is compared with the last seq of its session."""
 

@@ -190,7 +190,7 @@ def _feed(settings: FeedSettings) -> Feed:
 
 
 def _check_chains(settings: FeedSettings) -> None:
-    """Raises ValueError if some orders have a chain and others a counter of their own."""
+    """Raises ValueError if some orders have a chain and others do not."""
     orders = [rule.order or settings.order for rule in settings.messages if rule.is_ is not Kind.IGNORE]
     chained = [not isinstance(order, str) and order.chain is not None for order in orders]
     if any(chained) and not all(one or order == "none" for one, order in zip(chained, orders, strict=True)):
