@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from sessionlake.feeds.feed import KeyFormat
+from sessionlake.feeds.topics import FeedTopics
 from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.names import fold_case
 from sessionlake.protocol.payload import PayloadFormat
@@ -143,6 +144,11 @@ class CaptureSettings(Section):
     def feed_views(self) -> tuple[str, ...]:
         """Names of the views of feeds: `silver.<name>` and `silver.<name>_changes` of each."""
         return tuple(view for feed in self.feeds for view in feed.views)
+
+    def feed_topics(self, name: str) -> FeedTopics:
+        """Returns the topics that the feed of this name reads."""
+        place = [feed.name for feed in self.feeds].index(name)
+        return FeedTopics(self.feeds[place].topics, tuple(feed.topics for feed in self.feeds[:place]))
 
     @property
     def payload_format(self) -> PayloadFormat:
