@@ -49,6 +49,8 @@ messages:
            {each: "data.a[*]", row: {side: =ask, price: ".[0]", qty: ".[1]"}, delete: {qty: 0}}]
   - {when: {data.e: closed}, is: end, order: {seq: data.u}}
 """
+CHAINED = {"seq": "data.u", "chain": "data.c"}
+RULE = {"is": "update", "rows": [{"at": "data", "row": "all"}]}
 TIMEOUT = 1_000
 Call = Callable[..., Result]
 
@@ -227,7 +229,7 @@ def test_any_batches_give_the_rows_of_the_plain_table(seed: int) -> None:
         ),
         ({"order": "arrival"}, "with order: arrival, the seq is the Kafka offset"),
         ({"order": {"seq": "data.u", "modulo": 256}}, "with order.modulo, a held message's seq does not show"),
-        ({"order": {"seq": "data.u", "rising": True, "chain": "data.c"}}, "chain"),
+        ({"order": CHAINED, "messages": [RULE | {"order": CHAINED}]}, "with order.chain, a held message's seq"),
         ({"starts_with": {"snapshot": True, "hold": 0}}, "greater than or equal to 1"),
         ({"starts_with": {"snapshot": False, "hold": 1}}, "snapshot"),
         ({"starts_with": {"snapshot": True}}, "hold"),

@@ -288,6 +288,13 @@ class Feed:
         """True if values or keys are Avro or Protobuf, so that a `PayloadReader` must read them."""
         return self.format is not PayloadFormat.JSON or self.key_format is KeyFormat.AVRO
 
+    @property
+    def has_chains(self) -> bool:
+        """True if sessions share counters. A decoder class whose events have a chain says so by `has_chains = True`."""
+        if self.decoder is not None:
+            return bool(getattr(self.decoder.load(), "has_chains", False))
+        return any((rule.order or self.order).chain is not None for rule in self.rules if rule.kind is not Kind.IGNORE)
+
     def load_code(self) -> None:
         """Loads the decoder class and the check function, so that a missing one is found before a message is read.
 

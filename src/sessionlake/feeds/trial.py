@@ -85,6 +85,9 @@ class Totals:
         return refused + self.checks_failed + self.presence_failed
 
 
+_Chain = tuple[str, int, str | None]
+
+
 class Trial:
     """Reads messages by feeds, and follows the tables of their sessions.
 
@@ -121,7 +124,7 @@ class Trial:
             feed.name: feed.check.load() if feed.check is not None and feed.check.load is not None else None
             for feed in feeds
         }
-        self._chains: dict[str, int] = {}
+        self._chains: dict[_Chain, int] = {}
         self._complete: set[Session] = set()
         self._rows = 0
         self.totals = Totals()
@@ -156,7 +159,9 @@ class Trial:
 
     def _apply(self, feed: Feed, record: KafkaRecord, event: Event) -> list[str]:
         """Applies an event to its session's table. Returns what is wrong with it."""
-        findings = [] if event.chain is None else self._follow_chain(event, event.chain)
+        findings = (
+            [] if event.chain is None else self._follow_chain(event, (record.topic, record.partition, event.chain))
+        )
         if event.kind is Kind.IGNORE or self.totals.followed is not None:
             return findings
         session = (record.topic, record.partition, event.session)
@@ -209,7 +214,7 @@ class Trial:
         }
         return [text for text, count in texts.items() if count]
 
-    def _follow_chain(self, event: Event, chain: str) -> list[str]:
+    def _follow_chain(self, event: Event, chain: _Chain) -> list[str]:
         """Advances the seq that the sessions of a chain share. Returns its gap, if there is one."""
         last = self._chains.get(chain)
         if event.seq is None or (last is not None and event.seq <= last and not event.restart):
@@ -219,7 +224,7 @@ class Trial:
             return []
         is_gap = event.after != last if event.is_link else event.after > last
         self.totals.gaps += is_gap
-        return [f"gap: messages of chain {chain} are missing before this one"] if is_gap else []
+        return [f"gap: messages of chain {chain[-1]} are missing before this one"] if is_gap else []
 
 
 def _counts(table: SessionTable) -> tuple[int, int, int, int, int]:

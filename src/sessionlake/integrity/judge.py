@@ -25,27 +25,24 @@ leaves a choice, these rules apply:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sessionlake.integrity.chains import ChainGap
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursor, OpenGap, Status
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
 from sessionlake.integrity.gaps import judge_due_gaps
 from sessionlake.integrity.holding import HeldMessages, must_wait, waits_for_snapshot
 from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.recorder import EventRecorder
-from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Decision, Rules
 from sessionlake.integrity.shard_batch import SessionRows
 from sessionlake.integrity.transition import apply_message
-from sessionlake.protocol.message import NO_SEQ, Link, MessageType
+from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.section import Integrity, OnViolation
-
-TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
-"""The message types that may change a table."""
-SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
-"""The classes that remember which seqs were applied or held back."""
 
 
 class SessionJudge:
@@ -58,6 +55,7 @@ class SessionJudge:
         outcome: Where verdicts, events and cuts are recorded.
         decisions: Operators' decisions, by the offset of the message.
         rows: The session's rows; None if they are not kept in memory.
+        chain_gaps: Gaps of the session's chain, in order of their offsets.
     """
 
     def __init__(
@@ -68,6 +66,7 @@ class SessionJudge:
         outcome: JudgingOutcome,
         decisions: Mapping[int, Decision] | None = None,
         rows: SessionRows | None = None,
+        chain_gaps: Sequence[ChainGap] = (),
     ) -> None:
         self._cursor = cursor
         self.held_messages = HeldMessages(held_messages, rules)
@@ -76,6 +75,7 @@ class SessionJudge:
         self._decisions = decisions or {}
         self._events = EventRecorder(cursor, rules, outcome, self._decisions)
         self._rows = rows
+        self._chain_gaps = deque(chain_gaps)
         # Stream time, and offset of the arriving message, that are recorded with the next applied message.
         self._applied_at, self._applied_by = NO_TIME, NO_OFFSET
 
@@ -85,6 +85,7 @@ class SessionJudge:
         Raises:
             ViolationError: The session violated its class under `fail`.
         """
+        self.judge_chain_gaps(message.offset)
         self.advance_time(message.now)
         self._applied_at, self._applied_by = message.now, message.offset
         if self._decisions.get(message.offset) is Decision.SKIP:
@@ -98,7 +99,7 @@ class SessionJudge:
             self._cursor.start_new_life()
         elif self.held_messages and not self.rules.holds_messages:
             self._release_held_messages()  # the rules have changed since they were held back
-        if self.rules.modulo is not None:
+        if self.rules.modulo is not None and not self.rules.has_chains:
             message = message.unwrap_seq(self._cursor.last_seq, self.rules.modulo)
             self.outcome.unwrapped_seqs[message.index] = message.seq
         self._cursor.note_arrival(message.lane, message.partition, message.offset, message.time)
@@ -134,6 +135,14 @@ class SessionJudge:
         if expiry < now:
             self._applied_at, self._applied_by = expiry + 1, NO_OFFSET
             self._expire_session(expiry)
+
+    def judge_chain_gaps(self, offset: int) -> None:
+        """Judges the gaps of the session's chain that messages up to this offset have revealed."""
+        while self._chain_gaps and self._chain_gaps[0].offset <= offset:
+            gap = self._chain_gaps.popleft()
+            self.advance_time(gap.now)
+            if self._expiry_time >= gap.now:
+                self._events.record_chain_gap(gap)
 
     def record_cut(self, reason: CutReason, stream_time: int) -> None:
         """Records a cut of the session's table as it is now, at stream time `stream_time` (ms)."""
@@ -183,8 +192,10 @@ class SessionJudge:
         integrity, last = self.rules.integrity, self._cursor.last_seq
         if integrity is Integrity.NONE:
             return False
-        if message.seq == NO_SEQ:
+        if message.seq == NO_SEQ or message.link == Link.CHAINED:
             return False
+        if message.link == Link.REPEATED:
+            return True
         if integrity in SEQ_REMEMBERING_CLASSES:
             return message.seq in self._cursor.taken
         is_keep_alive = message.type == MessageType.HEARTBEAT and message.after == message.seq == last
@@ -195,7 +206,7 @@ class SessionJudge:
         last = self._cursor.last_seq
         if message.link == Link.LINK:
             return message.after != last
-        return message.link != Link.RESTART and message.after > last
+        return message.link not in {Link.RESTART, Link.CHAINED} and message.after > last
 
     # -- class `window`: held back until the watermark passes
 
@@ -263,7 +274,8 @@ class SessionJudge:
             releasing_offset: Offset of the message whose arrival had this one judged; it can be the same message.
         """
         cursor, integrity = self._cursor, self.rules.integrity
-        if cursor.status == Status.ENDED and not self._is_late_fill(message):
+        is_late_fill = integrity is Integrity.ONCE and message.seq < cursor.end_seq
+        if cursor.status == Status.ENDED and not is_late_fill:
             if self._is_applied_despite_violation(message, EventKind.AFTER_END, Reason.AFTER_END):
                 self._apply_message(message, releasing_offset)
         elif cursor.status == Status.BROKEN:
@@ -282,12 +294,8 @@ class SessionJudge:
         else:
             self._apply_message(message, releasing_offset)
 
-    def _is_late_fill(self, message: MessageHeader) -> bool:
-        """Returns True if the message, which must not be a duplicate, has a seq below that of the session's `end`."""
-        return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
-
     def _judge_in_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
-        is_new = message.seq > self._cursor.last_seq or message.link == Link.RESTART
+        is_new = message.seq > self._cursor.last_seq or message.link in {Link.RESTART, Link.CHAINED}
         if message.type == MessageType.SNAPSHOT and is_new:
             self._events.record_event(message, EventKind.HEALED, Action.APPLIED)
             self._apply_message(message, releasing_offset)
@@ -332,7 +340,7 @@ class SessionJudge:
         ends = message.type == MessageType.END and cursor.status == Status.OPEN
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
             out.late_fills.add(out.session_number)
-        if message.link == Link.RESTART:
+        if message.link in {Link.RESTART, Link.CHAINED}:
             cursor.last_seq = NO_SEQ
         apply_message(cursor, message.seq, message.ts, position, ends=ends)
         if self.rules.integrity is Integrity.ONCE:

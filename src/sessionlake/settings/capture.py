@@ -136,7 +136,6 @@ class CaptureSettings(Section):
             classes = (
                 {feed.integrity} if feed.integrity else {self.integrity, *(rule.integrity for rule in self.by_topic)}
             )
-            feed.refuse_chain()
             feed.refuse_classes({one for one in classes if one})
         _columns_of(self.feeds)
         return self

@@ -83,7 +83,7 @@ class OrderSettings(Section):
     - `rising`: the seq rises by any amount
     - `modulo`: the seq starts again at 0 after `modulo - 1`
 
-    `chain` is the path to the name of the counter, if it is not the session's.
+    `chain` is the path to the name of a counter that several sessions share, such as the one of a connection.
     """
 
     seq: PathText | None = None
@@ -95,7 +95,7 @@ class OrderSettings(Section):
     rising: bool = False
     """True if the seq may rise by any amount."""
     chain: PathText | None = None
-    """Path to the name of the counter, if it is not the session's."""
+    """Path to the name of the counter, if several sessions share it."""
     modulo: int | None = Field(None, ge=4)
     """The number at which the counter starts again at 0."""
 

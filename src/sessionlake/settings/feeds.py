@@ -133,14 +133,10 @@ class FeedSettings(Section):
         """Most messages that a session holds back until a snapshot arrives; 0 if it holds none back."""
         return self.starts_with.hold if isinstance(self.starts_with, StartSettings) else 0
 
-    def refuse_chain(self) -> None:
-        """Raises ValueError if an order has a chain, which silver cannot judge yet."""
-        orders = [self.order, *(rule.order for rule in self.messages)]
-        if any(not isinstance(order, str) and order is not None and order.chain for order in orders):
-            raise ValueError(
-                f"feed {self.name!r}: order.chain is not supported yet; leave out chain and set `rising: true`, which "
-                "accepts seqs that skip numbers, or `order: arrival`"
-            )
+    @property
+    def has_chains(self) -> bool:
+        """True if sessions share a counter."""
+        return self.made().has_chains
 
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
@@ -177,8 +173,8 @@ class FeedSettings(Section):
                     f"{where}: with order: arrival, the seq is the Kafka offset, so that every held message is older "
                     f"than the snapshot; write order: {{seq: PATH}}, {instead}"
                 )
-            if not isinstance(order, str) and (order.chain or order.modulo):
-                key = "chain" if order.chain else "modulo"
+            if self.has_chains or (not isinstance(order, str) and order.modulo):
+                key = "chain" if self.has_chains else "modulo"
                 raise ValueError(
                     f"{where}: with order.{key}, a held message's seq does not show whether it follows the snapshot; "
                     f"remove order.{key}, {instead}"
@@ -212,6 +208,7 @@ def _feed(settings: FeedSettings) -> Feed:
         if column.sql.startswith(("array", "variant", "float", "double")):
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
     _check_decoder(settings)
+    _check_chains(settings)
     text = settings.model_dump_json()
     defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
     return Feed(
@@ -237,6 +234,17 @@ def _feed(settings: FeedSettings) -> Feed:
         decoder=_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )
+
+
+def _check_chains(settings: FeedSettings) -> None:
+    """Raises ValueError if some orders have a chain and others do not."""
+    orders = [rule.order or settings.order for rule in settings.messages if rule.is_ is not Kind.IGNORE]
+    chained = [not isinstance(order, str) and order.chain is not None for order in orders]
+    if any(chained) and not all(one or order == "none" for one, order in zip(chained, orders, strict=True)):
+        raise ValueError(
+            "order: some messages have a chain and others do not, so their seqs cannot be compared; give the order of "
+            "every rule a chain, or none"
+        )
 
 
 def _check_decoder(settings: FeedSettings) -> None:
