@@ -72,7 +72,9 @@ class ManyReader:
         _require_many(given)
         first, first_row = len(out.session), len(out.row_id)
         for event in given:
-            if type(event) is not Event or event.chain is not None or event.scope != {} or event.restart:
+            if type(event) is not Event or self._feed.has_chains or event.chain is not None:
+                raise UnusualError
+            if event.scope != {} or event.restart:
                 raise UnusualError
             n_rows = len(out.row_id)
             self._add_rows(event, out, first_row + MAX_ROWS)

@@ -108,7 +108,7 @@ class CaptureSettings(Section):
     max_held_messages: int = Field(10_000, ge=1)
     """Most messages of a session that class `window` holds back. One more is a violation."""
     max_held_bytes: int = Field(64 * 1024 * 1024, ge=1)
-    """Most bytes of a session that class `window` holds back. More is a violation."""
+    """Most bytes of a session that class `window`, or `hold` of a feed, holds back. More is a violation."""
     max_gaps: int = Field(10_000, ge=0)
     """Most gaps in a session's seqs, under `once` and `window`. One more is a violation."""
 
@@ -136,7 +136,6 @@ class CaptureSettings(Section):
             classes = (
                 {feed.integrity} if feed.integrity else {self.integrity, *(rule.integrity for rule in self.by_topic)}
             )
-            feed.refuse_chain()
             feed.refuse_classes({one for one in classes if one})
         _columns_of(self.feeds)
         return self
