@@ -16,6 +16,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
+from sessionlake.feeds.cases import Frame, run_frames
 from sessionlake.feeds.events import Decoded
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.reader import KafkaRecord, read
@@ -213,6 +214,12 @@ def test_any_batches_give_the_rows_of_the_plain_table(seed: int) -> None:
         table.duplicates,
     ]
     assert (counts["held"], counts["quarantined"]) == (len(table.held), table.unapplied)
+
+
+def test_feed_test_compares_the_table_after_the_snapshot_with_what_was_held() -> None:
+    frames = [Frame({"topic": "depth", "value": body}, {}) for body in (depth(1, 2), depth(3, 4), snapshot(2))]
+    rows = {"BTCUSDT": [{"side": "bid", "price": "0.0024"}, {"side": "bid", "price": "0.0004"}]}
+    assert list(run_frames([depth_rules().feeds[0].made()], None, frames, rows)) == []
 
 
 # -- the configuration

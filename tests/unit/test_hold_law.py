@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sessionlake.integrity.rules import RuleLookup, Rules
+from sessionlake.integrity.rules import Decision, RuleLookup, Rules
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity
 from sessionlake_lab.truth import ExpectedTables, GroundTruth, KafkaMessage, TruthViolationError
@@ -104,6 +104,31 @@ def test_fail_stops_at_the_first_violation_of_the_truth(seed: int) -> None:
         folder.batch(batch)
         done += batch
     assert_same(of_silver(folder.silver), of_truth(truth_of(done, rules, every, hold)))
+
+
+@pytest.mark.parametrize("seed", seeds(10, 60, 6_000))
+def test_decided_place_by_place_equals_the_same_decisions_known_from_the_beginning(seed: int) -> None:
+    rnd, messages, _, every, hold = case(seed)
+    rules, decisions = capture("strict", "fail", seed), {}
+    folders = [Folder(rules, 2, rnd, interval=every, decisions=decisions) for _ in range(2)]
+    for folder in folders:
+        folder.use_rules(holding(rules, hold, every))
+    for batch in cut(rnd, messages, rnd.randint(1, 8)):
+        here = {(message.topic, message.partition, message.offset) for message in batch}
+        for _ in messages:
+            try:
+                folders[0].batch(batch)
+                break
+            except ViolationError as stopped:
+                at = stopped.violation
+                place = at.topic, at.partition, at.session_id, at.offset
+                assert place not in decisions, "a place is passed once it is decided"
+                skippable = (at.topic, at.partition, at.offset) in here  # what an earlier batch holds is processed
+                decisions[place] = rnd.choice([d for d in Decision if skippable or d is not Decision.SKIP])
+    for batch in cut(rnd, messages, rnd.randint(1, 8)):
+        folders[1].batch(batch)
+    assert_same(of_silver(folders[0].silver), of_silver(folders[1].silver))
+    assert_same_states(*folders)
 
 
 def test_these_streams_have_all_that_can_happen_to_a_message_that_waits() -> None:

@@ -197,7 +197,7 @@ class StartSettings(Section):
 
     snapshot: Literal[True]
     """Always true: a session starts with a snapshot."""
-    hold: int = Field(ge=1, le=100_000)
+    hold: int = Field(ge=1, le=10_000)
     """Most messages that a session without a snapshot holds back."""
 
 
