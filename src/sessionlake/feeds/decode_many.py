@@ -6,17 +6,17 @@ is then called again, which gives the same events. A test compares both on event
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from sessionlake.feeds.code import CACHED, UnusualError
 from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, read_event_session, row_id_within_limit
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence, Rule
+from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
 from sessionlake.feeds.paths import MISSING
-from sessionlake.feeds.reader import KafkaRecord
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecords
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN
 
 _WITH_ROWS: dict[Any, str] = {Kind.SNAPSHOT: Kind.SNAPSHOT.value, Kind.UPDATE: Kind.UPDATE.value}
@@ -41,7 +41,7 @@ class ManyReader:
         self._keys: dict[tuple[str, ...], tuple[tuple[Any, ...], str]] = {}
 
     def __call__(
-        self, records: Sequence[KafkaRecord], max_bytes: int, out: EventLists, unusual: list[int], rules: list[Rule]
+        self, records: KafkaRecords, max_bytes: int, out: EventLists, unusual: list[int], rules: list[int]
     ) -> None:
         """Adds the events of messages to `out`, and the indices of unusual messages to `unusual`.
 
@@ -54,7 +54,8 @@ class ManyReader:
         decode = self._use.load().decode
         events = [getattr(out, name) for name in FIELDS_OF_EVENT]
         per_row = [*(getattr(out, name) for name in FIELDS_OF_ROW), *out.values]
-        for number, record in enumerate(records):
+        for number in range(len(records.value)):
+            record = records.record(number)
             n_events, n_rows = len(out.rows), len(out.row_id)
             try:
                 if record.value is not None and len(record.value) > max_bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -47,6 +48,33 @@ class KafkaRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, bytes | None] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class KafkaRecords:
+    """Messages as Kafka has them, column by column.
+
+    Attributes:
+        topic, partition, offset, timestamp, key, value, headers: As in `KafkaRecord`, one for each message.
+    """
+
+    topic: list[str]
+    partition: list[int]
+    offset: list[int]
+    timestamp: list[int]
+    key: list[bytes | None]
+    value: list[bytes | None]
+    headers: list[Mapping[str, bytes | None]]
+
+    @classmethod
+    def of(cls, records: Iterable[KafkaRecord]) -> KafkaRecords:
+        """Returns messages column by column."""
+        columns = [list(column) for column in zip(*records, strict=True)]
+        return cls(*(columns or [[] for _ in KafkaRecord._fields]))
+
+    def record(self, number: int) -> KafkaRecord:
+        """Returns the message at an index."""
+        return KafkaRecord(*(getattr(self, name)[number] for name in KafkaRecord._fields))
 
 
 def feed_of(feeds: Sequence[Feed], topic: str) -> Feed | None:
@@ -135,13 +163,13 @@ def load_json_fast(value: bytes) -> Any:
     if value.count(b"[") + value.count(b"{") <= MAX_DEPTH and b"\\u" not in value:
         try:
             return _EXACT.decode(value)
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, InvalidOperation):
             pass
     return load_json(value)
 
 
 def load_json(value: bytes, *, digits: bool = False) -> Any:
-    """Parses JSON. Numbers with a point or an exponent become exact decimals.
+    """Parses JSON. Numbers with a point or an exponent become exact decimals, or `Digits` if none can hold them.
 
     Args:
         value: The JSON text in UTF-8.
@@ -154,4 +182,11 @@ def load_json(value: bytes, *, digits: bool = False) -> Any:
         text = value.decode()
     except UnicodeDecodeError:
         raise InvalidJsonError(Reason.NOT_UTF8) from None
-    return parse_json(text, Digits, Digits) if digits else parse_json(text, Decimal)
+    return parse_json(text, Digits, Digits) if digits else parse_json(text, _number)
+
+
+def _number(text: str) -> Decimal | Digits:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # the exponent has too many digits
+        return Digits(text)
