@@ -55,7 +55,8 @@ def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -
     given, one = feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"})
     found, lists = read(given, one), EventLists.of(given)
     lists.add(given, 0, found)
-    assert Compiled.of(given).read(KafkaRecords.of([one])) == lists  # the fast reader gives the same
+    by_fast_reader = Compiled.of(given).read(KafkaRecords.of([one]))
+    assert in_order(by_fast_reader, given) == in_order(lists, given)
     return found
 
 

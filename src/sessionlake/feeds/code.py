@@ -15,9 +15,9 @@ CACHED = 100_000
 """Most entries of each cache. The caches keep session ids, row ids and converted values, which recur often."""
 
 
-_MICROSECONDS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
+MICROSECONDS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
 """Microseconds in each unit of before_point numbers that are kept as microseconds."""
-_YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
+YEAR_1, YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 
 class UnusualError(Exception):
@@ -63,7 +63,7 @@ class CodeWriter:
         compared = columns_of_deletes(feed) | {column.name for column in feed.key}
         self._in_microseconds = {
             column.name for column in feed.columns.values()
-            if column.sql.startswith("timestamp") and column.how in _MICROSECONDS and column.name not in compared
+            if column.sql.startswith("timestamp") and column.how in MICROSECONDS and column.name not in compared
         }  # fmt: skip
         self.names: dict[str, Any] = {"Decimal": Decimal, "M": MISSING, "Unusual": UnusualError}
         self.record_fields = {"value"}
@@ -129,8 +129,8 @@ class CodeWriter:
             return name
         self._line(f"if {raw} is M or {raw} is None: {name} = {raw}")
         if column.name in self._in_microseconds:
-            factor = _MICROSECONDS[column.how or ""]
-            self._line(f"elif type({raw}) is int and {_YEAR_1 // factor} <= {raw} < {_YEAR_10000 // factor}:")
+            factor = MICROSECONDS[column.how or ""]
+            self._line(f"elif type({raw}) is int and {YEAR_1 // factor} <= {raw} < {YEAR_10000 // factor}:")
             self._line(f"    {name} = {raw}{f' * {factor}' if factor > 1 else ''}")
             self._line(f"elif type({raw}) is float: raise Unusual")
         if column.how == "text":

@@ -24,7 +24,7 @@ from sessionlake.feeds.decode_many import ManyReader
 from sessionlake.feeds.feed import Feed, Ordering, Rule
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, make_message, read
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, message_maker, read
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.writer import FeedWriter
 from sessionlake.protocol.payload import Payload, PayloadFormat
@@ -56,7 +56,7 @@ class Compiled:
             payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
         """
         if feed.decoder is not None:
-            many = ManyReader(feed, feed.decoder, lambda record: make_message(feed, record, payload))
+            many = ManyReader(feed, feed.decoder, message_maker(feed, payload))
             return cls(feed, None, many, payload)
         message = Shape()
         try:
@@ -79,8 +79,7 @@ class Compiled:
             if self.source is not None:
                 out.rows[:] = np.diff(np.array(out.rows, np.int64), prepend=0).tolist()
             _fill_constants(out, self.feed, rules)
-            if self.source is not None:
-                unusual += self._finish_columns(out)
+            unusual += self._finish_columns(out)
         self.slow += len(unusual)
         for number in unusual:
             record = records.record(number)

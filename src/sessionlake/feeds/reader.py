@@ -99,7 +99,7 @@ def read(
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode(feed, feed.decoder, make_message(feed, record, payload))
+        return decode(feed, feed.decoder, message_maker(feed, payload)(*record))
     try:
         value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
@@ -143,14 +143,25 @@ def _required(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
     return payload
 
 
-def make_message(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> Message:
-    """Returns a message as the feed's decoder class receives it."""
+def message_maker(feed: Feed, payload: PayloadReader | None) -> Callable[..., Message]:
+    """Returns the function that makes a message for the feed's decoder class from the fields of a Kafka record."""
     parse_json = load_digits if feed.needs_digits else load_json_fast
     parse = parse_json if feed.format is PayloadFormat.JSON else _required(feed, payload).read
-    return Message(
-        record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers,
-        tuple(column.name for column in feed.key), tuple(feed.columns), parse_json, parse,
-    )  # fmt: skip
+    key_columns, columns = tuple(column.name for column in feed.key), tuple(feed.columns)
+
+    def make_message(
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Mapping[str, bytes | None],
+    ) -> Message:
+        record = topic, partition, offset, timestamp, key, value, headers
+        return Message(*record, key_columns, columns, parse_json, parse)
+
+    return make_message
 
 
 def load_digits(value: bytes) -> Any:
@@ -160,7 +171,8 @@ def load_digits(value: bytes) -> Any:
 
 def load_json_fast(value: bytes) -> Any:
     """Parses JSON as `load_json` does, several times faster. Whatever is unusual is left to `load_json`."""
-    if value.count(b"[") + value.count(b"{") <= MAX_DEPTH and b"\\u" not in value:
+    is_flat = len(value) <= 2 * MAX_DEPTH or value.count(b"[") + value.count(b"{") <= MAX_DEPTH
+    if is_flat and b"\\u" not in value:
         try:
             return _EXACT.decode(value)
         except (msgspec.DecodeError, ValueError, InvalidOperation):
