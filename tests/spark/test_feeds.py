@@ -14,6 +14,7 @@ from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.cli.trace import show_trace
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import QUARANTINE
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, UsageError
@@ -117,6 +118,40 @@ def test_new_columns_and_new_feeds_start_at_once(spark, tmp_path):
     through_silver(spark, wider)
     rows = rows_of(spark, Lake(wider), "silver.session_rows")
     assert {(row["row_id"], row["fee"]) for row in rows} == {('["bid",1]', None), ('["bid",2]', 2.5)}
+
+
+def test_messages_wait_for_their_snapshot_over_batches_and_a_rebuild(spark, tmp_path):
+    settings = lake_with(tmp_path, books("p", starts_with={"snapshot": True, "hold": 2}))
+    early = [message_of_books(number, part_of("A", bids=[[str(number), "1"]])) for number in (1, 2, 3)]
+    arrive(spark, settings, *early)
+    through_silver(spark, settings)
+    counted = [row for row in rows_of(spark, Lake(settings), "ops.ledger", ("layer", eq, "silver")) if row["messages"]]
+    assert [(row["quarantined"], row["held"]) for row in counted] == [(1, 2)]
+    assert [(row["offset"], row["reason"]) for row in rows_of(spark, Lake(settings), QUARANTINE)] == [(0, "orphan")]
+    assert [fate_of(settings, offset) for offset in range(3)] == [Fate.QUARANTINED, Fate.HELD, Fate.HELD]
+    assert "held back until a snapshot of its session arrives" in shown_trace(settings, 2)
+
+    rebuild_silver_tables(spark, settings)
+    full = message_of_books(2, part_of("A", full=True, bids=[["2", "7"], ["9", "9"]]))
+    arrive(spark, settings, full, message_of_books(4, part_of("A", bids=[["9", "0"]])), first=3)
+    through_silver(spark, settings)
+    rows = rows_of(spark, Lake(settings), "silver.session_rows")
+    assert {(row["row_id"], row["qty"]) for row in rows} == {('["bid",2]', 7.0), ('["bid",3]', 1.0)}
+    assert [fate_of(settings, offset) for offset in (1, 2, 3)] == [Fate.DUPLICATE, Fate.APPLIED, Fate.APPLIED]
+    assert "held back until batch" in shown_trace(settings, 2)
+    session = rows_of(spark, Lake(settings), "silver.sessions")[0]
+    assert [session[name] for name in ("status", "messages", "duplicates", "gaps")] == ["open", 3, 1, 0]
+    assert verify_silver_tables(spark, settings).is_exact
+
+
+def fate_of(settings: Settings, offset: int) -> Fate:
+    return trace(Lake(settings).reader(), settings, TOPIC, 0, offset).judgement.fate
+
+
+def shown_trace(settings: Settings, offset: int) -> str:
+    out = StringIO()
+    show_trace(trace(Lake(settings).reader(), settings, TOPIC, 0, offset), OutputFormat.TABLE, out)
+    return out.getvalue()
 
 
 def views_of(settings: Settings) -> Settings:

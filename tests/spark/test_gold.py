@@ -224,6 +224,70 @@ def test_random_points_in_random_batches_equal_a_recomputation(
     assert sum(row["points"] for row in found) == sum(values[0] for values in inside)
 
 
+FORM = {
+    "session": "session",
+    "key": ["status"],
+    "columns": {"price": "double", "qty": "bigint", "status": "string"},
+    "messages": [{"is": "update", "rows": [{"row": "all"}]}],
+}
+OF_FEEDS = {
+    "capture": {
+        "feeds": [
+            {"name": "boilers", "topics": r"plant\.b.*", **FORM},
+            {"name": "plant", "topics": r"plant\..*", **FORM},
+        ],
+    },
+    "gold": {
+        "rolling_points": 3,
+        "shards": 4,
+        "products": [
+            {"name": "own", "feed": "plant", "keys": ["metric"], "aggregates": {"n": "count", "total": "sum"}},
+            {"name": "words", "feed": "plant", "of": "texts", "keys": ["value"], "aggregates": {"n": "count"},
+             "bucket": "1 minute", "lateness": "1 minute"},
+        ],
+        "averages": [{"name": "of_feed", "feed": "plant", "keys": ["topic", "metric"]}],
+    },
+}  # fmt: skip
+
+
+def test_products_and_averages_of_a_feed_have_its_topics_in_every_batch_rebuild_and_recomputation(spark, location):
+    topics = ["plant.boiler", "plant.pump", "other", "plant.press"]
+    feed = Feed(spark, Settings.model_validate({**location, **OF_FEEDS}))
+    whole = [change("s", "", i, i * SECOND, 600 * SECOND * (i % 8 > 4), price=float(i), status="on") for i in range(24)]
+    changes = [(topics[i % 4], *one[1:]) for i, one in enumerate(whole)]
+    for first in (0, 8, 16):
+        feed.write(changes[first : first + 8]).run()
+    of_plant = [i for i in range(24) if topics[i % 4] in ("plant.pump", "plant.press")]
+
+    def check() -> None:
+        [row] = rows_of(spark, feed.lake, "gold.own")
+        assert (row["metric"], row["n"], row["total"]) == ("price", len(of_plant), sum(of_plant))
+        points = rows_of(spark, feed.lake, "gold.of_feed")
+        assert sorted((row["topic"], row["value"]) for row in points) == sorted((topics[i % 4], i) for i in of_plant)
+        late = [row["topic"] for row in rows_of(spark, feed.lake, LATE_POINTS)]
+        [words] = rows_of(spark, feed.lake, "gold.words")
+        assert {*late} == {"plant.pump", "plant.press"}
+        assert words["n"] + len(late) == len(of_plant)
+        feed.require_exact("gold.own", "gold.of_feed")
+        wanted = [one for one in declared_gold_tables(feed.settings) if one.table_name == "gold.words"]
+        assert [one.first_difference for one in verify_gold(spark, feed.settings, wanted)] == [None, None]
+
+    check()
+    ([explained], _) = explain(spark, feed.settings, "gold.own", "")
+    assert (explained.events, {one.topic for one in explained.offsets}) == (12, {"plant.pump", "plant.press"})
+    function = create_figures_with(spark, feed.lake)
+    sql = "SELECT DISTINCT `table` FROM {}('{}', 0, {}) WHERE `table` IN ('gold.own', 'gold.of_feed', 'gold.words')"
+    found = {i: {row[0] for row in spark.sql(sql.format(function, topics[i], i)).collect()} for i in (0, 1, 2)}
+    assert found == {0: set(), 1: {"gold.own", "gold.of_feed", "gold.words"}, 2: set()}
+    tables = [
+        one
+        for one in declared_gold_tables(feed.settings)
+        if one.table_name in ("gold.own", "gold.of_feed", "gold.words")
+    ]
+    job.rebuild_tables(spark, feed.settings, tables)
+    check()
+
+
 def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):
     changes = [change("s", "r", i, i * 10 * SECOND, price=float(i)) for i in range(40)]
     feed.write(changes).run()

@@ -97,7 +97,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[set[str]]]:
 
         return call
 
-    for name in ("append", "stage", "merge", "accumulate", "replace"):
+    for name in ("append_rows", "stage_rows", "merge_rows", "accumulate_rows", "replace_rows"):
         monkeypatch.setattr(FolderStorage, name, recording(getattr(FolderStorage, name)))
     return found
 

@@ -22,6 +22,25 @@ class Meters:
         yield Event(session=found["meter"], kind=kind, ts=found["at"], seq=found["n"], after=found["n"] - 1, rows=rows)
 
 
+class Channels:
+    """Reads `{"line", "n", "meter", "values", "type"}`; all meters of a line share its numbers.
+
+    A message without a meter only advances its line.
+    """
+
+    has_chains = True
+
+    def decode(self, message: Message) -> Iterable[Event]:
+        found = message.json()
+        line, number = found["line"], found["n"]
+        if "meter" not in found:
+            yield Event(kind="ignore", chain=line, seq=number, after=number - 1)
+            return
+        rows = [Put((name,), {"value": value}) for name, value in found["values"].items()]
+        kind = found["type"]
+        yield Event(session=found["meter"], kind=kind, chain=line, seq=number, after=number - 1, rows=rows)
+
+
 class Given:
     """Returns what the class attribute has, whatever the message is."""
 

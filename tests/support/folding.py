@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from sessionlake.protocol.arrow import SESSION, SESSION_COLUMN_TYPES, has_sessio
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode_silences
+from sessionlake.protocol.xxhash64 import spark_xxhash64
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.fold.pack import Packer
@@ -102,7 +103,15 @@ def shard_of(topic: str, rest: bytes | None, shards: int) -> int:
     return zlib.crc32(topic.encode() + (rest or b"")) % shards
 
 
-def resharded(resharder: Any, states: Mapping[int, bytes | None]) -> dict[int, bytes]:
+def spark_shard_of(topic: str, rest: bytes | None, shards: int) -> int:
+    """Returns the shard of a session by Spark's hash, as feeds compute it."""
+    columns = [[topic.encode()], *([] if rest is None else [[rest]])]
+    return int(spark_xxhash64(*columns)[0] % shards)
+
+
+def resharded(
+    resharder: Any, states: Mapping[int, bytes | None], shard_of: Callable[[str, bytes | None, int], int] = shard_of
+) -> dict[int, bytes]:
     """Returns resharded states, as `streaming.resharded` computes them, but without Spark."""
     shards, parts = resharder.shards, {}
     for shard, state in states.items():
@@ -168,9 +177,14 @@ class Folder:
         self.ends |= {(part.topic, part.partition): part.last_offset for part in ends if part.messages}
         self._keep(payloads, reports)
 
+    def use_rules(self, rules: RuleLookup) -> None:
+        """Judges the next batches by other rules than those of the capture settings."""
+        self._fold = replace(self._fold, _rules=rules)
+
     def reshard(self, shards: int) -> None:
         """Changes the number of shards."""
-        self.stored = dict(resharded(JudgingResharder(RuleLookup(self._capture), shards), self.stored))
+        resharder = JudgingResharder(RuleLookup(self._capture), shards)
+        self.stored = dict(resharded(resharder, self.stored, spark_shard_of if self._capture.feeds else shard_of))
         self._shards = shards
 
     def states(self) -> dict[int, ShardState]:

@@ -76,6 +76,32 @@ def test_a_malformed_message_that_is_not_in_quarantine_contradicts_the_ledger(in
     assert decide_fate(MALFORMED, found(), integrity) is None
 
 
+WAITING = {"status": "open", "first_offset": 0, "last_ts": None, "epoch": -1, "next_seq": None}
+BROKEN = {"status": "broken", "first_offset": 0, "last_ts": 1, "epoch": 3, "next_seq": 5}
+APPLIED_SOME_TIME = DecidedFate(Fate.APPLIED)
+
+
+@pytest.mark.parametrize(
+    ("content", "rows", "verdict"),
+    [
+        (UPDATE, {"session": WAITING}, DecidedFate(Fate.HELD)),
+        (UPDATE, {"session": BROKEN, "events": [event("gap")]}, DecidedFate(Fate.HELD)),
+        (UPDATE, {"session": BROKEN, "events": [event("duplicate", LATER)]}, DecidedFate(Fate.DUPLICATE, None, LATER)),
+        (UPDATE, {"quarantine": [{"reason": "orphan", "_batch": 9}]}, DecidedFate(Fate.QUARANTINED, "orphan", LATER)),
+        (HEARTBEAT, {"session": WAITING}, DecidedFate(Fate.HELD)),
+        (HEARTBEAT, {"session": BROKEN}, DecidedFate(Fate.HELD)),
+        (HEARTBEAT, {"session": BROKEN | {"next_seq": 6}}, APPLIED_SOME_TIME),
+        (HEARTBEAT, {"session": BROKEN | {"status": "open"}}, APPLIED_SOME_TIME),
+        (HEARTBEAT, {"session": BROKEN | {"status": "expired"}}, APPLIED_SOME_TIME),
+        (HEARTBEAT, {"session": WAITING | {"first_offset": OFFSET + 1}}, APPLIED_SOME_TIME),
+        (MessageContent("end", 5, 1_000, "s"), {"session": BROKEN}, DecidedFate(Fate.APPLIED, None, TAKEN_IN)),
+        (MessageContent("snapshot", 5, 1_000, "s", changes=1), {"session": BROKEN}, None),
+    ],
+)
+def test_a_feed_with_hold_holds_back_what_its_session_cannot_apply_without_a_snapshot(content, rows, verdict):
+    assert decide_fate(content, found(**rows), Integrity.STRICT, holds=True) == verdict
+
+
 def test_window_holds_a_message_with_rows_back_until_its_changes_are_there():
     assert decide_fate(UPDATE, found(session=session(last_ts=5_000)), Integrity.WINDOW) == DecidedFate(Fate.HELD)
 

@@ -303,7 +303,7 @@ def test_fast_json_is_the_same_as_exact_json(text):
     ("target", "why"),
     [
         ("support.no_such_module:X", "module support.no_such_module cannot be imported"),
-        ("support.feed_decoders:Nobody", "has no Nobody; its classes: Meters, Given"),
+        ("support.feed_decoders:Nobody", "has no Nobody; its classes: Meters, Channels, Given"),
         ("support.feed_decoders:NeedsArguments", r"NeedsArguments\(\) raised TypeError.*needs no arguments"),
         ("support.feed_decoders:NoDecode", "has no method `decode`"),
     ],

@@ -235,8 +235,9 @@ def test_a_number_that_no_decimal_can_hold_fits_no_column_and_harms_no_other(sql
     columns: dict[str, Any] = {"id": "string", "v": sql} | (
         {"d": {"type": "string", "from": "digits"}} if digits else {}
     )
-    given = feed(BOOK, session="s", key=["id"], columns=columns,
-                 order="arrival", time={"path": "t"}, messages=[{"is": "update", "rows": [{"row": "all"}]}])  # fmt: skip
+    rules = [{"is": "update", "rows": [{"row": "all"}]}]
+    changed = {"session": "s", "key": ["id"], "columns": columns, "order": "arrival", "time": {"path": "t"}}
+    given = feed(BOOK, **changed, messages=rules)
     text = f'{{"s": "a", "t": 1, "id": "i", "v": {HUGE}}}'
     found = read(given, record(text.encode()))
     if sql == "variant":

@@ -224,9 +224,9 @@ def test_a_counter_that_starts_again_at_0_is_unwrapped(
     assert folder.silver.sessions["levels", 0, "a"]["next_seq"] == 4
 
 
-def test_chains_are_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match=r"order\.chain is not supported yet"):
-        settings(COUNTED, order={"seq": "n", "chain": "c"})
+def test_a_chain_of_some_rules_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"some messages have a chain and others do not"):
+        settings(COUNTED, messages=[{"is": "snapshot", "order": {"seq": "n", "chain": "c"}}, {"is": "update"}])
 
 
 def played(text: str, name: str, **changed: Any) -> tuple[Silver, Feed]:

@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sessionlake.integrity.chains import ChainCursor
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR_FIELDS, OpenGap, SeqMemory, decode_memory, encode_memory
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.state_difference import StateDifference, find_first_difference
-from sessionlake.protocol.arrow import split_session_key
+from sessionlake.protocol.arrow import build_session_key, split_session_key
 from sessionlake.protocol.chunk import build_change_fields, chunk_schema
 from sessionlake.settings.model import CaptureSettings, TopicRule
 from sessionlake.settings.section import Integrity, OnViolation
@@ -60,8 +61,8 @@ def fold(*batches: list[KafkaMessage], rules: CaptureSettings = RULES) -> ShardS
 
 
 def other(value: Any, name: str = "") -> Any:
-    """Another value of the same type. `rows`, `sent` and `expect` are null without a feed."""
-    absent = {"rows": b"r", "sent": "1", "expect": 1}
+    """Another value of the same type. `rows`, `sent`, `chain` and `expect` are null without a feed."""
+    absent = {"rows": b"r", "sent": "1", "chain": "c", "expect": 1}
     value = absent.get(name) if value is None else value
     if isinstance(value, bool):
         return not value
@@ -173,6 +174,7 @@ def held_changed(change: Callable[[list[dict[str, Any]]], None]) -> Callable[[Sh
     return changed
 
 
+KEY = build_session_key("capture.once", 1, "gaps")
 HELD = [name for name in chunk_schema(RULES.declared).names if name != "clock"]
 
 
@@ -249,9 +251,26 @@ def test_the_words_name_the_values() -> None:
     assert str(difference_after(change)) == "topic capture.once, partition 1, session 'gaps', gaps: found 7, rebuilt 2"
 
 
+@pytest.mark.parametrize(
+    ("chain", "found"),
+    [
+        (None, "found nothing, rebuilt present"),
+        (ChainCursor(8, 3, 5, {KEY}), "found seq 8 at offset 3 with sessions gaps, rebuilt seq 7"),
+        (ChainCursor(7, 3, 5, set()), "found seq 7 at offset 3 with sessions nothing, rebuilt seq 7"),
+    ],
+)
+def test_a_chain_that_differs(chain: ChainCursor | None, found: str) -> None:
+    changed, honest = fold(STREAM), fold(STREAM)
+    name = build_session_key("capture.once", 1, "c")
+    honest.chains[name] = ChainCursor(7, 3, 5, {KEY})
+    if chain is not None:
+        changed.chains[name] = chain
+    assert f"topic capture.once, chain 'c' of partition 1: {found}" in str(find_first_difference(changed, honest))
+
+
 def test_all_of_a_state_is_compared() -> None:
     """A field that is added to `ShardState` is to be compared, and to have its test here."""
-    compared = {"keys", "cursors", "memories", "clock", "held_messages"}
+    compared = {"keys", "cursors", "memories", "clock", "held_messages", "chains"}
     assert {field.name for field in fields(ShardState)} == {*compared, "_stored"}  # a copy of `cursors`
 
 

@@ -198,7 +198,7 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     text = f": org.apache.spark.SparkException: Job aborted.\n\tat a.B.c(B.scala:3)\nCaused by: {kafka}: 5 bytes\n"
     assert str(parse_failure(PassedError(text))) == f"{kafka}: 5 bytes"
     query = PublishQuery("publish", NOWHERE, "rows")
-    told = query._explain_failure(PassedError(text))
+    told = query._explain(PassedError(text))
     assert (type(told), str(told).partition(".")[0]) == (BrokerError, "publish: a row is larger than topic rows allows")
 
 
@@ -217,7 +217,7 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     ],
 )
 def test_a_publication_tells_what_a_failure_means_for_it(name: str, kind: type[SessionlakeError], text: str) -> None:
-    told = PublishQuery("publish", NOWHERE, "rows")._explain_failure(recorded(name))
+    told = PublishQuery("publish", NOWHERE, "rows")._explain(recorded(name))
     assert (type(told), str(told)[: len(text)]) == (kind, text)
 
 

@@ -200,6 +200,8 @@ def _create_summary_object(trial: Trial) -> dict[str, Any]:
         "gaps": totals.gaps,
         "duplicates": totals.duplicates,
         "before_snapshot": totals.orphans,
+        "held": totals.held,
+        "waiting": trial.waiting,
         "checks": totals.checks,
         "checks_failed": totals.checks_failed,
         "presence_failed": totals.presence_failed,
@@ -225,10 +227,12 @@ def _format_summary_lines(trial: Trial, again: str) -> Iterator[str]:
         yield f"  checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}"
     if totals.presence_failed:
         yield f"  expect: {totals.presence_failed:,} failed"
+    if totals.held:
+        yield f"  held back until the first snapshot of their session: {totals.held:,}; {trial.waiting:,} still wait"
     if totals.orphans:
         yield (
             f"  updates before the first snapshot of their session: {totals.orphans:,}; they go to quarantine unless "
-            "the feed has `starts_with: anything`"
+            "the feed has `starts_with: anything`, or holds more of them"
         )
     yield f"next: {_describe_next_step(totals, again)}"
 

@@ -11,6 +11,7 @@ from sessionlake.cli.show import OutputFormat, make_console, make_terminal_table
 from sessionlake.delta.storage.far_times import format_time
 from sessionlake.history.fate import Fate
 from sessionlake.history.traced import BatchCommit, SilverMerge, Trace, TracedPart
+from sessionlake.settings.section import Integrity
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -155,7 +156,9 @@ def _describe_judgement(trace: Trace, part: Trace | TracedPart) -> str:
 def _describe_fate(part: Trace | TracedPart, own_event: Mapping[str, Any] | None) -> str:
     judgement = part.judgement
     if judgement.fate is Fate.HELD:
-        return "held back until its session's watermark passes its event time"
+        is_by_time = judgement.integrity == Integrity.WINDOW
+        until = "its session's watermark passes its event time" if is_by_time else "a snapshot of its session arrives"
+        return f"held back until {until}"
     kind = part.message.type if isinstance(part, Trace) else part.type
     by = f" (class {judgement.integrity})" if kind else ""
     reason = judgement.reason if judgement.fate is Fate.QUARANTINED else None

@@ -38,6 +38,7 @@ _TYPES = {
     Kind.UPDATE.value: MessageType.UPDATE.value,
     Kind.HEARTBEAT.value: MessageType.HEARTBEAT.value,
     Kind.END.value: MessageType.END.value,
+    Kind.IGNORE.value: MessageType.MALFORMED.value,
 }
 
 
@@ -105,6 +106,7 @@ class FeedDecoder:
             for index, refusal in lists.refused.items():
                 reasons[mine[index]] = CODE_OF[refusal.reason]
             self._drop_future_events(lists, raw, mine, reasons)
+            _drop_needless_events(lists)
             ignored = np.ones(len(mine), np.bool_)
             ignored[lists.message] = False
             reasons[mine[ignored & (reasons[mine] == 0)]] = IGNORED
@@ -150,19 +152,46 @@ class FeedDecoder:
             lists.keep_events((~np.isin(own, bad)).tolist())
 
     def _shards_of(self, chunk: pa.Table) -> Int64s:
-        """Returns the shard of each part. It depends on topic and session, or on the offset if there is no session."""
+        """Returns the shard of each part.
+
+        It depends on topic and session, on the topic alone if its sessions share chains, and on the offset if there is
+        no session.
+        """
         topic, topics = encode_as_codes(chunk["topic"])
         session, sessions = encode_as_codes(chunk["session_id"])
         shard = chunk["offset"].to_numpy() % self.shards
-        known = session >= 0
+        names = [text.encode() for text in topics.to_pylist()]
+        feeds = [feed_of(self.feeds, name) for name in topics.to_pylist()]
+        has_chains = np.array([feed is not None and feed.has_chains for feed in feeds], np.bool_)
+        of_topic = has_chains[topic] if len(topics) else np.zeros(0, np.bool_)
+        if of_topic.any():
+            shard[of_topic] = (spark_xxhash64(names) % self.shards)[topic[of_topic]]
+        known = (session >= 0) & ~of_topic
         pairs, number = np.unique(topic[known] * (len(sessions) + 1) + session[known], return_inverse=True)
-        names = [[text.encode() for text in part.to_pylist()] for part in (topics, sessions)]
+        ids = [text.encode() for text in sessions.to_pylist()]
         hashes = spark_xxhash64(
-            [names[0][pair // (len(sessions) + 1)] for pair in pairs.tolist()],
-            [names[1][pair % (len(sessions) + 1)] for pair in pairs.tolist()],
+            [names[pair // (len(sessions) + 1)] for pair in pairs.tolist()],
+            [ids[pair % (len(sessions) + 1)] for pair in pairs.tolist()],
         )
         shard[known] = (hashes % self.shards)[number.reshape(-1)]
         return shard
+
+
+def _drop_needless_events(lists: EventLists) -> None:
+    """Removes events that only advance a chain from messages that have another event in the same chain."""
+    if Kind.IGNORE.value not in lists.kind:
+        return
+    advanced = {
+        (message, chain)
+        for message, chain, kind in zip(lists.message, lists.chain, lists.kind, strict=True)
+        if kind != Kind.IGNORE.value
+    }
+    lists.keep_events(
+        [
+            kind != Kind.IGNORE.value or (message, chain) not in advanced
+            for message, chain, kind in zip(lists.message, lists.chain, lists.kind, strict=True)
+        ]
+    )
 
 
 def _records(raw: pa.Table, places: Int64s) -> KafkaRecords:
@@ -219,11 +248,11 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
     seq = [NO_SEQ if one is None else one for one in lists.seq]
     arrays = [
         *heads,
-        pa.array(lists.session, pa.string()),
+        pa.array([session or None for session in lists.session], pa.string()),
         pa.array(types),
         pa.array(np.array(seq, np.int64), mask=np.array(seq, np.int64) == NO_SEQ),
         pa.array(lists.ts, pa.int64()),
-        pa.array(np.zeros(count, np.int8)),
+        pa.array(np.where(types == MessageType.MALFORMED, IGNORED, 0).astype(np.int8)),
         _sizes(raw, message),
         heads[3],
         pa.array(lists.after, pa.int64()),
@@ -232,6 +261,7 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         pa.nulls(count, pa.string())
         if _is_all_null(lists.sent)
         else pa.array([None if sent is None else json_text(sent) for sent in lists.sent], pa.string()),
+        pa.array(lists.chain, pa.string()),
         _changes(types, lists, columns),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))

@@ -89,6 +89,10 @@ def _event(feed: Feed, message: Message, event: Event, rows: _RowReader) -> Feed
     chain = event.chain
     if chain is not None and (not isinstance(chain, str) or session_of((chain,)) is None):
         raise _refuse(f"the chain {_shown(chain)}, which is no text of 1 to {MAX_KEY_BYTES} bytes")
+    if chain is not None and not feed.has_chains:
+        raise _refuse(f"the chain {_shown(chain)}, but the class does not say `has_chains = True`")
+    if feed.has_chains and (chain is None) != (seq is None):
+        raise _refuse("a chain without seq, or a seq without chain; a decoder with chains gives both or none")
     if kind is Kind.IGNORE:
         if chain is None or seq is None:
             raise _refuse("an ignored message without chain and seq; yield nothing to ignore a message")

@@ -68,6 +68,9 @@ class ManyReader:
             out.rows,
         ]
         per_row: list[list[Any]] = [out.deletes, out.row_id, out.expect, *out.values]
+        if self._feed.has_chains:
+            unusual += range(len(records.value))
+            return
         add_rows = _RowAdder(self, self._feed, out)
         fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
         for number, record in enumerate(zip(*fields, records.headers, strict=True)):
@@ -89,9 +92,9 @@ class ManyReader:
         _require_many(given)
         first, most = len(out.session), len(out.row_id) + MAX_ROWS
         for event in given:
-            if type(event) is not Event or event.chain is not None or event.scope or event.restart:
+            if type(event) is not Event or event.chain is not None:
                 raise UnusualError
-            if type(event.scope) is not dict:
+            if event.scope or type(event.scope) is not dict or event.restart:
                 raise UnusualError
             n_rows = len(out.row_id)
             add_rows(event.rows, most)

@@ -256,6 +256,7 @@ class Feed:
         refuse_repeats: True if a message with the same row key twice goes to quarantine.
         keep: Limit for the rows of a session's table; None if it has no limit.
         check: Checksum with which tables are compared; None if there is none.
+        hold: Most messages that a session holds back until its first snapshot; 0 if it holds none back.
         fingerprint: Hash of the settings of the feed.
         reads_headers: False if no path begins at the headers of the Kafka message, so that they need not be read.
         decoder: The decoder class that reads the messages; None if rules do.
@@ -275,6 +276,7 @@ class Feed:
     refuse_repeats: bool = False
     keep: Keep | None = None
     check: Check | None = None
+    hold: int = 0
     fingerprint: str = ""
     reads_headers: bool = True
     decoder: DecoderUse | None = None
@@ -285,6 +287,13 @@ class Feed:
     def needs_payload(self) -> bool:
         """True if values or keys are Avro or Protobuf, so that a `PayloadReader` must read them."""
         return self.format is not PayloadFormat.JSON or self.key_format is KeyFormat.AVRO
+
+    @property
+    def has_chains(self) -> bool:
+        """True if sessions share counters. A decoder class whose events have a chain says so by `has_chains = True`."""
+        if self.decoder is not None:
+            return bool(getattr(self.decoder.load(), "has_chains", False))
+        return any((rule.order or self.order).chain is not None for rule in self.rules if rule.kind is not Kind.IGNORE)
 
     def load_code(self) -> None:
         """Loads the decoder class and the check function, so that a missing one is found before a message is read.

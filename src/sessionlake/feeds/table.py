@@ -1,6 +1,6 @@
 """Defines the table of a feed's session: its events are applied one by one, in the order of arrival.
 
-The table is held in memory, without Spark. Silver must produce the same rows.
+The table is held in memory, without Spark. Silver must produce the same rows of a session that is never broken.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class SessionTable:
         checks: Number of checked checksums.
         checks_failed: Number of checksums that did not fit the table.
         presence_failed: Number of changes whose row was present although `expect` says absent, or the reverse.
+        held: Events that wait for the first snapshot, at most `feed.hold`, in order of arrival.
+        unapplied: Number of events that waited for the first snapshot in vain: there were too many, or an end came.
+        has_snapshot: True once a snapshot was applied.
     """
 
     feed: Feed
@@ -47,9 +50,27 @@ class SessionTable:
     checks: int = 0
     checks_failed: int = 0
     presence_failed: int = 0
+    held: list[Event] = field(default_factory=list)
+    unapplied: int = 0
+    has_snapshot: bool = False
 
     def apply(self, event: Event) -> None:
-        """Applies an event, unless it is a duplicate."""
+        """Applies an event, unless it is a duplicate, or waits for the first snapshot."""
+        if self.feed.hold and not self.has_snapshot and event.kind is not Kind.SNAPSHOT:
+            self.held.append(event)
+            most = 0 if event.kind is Kind.END else self.feed.hold
+            while len(self.held) > most:
+                self.held.pop(0)
+                self.unapplied += 1
+            return
+        self._apply_event(event)
+        if event.kind is Kind.SNAPSHOT:
+            self.has_snapshot = True
+            held, self.held = self.held, []
+            for waiting in held:
+                self._apply_event(waiting)
+
+    def _apply_event(self, event: Event) -> None:
         if not self._is_next(event):
             return
         self.messages += 1

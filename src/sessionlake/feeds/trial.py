@@ -54,7 +54,9 @@ class Totals:
         unmatched: Number of messages by topic, for topics that match no feed.
         gaps: Number of gaps between messages.
         duplicates: Number of messages that came again.
-        orphans: Number of updates before the first snapshot of their session, if sessions must start with one.
+        orphans: Number of updates before the first snapshot of their session, if sessions must start with one. If the
+            feed holds them back: only those for which no snapshot came in time.
+        held: Number of messages that were held back until the first snapshot of their session.
         checks: Number of checked checksums.
         checks_failed: Number of checksums that did not fit the table.
         presence_failed: Number of changes whose row was there against `expect`, or missing against it.
@@ -70,6 +72,7 @@ class Totals:
     gaps: int = 0
     duplicates: int = 0
     orphans: int = 0
+    held: int = 0
     checks: int = 0
     checks_failed: int = 0
     presence_failed: int = 0
@@ -80,6 +83,9 @@ class Totals:
         """Number of refused messages, and of failed checks and presence."""
         refused = self.refused.total() + self.unmatched.total()
         return refused + self.checks_failed + self.presence_failed
+
+
+_Chain = tuple[str, int, str | None]
 
 
 class Trial:
@@ -118,11 +124,16 @@ class Trial:
             feed.name: feed.check.load() if feed.check is not None and feed.check.load is not None else None
             for feed in feeds
         }
-        self._chains: dict[str, int] = {}
+        self._chains: dict[_Chain, int] = {}
         self._complete: set[Session] = set()
         self._rows = 0
         self.totals = Totals()
         self.tables: dict[Session, SessionTable] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that are still held back."""
+        return sum(len(table.held) for table in self.tables.values())
 
     def feed(self, name: str) -> Feed:
         """Returns the feed of this name, which must exist."""
@@ -148,7 +159,9 @@ class Trial:
 
     def _apply(self, feed: Feed, record: KafkaRecord, event: Event) -> list[str]:
         """Applies an event to its session's table. Returns what is wrong with it."""
-        findings = [] if event.chain is None else self._follow_chain(event, event.chain)
+        findings = (
+            [] if event.chain is None else self._follow_chain(event, (record.topic, record.partition, event.chain))
+        )
         if event.kind is Kind.IGNORE or self.totals.followed is not None:
             return findings
         session = (record.topic, record.partition, event.session)
@@ -156,10 +169,10 @@ class Trial:
         if event.kind is Kind.SNAPSHOT and session not in self._complete:
             self._complete.add(session)
             table.check = self._checks[feed.name]
-        if event.kind is Kind.UPDATE and session not in self._complete and feed.name in self._bound:
-            self.totals.orphans += 1
+        is_early = event.kind is Kind.UPDATE and session not in self._complete and feed.name in self._bound
+        self.totals.orphans += is_early and not feed.hold
         before, rows = _counts(table), len(table.rows)
-        table.apply(event)
+        findings += self._apply_and_count_held(table, event)
         self._rows += len(table.rows) - rows
         if event.kind is Kind.END:
             self._rows -= len(table.rows)
@@ -167,6 +180,20 @@ class Trial:
         if self._rows > MAX_ROWS or len(self.tables) > MAX_SESSIONS:
             self.totals.followed = self.totals.messages
         return findings + self._count(session, [now - past for now, past in zip(_counts(table), before, strict=True)])
+
+    def _apply_and_count_held(self, table: SessionTable, event: Event) -> list[str]:
+        """Applies an event to its table. Returns what happened to messages that wait for the first snapshot."""
+        held, unapplied = len(table.held), table.unapplied
+        table.apply(event)
+        dropped, is_held = table.unapplied - unapplied, bool(table.held) and table.held[-1] is event
+        self.totals.held += is_held
+        self.totals.orphans += dropped
+        texts = ["held: it waits for the first snapshot of its session"] if is_held else []
+        if dropped:
+            texts.append(f"before the first snapshot: {dropped} held messages go to quarantine")
+        elif held and not table.held:
+            texts.append(f"snapshot: {held} held messages are judged after it")
+        return texts
 
     def _count(self, session: Session, added: Sequence[int]) -> list[str]:
         """Adds what an event has added to its table's counts. Returns what of it is wrong."""
@@ -187,7 +214,7 @@ class Trial:
         }
         return [text for text, count in texts.items() if count]
 
-    def _follow_chain(self, event: Event, chain: str) -> list[str]:
+    def _follow_chain(self, event: Event, chain: _Chain) -> list[str]:
         """Advances the seq that the sessions of a chain share. Returns its gap, if there is one."""
         last = self._chains.get(chain)
         if event.seq is None or (last is not None and event.seq <= last and not event.restart):
@@ -197,7 +224,7 @@ class Trial:
             return []
         is_gap = event.after != last if event.is_link else event.after > last
         self.totals.gaps += is_gap
-        return [f"gap: messages of chain {chain} are missing before this one"] if is_gap else []
+        return [f"gap: messages of chain {chain[-1]} are missing before this one"] if is_gap else []
 
 
 def _counts(table: SessionTable) -> tuple[int, int, int, int, int]:

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 
 def declared_columns(settings: Settings) -> DeclaredColumns:
-    """Returns the names of the declared columns that gold computes with: those of numbers, and those of texts."""
-    columns = settings.capture.declared
+    """Returns the declared columns that gold computes with, those of numbers and those of texts, and the feeds."""
+    capture, columns = settings.capture, settings.capture.declared
     numbers = tuple(column.name for column in columns if column.is_numeric)
-    return DeclaredColumns(numbers, tuple(column.name for column in columns if column.sql == "string"))
+    texts = tuple(column.name for column in columns if column.sql == "string")
+    return DeclaredColumns(numbers, texts, {one.name: capture.feed_topics(one.name) for one in capture.feeds})
 
 
 def change_columns(declared: DeclaredColumns, once: OnceTopics) -> list[Column]:

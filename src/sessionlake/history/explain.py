@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.ddl import feed_condition
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import to_rows
@@ -313,7 +314,8 @@ def _select_events_of_row(changes: _ReadChanges, table: GoldTable, row: Row) -> 
     if isinstance(table, RollingAverage):
         return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    events = _select_events(changes, key, numbers=table.source.numbers).where(~is_late_column(table))
+    read = ~is_late_column(table) & F.expr(feed_condition(table.source.topics))
+    events = _select_events(changes, key, numbers=table.source.numbers).where(read)
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))
@@ -354,8 +356,7 @@ def _select_events(changes: _ReadChanges, key: Row, *, numbers: bool) -> DataFra
 
 
 def _contains_message(events: DataFrame, message: tuple[int, int]) -> bool:
-    partition, offset = message
-    return not events.where(f"partition = {int(partition)} AND offset = {int(offset)}").isEmpty()
+    return not events.where("partition = {:d} AND offset = {:d}".format(*message)).isEmpty()
 
 
 def _read_gold_batches(reader: TableReader, silver_numbers: list[int], renumbered: int | None) -> Iterator[GoldBatch]:

@@ -1,7 +1,8 @@
 """Concludes from rows of silver's tables what happened to one message that silver has judged. No I/O.
 
 A message leaves rows in silver's tables if it changed rows or if something was wrong with it. A message without such
-rows was applied without a change (a heartbeat, an end, an empty update), or is held back in the state (class `window`).
+rows was applied without a change (a heartbeat, an end, an empty update), or is held back in the state. Class `window`
+and `hold` of a feed hold messages back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from sessionlake.integrity.cursor import NO_EPOCH
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.protocol.reasons import Reason
 from sessionlake.protocol.types import Row
@@ -18,6 +20,9 @@ from sessionlake.settings.section import Integrity
 
 # Integrity events that occur when a message is no longer held back. All others occur when a message arrives.
 _AT_RELEASE = frozenset({EventKind.GAP, EventKind.ORPHAN, EventKind.AFTER_END, EventKind.HEALED})
+
+# Types of messages that are judged at once, even if their session waits for a snapshot.
+_NEVER_WAIT = frozenset({"snapshot", "end"})
 
 
 class Fate(StrEnum):
@@ -96,7 +101,9 @@ class DecidedFate(NamedTuple):
     batch: int | None = None
 
 
-def decide_fate(content: MessageContent, evidence: Evidence, integrity: Integrity) -> DecidedFate | None:
+def decide_fate(
+    content: MessageContent, evidence: Evidence, integrity: Integrity, *, holds: bool = False
+) -> DecidedFate | None:
     """Returns what happened to a message.
 
     None means that silver's tables lack rows which they must have if silver judged the message, as the ledger says.
@@ -105,6 +112,7 @@ def decide_fate(content: MessageContent, evidence: Evidence, integrity: Integrit
         content: The message's content.
         evidence: The rows about the message in silver's tables.
         integrity: Integrity class of the topic.
+        holds: True if sessions of the topic hold messages back until a snapshot arrives.
     """
     for row in evidence.quarantine:
         return DecidedFate(
@@ -115,10 +123,17 @@ def decide_fate(content: MessageContent, evidence: Evidence, integrity: Integrit
     for row in evidence.events:
         if row["event"] == EventKind.DUPLICATE:
             return DecidedFate(Fate.DUPLICATE, batch=row["_batch"])
-    if content.type is None:
-        return None
+    return None if content.type is None else _decide_without_rows(content, evidence, integrity, holds=holds)
+
+
+def _decide_without_rows(
+    content: MessageContent, evidence: Evidence, integrity: Integrity, *, holds: bool
+) -> DecidedFate | None:
+    """Decides about a well-formed message of which no table has a row that says what happened to it."""
     if integrity is Integrity.WINDOW:
         return _decide_held_or_released(content, evidence)
+    if holds and content.type not in _NEVER_WAIT:
+        return _decide_waiting_or_applied(content, evidence)
     return None if content.changes else DecidedFate(Fate.APPLIED, batch=evidence.batch)
 
 
@@ -128,6 +143,24 @@ def _decide_held_or_released(content: MessageContent, evidence: Evidence) -> Dec
             return DecidedFate(Fate.APPLIED, batch=row["_batch"])
     held = content.changes > 0 or not _is_released(content, evidence)
     return DecidedFate(Fate.HELD if held else Fate.APPLIED)
+
+
+def _decide_waiting_or_applied(content: MessageContent, evidence: Evidence) -> DecidedFate:
+    """Decides about a message of a feed that holds messages back until a snapshot arrives."""
+    if content.changes or _lacks_snapshot(content, evidence):
+        return DecidedFate(Fate.HELD)
+    return DecidedFate(Fate.APPLIED)
+
+
+def _lacks_snapshot(content: MessageContent, evidence: Evidence) -> bool:
+    """Returns True if the message's session waits for a snapshot that the message needs."""
+    session = evidence.session
+    if session is None or session["status"] in {"ended", "expired"} or session["first_offset"] > evidence.offset:
+        return False
+    if session["epoch"] == NO_EPOCH:
+        return True
+    is_new = content.seq is None or session["next_seq"] is None or content.seq >= session["next_seq"]
+    return bool(session["status"] == "broken" and is_new)
 
 
 def _is_released(content: MessageContent, evidence: Evidence) -> bool:

@@ -82,6 +82,8 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
     lane = state.clock.partition_times[cursor.lane]
     fields = {name: value for name, value in asdict(cursor).items() if name not in _INTERNAL}
     bounds = cursor.taken.bounds
+    by_event_time = cursor.highest_ts != NO_TIME  # only class `window` sets it
+    held = _list_held_messages(state, build_session_key(topic, partition, session), by_event_time=by_event_time)
     return {
         "topic": topic,
         "session_id": session,
@@ -91,7 +93,8 @@ def find_session_state(stored: bytes, topic: str, partition: int, session: str) 
         "stream_time": None if lane.time == NO_TIME else lane.time,
         "taken": [list(pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)],
         "unfilled": [{"from": hole.start, "to": hole.end - 1, "due": hole.due} for hole in cursor.open_gaps],
-        "held": _list_held_messages(state, build_session_key(topic, partition, session)),
+        "held_until": None if not held else "watermark" if by_event_time else "snapshot",
+        "held": held,
     }
 
 
@@ -119,11 +122,11 @@ _TIMES = {
 _INTERNAL = {"lane", "marked", "taken_from", "taken_to", "taken", "snapshots", "open_gaps", "due", "held", "status"}
 
 
-def _list_held_messages(state: ShardState, key: str) -> list[dict[str, int]]:
+def _list_held_messages(state: ShardState, key: str, *, by_event_time: bool) -> list[dict[str, int]]:
+    """Returns a session's held messages in the order in which they will be judged."""
     if state.held_messages is None:
         return []
     mine = pc.equal(build_session_keys(state.held_messages), key)
-    found: list[dict[str, int]] = (
-        state.held_messages.filter(mine).select(_HELD).sort_by([("ts", "ascending")]).to_pylist()
-    )
+    order = [("ts", "ascending"), ("seq", "ascending")] if by_event_time else [("offset", "ascending")]
+    found: list[dict[str, int]] = state.held_messages.filter(mine).select(_HELD).sort_by(order).to_pylist()
     return found

@@ -222,9 +222,9 @@ def _find_judgement(
     silver: BatchCommit,
 ) -> Judgement:
     topic, _ = place
-    integrity = RuleLookup(settings.capture).find_rules(topic).integrity
-    unjudged = content.fate
-    verdict = decide_fate(content, evidence, integrity) if unjudged is None else DecidedFate(unjudged)
+    rules = RuleLookup(settings.capture).find_rules(topic)
+    integrity, unjudged, holds = rules.integrity, content.fate, rules.hold > 0
+    verdict = decide_fate(content, evidence, integrity, holds=holds) if unjudged is None else DecidedFate(unjudged)
     if verdict is None:
         raise LakeError(
             f"silver batch {silver.batch} read topic {topic}, offset {evidence.offset} ({content.type or 'malformed'}, "

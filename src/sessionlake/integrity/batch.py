@@ -33,10 +33,10 @@ from sessionlake.integrity.cuts import (
     compute_next_cut_time,
     find_cuts_in_batch,
 )
-from sessionlake.integrity.judge import SEQ_REMEMBERING_CLASSES, SessionJudge
+from sessionlake.integrity.judge import SessionJudge
 from sessionlake.integrity.outcome import JudgingOutcome, Verdict
 from sessionlake.integrity.recorder import ViolationError
-from sessionlake.integrity.rules import Rules
+from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Rules
 from sessionlake.integrity.shard_batch import MESSAGE_ARRAY_NAMES, MessageArrays, ShardBatch
 from sessionlake.integrity.transition import AppliedRun, apply_run, apply_runs
 from sessionlake.integrity.window import judge_window_sessions
@@ -45,6 +45,7 @@ from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
 
 _CLASSES = list(Integrity)
+_NOT_CONTINUING = (Link.RESTART, Link.REPEATED)
 
 
 def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutcome:
@@ -60,6 +61,8 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
     slow = list(range(busy, len(batch.cursors)))
     if busy:
         breaks = _find_run_starts(batch)
+        for number in (number for number in batch.chain_gaps if number < busy):
+            breaks[batch.new_messages.starts[number] : batch.new_messages.ends[number]] = True
         is_fast = _find_fast_sessions(batch, breaks)
         is_fast &= is_vectorized
         _apply_fast_sessions(batch, is_fast, out)
@@ -88,7 +91,7 @@ def _find_run_starts(batch: ShardBatch) -> Bools:
     )
     breaks = np.ones(len(stream.seq), np.bool_)
     breaks[1:] = in_seq & ~_follows_without_gap(stream, slice(1, None), stream.seq[:-1])
-    breaks[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
+    breaks[1:] |= (stream.type[:-1] == MessageType.END) | np.isin(stream.link[1:], _NOT_CONTINUING)
     breaks[1:] |= stream.now[1:] - stream.time[:-1] > timeout
     breaks[1:] |= stream.now[1:] - stream.time[1:] > timeout
     breaks[stream.starts] = True
@@ -98,8 +101,8 @@ def _find_run_starts(batch: ShardBatch) -> Bools:
 def _follows_without_gap(stream: MessageArrays, places: Int64s | slice, last: Int64s) -> Bools:
     """Returns a boolean for each message at the indices `places`: True if it follows seq `last` without a gap."""
     seq, after, link = stream.seq[places], stream.after[places], stream.link[places]
-    continues = np.where(link == Link.LINK, after == last, after <= last)
-    found: Bools = (seq > last) & continues & (link != Link.RESTART)
+    continues = np.where(link == Link.LINK, after == last, (after <= last) | (link == Link.CHAINED))
+    found: Bools = (seq > last) & continues & ~np.isin(link, _NOT_CONTINUING)
     return found
 
 
@@ -119,15 +122,20 @@ def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.time[first] <= timeout)
     follows = (cursors["last_seq"] != NO_SEQ) & _follows_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
-    goes_on = known & (cursors["status"] == Status.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
+    goes_on = (
+        known
+        & (cursors["status"] == Status.OPEN)
+        & (follows | (is_none & ~np.isin(stream.link[first], _NOT_CONTINUING)))
+    )
     starts_anywhere = _list_rule_values(batch, lambda r: r.starts_with_anything).astype(np.bool_)
     begins = ~known & (is_none | is_once | starts_anywhere | (stream.type[first] == MessageType.SNAPSHOT))
+    begins &= stream.link[first] != Link.REPEATED
     simple = (cursors["held"] == 0) & (integrity != _CLASSES.index(Integrity.WINDOW))
     simple &= np.array([memory is None for memory in batch.memories[:busy]], np.bool_) & (
         cursors["position"] < stream.offset[first]
     )
     simple &= ~_list_rule_values(batch, lambda r: r.holds_rows or r.modulo is not None).astype(np.bool_)
-    simple[[number for number in batch.decisions if number < busy]] = False
+    simple[[number for number in (*batch.decisions, *batch.chain_gaps) if number < busy]] = False
     one_run = np.add.reduceat(breaks.astype(np.int64), first) == 1
     is_fast: Bools = simple & one_run & in_time & (goes_on | begins)
     return is_fast
@@ -229,12 +237,13 @@ def _judge_session(batch: ShardBatch, number: int, breaks: Bools | None, outcome
     decisions = batch.decisions.get(number, {})
     outcome.session_number = number
     rows = batch.open_rows(number, cursor.rows) if rules.holds_rows and batch.open_rows else None
-    judge = SessionJudge(cursor, held, rules, outcome, decisions, rows)
+    judge = SessionJudge(cursor, held, rules, outcome, decisions, rows, batch.chain_gaps.get(number, ()))
     try:
         if breaks is not None:
             start, end = int(stream.starts[number]), int(stream.ends[number])
             for run in _list_runs(start, end, breaks):
                 _judge_run(judge, cursor, run, stream, base)
+        judge.judge_chain_gaps(NEVER)
         judge.advance_time(int(batch.ends[number]))
     except ViolationError:
         pass  # the batch will not be committed, so the rest of its outcome does not matter

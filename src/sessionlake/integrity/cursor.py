@@ -5,6 +5,7 @@ A seq is called *taken* once its message was applied or held back.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -229,6 +230,31 @@ class Cursor:
             self.snapshots = [*kept, self.snapshots[-1]]
         if self.snapshots:
             self.epoch_seq, self.epoch = self.snapshots[-1]
+
+    def note_arrival(self, lane: int, partition: int, offset: int, time: int) -> None:
+        """Records where and when a message arrived, in ms, whatever the verdict on it is."""
+        self.lane, self.partition, self.marked = lane, partition, 0
+        self.first_offset = offset if self.first_offset == NO_TIME else self.first_offset
+        self.last_offset, self.last_kafka_ts = offset, time
+
+    def assign_epoch(self, seq: int, offset: int, *, is_snapshot: bool, in_seq_order: bool) -> int:
+        """Returns the epoch of a message that is applied, and notes the message if it is a snapshot.
+
+        Args:
+            seq: Seq of the message.
+            offset: Offset of the message.
+            is_snapshot: True if the message is a snapshot.
+            in_seq_order: True for class `once`: the epoch is the offset of the last snapshot up to this seq.
+        """
+        if not in_seq_order:
+            self.epoch = offset if is_snapshot else self.epoch
+            return self.epoch
+        place = bisect_left(self.snapshots, (seq, -1))
+        if is_snapshot:
+            self.snapshots.insert(place, (seq, offset))
+            self.epoch_seq, self.epoch = self.snapshots[-1]
+            return offset
+        return self.snapshots[place - 1][1] if place else NO_EPOCH
 
     def find_next_due_time(self) -> int:
         """Returns the stream time (ms) after which the earliest gap is a violation; `NEVER` if there is no gap."""

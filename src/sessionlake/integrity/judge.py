@@ -15,6 +15,9 @@ leaves a choice, these rules apply:
   the session, and messages with higher seqs that were applied before stay applied.
 - A message that exceeds a limit of held messages or gaps is a violation. If it is applied all the same, the oldest
   held message is released, or the lowest gap counts as filled.
+- `hold` of a feed: a session without a snapshot, or a broken one, holds its messages back. The next applied snapshot
+  has them judged in order of arrival. An `end` or the expiry sends them to quarantine, and the limit the oldest one.
+  Before the first snapshot each of these is an `orphan`, and under `isolate` the first one breaks the session.
 - A message whose own timestamp is older than stream time by more than the session timeout expires its session at once.
 - A session is forgotten when stream time is more than twice the session timeout past its last message. Until then, the
   timestamp of a later message may revert the expiry.
@@ -22,26 +25,24 @@ leaves a choice, these rules apply:
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sessionlake.integrity.cursor import NEVER, NO_EPOCH, NO_TIME, Cursor, OpenGap, Status
+from sessionlake.integrity.chains import ChainGap
+from sessionlake.integrity.cursor import NEVER, NO_TIME, Cursor, OpenGap, Status
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, compute_next_cut_time
+from sessionlake.integrity.gaps import judge_due_gaps
+from sessionlake.integrity.holding import HeldMessages, must_wait, waits_for_snapshot
 from sessionlake.integrity.outcome import Action, EventKind, JudgingOutcome, MessageHeader, Verdict
 from sessionlake.integrity.recorder import EventRecorder
-from sessionlake.integrity.rules import Decision, Rules
+from sessionlake.integrity.rules import SEQ_REMEMBERING_CLASSES, Decision, Rules
 from sessionlake.integrity.shard_batch import SessionRows
 from sessionlake.integrity.transition import apply_message
-from sessionlake.protocol.message import NO_SEQ, Link, MessageType
+from sessionlake.protocol.message import NO_SEQ, TABLE_CHANGING_TYPES, Link, MessageType
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.settings.section import Integrity, OnViolation
-
-TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
-"""The message types that may change a table."""
-SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
-"""The classes that remember which seqs were applied or held back."""
 
 
 class SessionJudge:
@@ -49,11 +50,12 @@ class SessionJudge:
 
     Args:
         cursor: The session's cursor, updated in place.
-        held_messages: The session's held messages in (`ts`, `seq`) order.
+        held_messages: The messages that the session holds back.
         rules: The rules of the session's topic.
         outcome: Where verdicts, events and cuts are recorded.
         decisions: Operators' decisions, by the offset of the message.
         rows: The session's rows; None if they are not kept in memory.
+        chain_gaps: Gaps of the session's chain, in order of their offsets.
     """
 
     def __init__(
@@ -64,15 +66,16 @@ class SessionJudge:
         outcome: JudgingOutcome,
         decisions: Mapping[int, Decision] | None = None,
         rows: SessionRows | None = None,
+        chain_gaps: Sequence[ChainGap] = (),
     ) -> None:
         self._cursor = cursor
-        self.held_messages = held_messages
-        self._held_bytes = sum(message.size for message in held_messages)
+        self.held_messages = HeldMessages(held_messages, rules)
         self.rules = rules
         self.outcome = outcome
         self._decisions = decisions or {}
         self._events = EventRecorder(cursor, rules, outcome, self._decisions)
         self._rows = rows
+        self._chain_gaps = deque(chain_gaps)
         # Stream time, and offset of the arriving message, that are recorded with the next applied message.
         self._applied_at, self._applied_by = NO_TIME, NO_OFFSET
 
@@ -82,6 +85,7 @@ class SessionJudge:
         Raises:
             ViolationError: The session violated its class under `fail`.
         """
+        self.judge_chain_gaps(message.offset)
         self.advance_time(message.now)
         self._applied_at, self._applied_by = message.now, message.offset
         if self._decisions.get(message.offset) is Decision.SKIP:
@@ -91,33 +95,54 @@ class SessionJudge:
             return
         if self._starts_new_life(message):
             self._release_held_messages()
-            self._judge_due_gaps(NEVER)  # messages missing from the life that has ended can no longer arrive
+            judge_due_gaps(self._cursor, self._events, NEVER)  # what this life misses can no longer arrive
             self._cursor.start_new_life()
-        if self.rules.modulo is not None:
+        elif self.held_messages and not self.rules.holds_messages:
+            self._release_held_messages()  # the rules have changed since they were held back
+        if self.rules.modulo is not None and not self.rules.has_chains:
             message = message.unwrap_seq(self._cursor.last_seq, self.rules.modulo)
             self.outcome.unwrapped_seqs[message.index] = message.seq
-        self._note_last_message(message)
+        self._cursor.note_arrival(message.lane, message.partition, message.offset, message.time)
         self.outcome.life[message.index] = self._cursor.first_offset
+        self._judge_arrived_message(message, message.offset)
+        if self.held_messages and self.rules.hold and not waits_for_snapshot(self._cursor, self.rules):
+            for held in self.held_messages.pop_all():
+                self._judge_arrived_message(held, message.offset)
+        if self._expiry_time < message.now:
+            self._expire_session(message.now)
+
+    def _judge_arrived_message(self, message: MessageHeader, releasing_offset: int) -> None:
+        """Judges a message that arrives, or one held back that can be judged now; drops it if it is a duplicate."""
         if self._is_duplicate(message):
             self._cursor.duplicates += 1
             self._events.record_event(message, EventKind.DUPLICATE, Action.DROPPED)
             self.outcome.verdict[message.index] = Verdict.DUPLICATE
         elif self.rules.integrity is Integrity.WINDOW:
             self._hold_back_message(message)
+        elif must_wait(message, self._cursor, self.rules):
+            self._hold_until_snapshot(message)
         else:
-            self._judge_new_message(message, message.offset)
-        if self._expiry_time < message.now:
-            self._expire_session(message.now)
+            if message.type == MessageType.END and self.rules.hold:
+                self._release_held_messages()
+            self._judge_new_message(message, releasing_offset)
 
     def advance_time(self, now: int) -> None:
         """Judges what is due when stream time reaches `now` (ms): unfilled gaps, cuts and expiry."""
-        self._judge_due_gaps(now)
+        judge_due_gaps(self._cursor, self._events, now)
         expiry = self._expiry_time
         if self._next_cut_time <= min(now, expiry):
             self.record_cut(CutReason.INTERVAL, self._next_cut_time)
         if expiry < now:
             self._applied_at, self._applied_by = expiry + 1, NO_OFFSET
             self._expire_session(expiry)
+
+    def judge_chain_gaps(self, offset: int) -> None:
+        """Judges the gaps of the session's chain that messages up to this offset have revealed."""
+        while self._chain_gaps and self._chain_gaps[0].offset <= offset:
+            gap = self._chain_gaps.popleft()
+            self.advance_time(gap.now)
+            if self._expiry_time >= gap.now:
+                self._events.record_chain_gap(gap)
 
     def record_cut(self, reason: CutReason, stream_time: int) -> None:
         """Records a cut of the session's table as it is now, at stream time `stream_time` (ms)."""
@@ -163,20 +188,14 @@ class SessionJudge:
         last, timeout = self._cursor.last_kafka_ts, self.rules.session_timeout
         return last != NO_TIME and (message.time - last > timeout or message.now - last > 2 * timeout)
 
-    def _note_last_message(self, message: MessageHeader) -> None:
-        cursor = self._cursor
-        cursor.lane, cursor.partition, cursor.marked = message.lane, message.partition, 0
-        if cursor.first_offset == NO_TIME:
-            cursor.first_offset = message.offset
-        cursor.last_offset = message.offset
-        cursor.last_kafka_ts = message.time
-
     def _is_duplicate(self, message: MessageHeader) -> bool:
         integrity, last = self.rules.integrity, self._cursor.last_seq
         if integrity is Integrity.NONE:
             return False
-        if message.seq == NO_SEQ:
+        if message.seq == NO_SEQ or message.link == Link.CHAINED:
             return False
+        if message.link == Link.REPEATED:
+            return True
         if integrity in SEQ_REMEMBERING_CLASSES:
             return message.seq in self._cursor.taken
         is_keep_alive = message.type == MessageType.HEARTBEAT and message.after == message.seq == last
@@ -187,7 +206,7 @@ class SessionJudge:
         last = self._cursor.last_seq
         if message.link == Link.LINK:
             return message.after != last
-        return message.link != Link.RESTART and message.after > last
+        return message.link not in {Link.RESTART, Link.CHAINED} and message.after > last
 
     # -- class `window`: held back until the watermark passes
 
@@ -204,32 +223,46 @@ class SessionJudge:
             return
         cursor.mark_taken(message.seq, message.seq, rules.max_gaps)
         self._add_held_message(message)
-        while self.held_messages and self.held_messages[0].ts < watermark:
-            self._judge_new_message(self._pop_held_message(), message.offset)
-        if self._exceeds_held_limits() and not self._is_applied_despite_violation(
+        while self.held_messages and self.held_messages.first.ts < watermark:
+            self._judge_new_message(self.held_messages.pop_first(), message.offset)
+        if self.held_messages.exceed_limits and not self._is_applied_despite_violation(
             message, EventKind.HELD_LIMIT, Reason.HELD_LIMIT
         ):
-            del self.held_messages[bisect_left(self.held_messages, _event_time_key(message), key=_event_time_key)]
-            self._held_bytes -= message.size
-        while self._exceeds_held_limits():
-            self._judge_new_message(self._pop_held_message(), message.offset)
+            self.held_messages.remove_message(message)
+        while self.held_messages.exceed_limits:
+            self._judge_new_message(self.held_messages.pop_first(), message.offset)
 
     def _add_held_message(self, message: MessageHeader) -> None:
-        insort(self.held_messages, message, key=_event_time_key)
-        self._held_bytes += message.size
+        self.held_messages.add_message(message)
         self.outcome.verdict[message.index] = Verdict.HELD
 
-    def _pop_held_message(self) -> MessageHeader:
-        message = self.held_messages.pop(0)
-        self._held_bytes -= message.size
-        return message
-
-    def _exceeds_held_limits(self) -> bool:
-        return len(self.held_messages) > self.rules.max_held_messages or self._held_bytes > self.rules.max_held_bytes
-
     def _release_held_messages(self) -> None:
-        while self.held_messages:
-            self._judge_new_message(self._pop_held_message(), self._cursor.last_offset)
+        """Judges all held messages. Those that wait for a snapshot go to quarantine."""
+        for message in self.held_messages.pop_all():
+            if self.rules.hold:
+                self._quarantine_waiting_message(message)
+            elif self.rules.integrity is Integrity.WINDOW:
+                self._judge_new_message(message, self._cursor.last_offset)
+            else:
+                self._judge_arrived_message(message, self._cursor.last_offset)
+
+    # -- `hold`: held back until a snapshot
+
+    def _hold_until_snapshot(self, message: MessageHeader) -> None:
+        self._add_held_message(message)
+        while self.held_messages.exceed_limits:
+            self._quarantine_waiting_message(self.held_messages.pop_first())
+
+    def _quarantine_waiting_message(self, message: MessageHeader) -> None:
+        """Quarantines a held message to which no snapshot came. In a session without any, this is a violation."""
+        cursor, seqs = self._cursor, self._events.list_seqs(message)
+        if cursor.last_seq != NO_SEQ:
+            self._quarantine_message(message, Reason.SESSION_BROKEN)
+            return
+        if cursor.status == Status.OPEN:
+            policy = self._events.record_violation(message, EventKind.ORPHAN, seqs)
+            cursor.status = Status.BROKEN if policy is OnViolation.ISOLATE else cursor.status
+        self._quarantine_message(message, Reason.ORPHAN)
 
     # -- every class
 
@@ -241,7 +274,8 @@ class SessionJudge:
             releasing_offset: Offset of the message whose arrival had this one judged; it can be the same message.
         """
         cursor, integrity = self._cursor, self.rules.integrity
-        if cursor.status == Status.ENDED and not self._is_late_fill(message):
+        is_late_fill = integrity is Integrity.ONCE and message.seq < cursor.end_seq
+        if cursor.status == Status.ENDED and not is_late_fill:
             if self._is_applied_despite_violation(message, EventKind.AFTER_END, Reason.AFTER_END):
                 self._apply_message(message, releasing_offset)
         elif cursor.status == Status.BROKEN:
@@ -260,12 +294,8 @@ class SessionJudge:
         else:
             self._apply_message(message, releasing_offset)
 
-    def _is_late_fill(self, message: MessageHeader) -> bool:
-        """Returns True if the message, which must not be a duplicate, has a seq below that of the session's `end`."""
-        return self.rules.integrity is Integrity.ONCE and message.seq < self._cursor.end_seq
-
     def _judge_in_broken_session(self, message: MessageHeader, releasing_offset: int) -> None:
-        is_new = message.seq > self._cursor.last_seq or message.link == Link.RESTART
+        is_new = message.seq > self._cursor.last_seq or message.link in {Link.RESTART, Link.CHAINED}
         if message.type == MessageType.SNAPSHOT and is_new:
             self._events.record_event(message, EventKind.HEALED, Action.APPLIED)
             self._apply_message(message, releasing_offset)
@@ -298,7 +328,10 @@ class SessionJudge:
         cursor, out, index = self._cursor, self.outcome, message.index
         position = max(cursor.position + 1, releasing_offset)
         out.verdict[index] = Verdict.APPLIED
-        out.epoch[index] = self._assign_epoch(message)
+        in_seq_order, is_snapshot = self.rules.integrity is Integrity.ONCE, message.type == MessageType.SNAPSHOT
+        out.epoch[index] = cursor.assign_epoch(
+            message.seq, message.offset, is_snapshot=is_snapshot, in_seq_order=in_seq_order
+        )
         out.position[index] = position
         out.life[index] = cursor.first_offset
         out.applied_at[index], out.applied_by[index] = self._applied_at, self._applied_by
@@ -307,7 +340,7 @@ class SessionJudge:
         ends = message.type == MessageType.END and cursor.status == Status.OPEN
         if self.rules.integrity is Integrity.ONCE and message.seq < cursor.last_seq:
             out.late_fills.add(out.session_number)
-        if message.link == Link.RESTART:
+        if message.link in {Link.RESTART, Link.CHAINED}:
             cursor.last_seq = NO_SEQ
         apply_message(cursor, message.seq, message.ts, position, ends=ends)
         if self.rules.integrity is Integrity.ONCE:
@@ -333,42 +366,11 @@ class SessionJudge:
             if policy is OnViolation.ISOLATE and cursor.status != Status.ENDED:
                 cursor.status = Status.BROKEN
 
-    def _assign_epoch(self, message: MessageHeader) -> int:
-        """Returns the epoch of a message: the offset of the last snapshot up to it, under `once` in seq order."""
-        cursor, snapshots = self._cursor, self._cursor.snapshots
-        if self.rules.integrity is not Integrity.ONCE:
-            if message.type == MessageType.SNAPSHOT:
-                cursor.epoch = message.offset
-            return cursor.epoch
-        place = bisect_left(snapshots, (message.seq, -1))
-        if message.type == MessageType.SNAPSHOT:
-            snapshots.insert(place, (message.seq, message.offset))
-            cursor.epoch_seq, cursor.epoch = snapshots[-1]
-            return message.offset
-        return snapshots[place - 1][1] if place else NO_EPOCH
-
     # -- the gaps between taken seqs (classes `once` and `window`)
 
     def _is_rejected_by_gap_limit(self, message: MessageHeader) -> bool:
         too_many = self._cursor.taken.count_gaps_with(message.seq) > self.rules.max_gaps
         return too_many and not self._is_applied_despite_violation(message, EventKind.GAP_LIMIT, Reason.GAP_LIMIT)
-
-    def _judge_due_gaps(self, now: int) -> None:
-        cursor = self._cursor
-        due = sorted((hole for hole in cursor.open_gaps if hole.due < now), key=lambda hole: hole.due)
-        for hole in due:
-            if hole not in cursor.open_gaps:
-                return  # an earlier gap broke the session, and this removed all its gaps
-            cursor.open_gaps.remove(hole)
-            self._judge_unfilled_gap(hole)
-
-    def _judge_unfilled_gap(self, gap: OpenGap) -> None:
-        cursor = self._cursor
-        expected = next(cursor.taken.list_missing(gap.start, gap.end))
-        policy = self._events.record_violation(gap, EventKind.GAP, (expected, gap.end))
-        if policy is OnViolation.ISOLATE and cursor.status == Status.OPEN and cursor.epoch_seq < gap.end:
-            cursor.status = Status.BROKEN
-            cursor.open_gaps = []
 
     # -- violations
 
@@ -378,7 +380,10 @@ class SessionJudge:
             return True
         if self._cursor.status != Status.ENDED:
             self._cursor.status = Status.BROKEN
-        self._quarantine_message(message, reason)
+        if must_wait(message, self._cursor, self.rules):
+            self._hold_until_snapshot(message)
+        else:
+            self._quarantine_message(message, reason)
         return False
 
     def _quarantine_message(self, message: MessageHeader, reason: Reason) -> None:
@@ -386,7 +391,3 @@ class SessionJudge:
         self.outcome.reason[message.index] = CODE_OF[reason]
         if self.rules.integrity is Integrity.WINDOW and reason is not Reason.SKIPPED:
             self._cursor.taken.remove_seq(message.seq)  # it was not applied, so the same seq is no duplicate next time
-
-
-def _event_time_key(message: MessageHeader) -> tuple[int, int]:
-    return message.ts, message.seq

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sessionlake.integrity.cursor import Cursor, OpenGap
+from sessionlake.integrity.chains import ChainGap
+from sessionlake.integrity.cursor import Cursor, OpenGap, Status
 from sessionlake.integrity.outcome import Action, EventKind, IntegrityEvent, JudgingOutcome, MessageHeader
 from sessionlake.integrity.rules import Decision, Rules
 from sessionlake.protocol.message import INT64_MAX, NO_SEQ, Link
-from sessionlake.settings.section import OnViolation
+from sessionlake.settings.section import Integrity, OnViolation
 
+_WITHOUT_NEXT_SEQ = frozenset({Link.LINK, Link.CHAINED, Link.REPEATED})
 Seqs = tuple[int | None, int | None]
 """The expected seq (None: any, or unknown) and the actual seq (None: the message has none) of an event."""
 
@@ -37,11 +39,27 @@ class EventRecorder:
         """Records an event about a message."""
         self._append_event(kind, action, message, self.list_seqs(message))
 
-    def record_violation(self, cause: MessageHeader | OpenGap, kind: EventKind, seqs: Seqs) -> OnViolation:
+    def record_chain_gap(self, gap: ChainGap) -> None:
+        """Records a gap of the session's chain if the session is open. Under class `strict` it is a violation.
+
+        Raises:
+            ViolationError: It is a violation, and the policy is `fail`.
+        """
+        cursor = self._cursor
+        if cursor.status != Status.OPEN or cursor.last_seq == NO_SEQ:
+            return
+        cursor.gaps += 1
+        seqs = gap.expected, gap.actual
+        if self._rules.integrity is not Integrity.STRICT:
+            self._append_event(EventKind.GAP, Action.APPLIED, gap, seqs)
+        elif self.record_violation(gap, EventKind.GAP, seqs) is OnViolation.ISOLATE:
+            cursor.status = Status.BROKEN
+
+    def record_violation(self, cause: MessageHeader | OpenGap | ChainGap, kind: EventKind, seqs: Seqs) -> OnViolation:
         """Records a violation and returns the policy to follow.
 
         Args:
-            cause: The message that violates the class, or the gap that was not filled in time.
+            cause: The message that violates the class, or the gap that was not filled in time, or of a chain.
             kind: What happened.
             seqs: The expected and the actual seq.
 
@@ -58,7 +76,7 @@ class EventRecorder:
         """Returns the seq that is expected before a message, and the message's own."""
         last = self._cursor.last_seq
         # The highest possible seq is its own successor: tables cannot hold a higher one.
-        expected = None if last == NO_SEQ or message.link == Link.LINK else min(last + 1, INT64_MAX)
+        expected = None if last == NO_SEQ or message.link in _WITHOUT_NEXT_SEQ else min(last + 1, INT64_MAX)
         return expected, None if message.seq == NO_SEQ else message.seq
 
     def choose_policy(self, offset: int) -> OnViolation:
@@ -74,6 +92,8 @@ class EventRecorder:
             return Action.ACCEPTED if offset in self._decisions else Action.RECORDED
         return Action.ISOLATED if policy is OnViolation.ISOLATE else Action.STOPPED
 
-    def _append_event(self, kind: EventKind, action: Action, cause: MessageHeader | OpenGap, seqs: Seqs) -> None:
+    def _append_event(
+        self, kind: EventKind, action: Action, cause: MessageHeader | OpenGap | ChainGap, seqs: Seqs
+    ) -> None:
         what, place = (self._outcome.session_number, kind, action), (cause.partition, cause.offset)
         self._outcome.events.append(IntegrityEvent(*what, *place, *seqs, cause.kafka_ts))

@@ -14,9 +14,9 @@ from sessionlake.protocol.types import Bools, TopicPartition
 
 
 def list_session_keys(state: ShardState) -> list[str]:
-    """Returns the keys of the sessions in a state, each once, including sessions that have only held messages."""
+    """Returns the keys of the sessions and chains in a state, each once. Some sessions have only held messages."""
     held = [] if state.held_messages is None else build_session_keys(state.held_messages).to_pylist()
-    return list(dict.fromkeys([*state.keys.to_pylist(), *held]))
+    return list(dict.fromkeys([*state.keys.to_pylist(), *held, *state.chains]))
 
 
 def select_sessions(
@@ -26,7 +26,7 @@ def select_sessions(
 
     Args:
         state: The state with all sessions; it is not changed.
-        keys: The keys of the sessions to copy.
+        keys: The keys of the sessions and chains to copy.
         extra_partitions: Topic-partitions whose stream times are copied although none of these sessions is in them.
     """
     mine = _is_among(state.keys, keys)
@@ -41,6 +41,7 @@ def select_sessions(
         memories=state.memories[mine],
         clock=ShardClock(list(state.clock.partition_times)),
         held_messages=held if held is not None and held.num_rows else None,
+        chains={key: chain for key, chain in state.chains.items() if key in keys},
     )
     part.drop_unused_partitions(extra_partitions)
     return part
@@ -56,6 +57,7 @@ def join_states(parts: Iterable[ShardState]) -> ShardState:
         cursors = part.cursors.copy()
         places = np.array([*(joined.clock.add_partition(lane) for lane in part.clock.partition_times), 0], np.int32)
         cursors["lane"] = places[cursors["lane"]]
+        joined.chains |= part.chains
         joined.store_cursors(np.full(len(cursors), -1, np.int64), part.keys, cursors, part.memories)
         if part.held_messages is not None:
             held = (

@@ -11,6 +11,9 @@ from sessionlake.protocol.decode import DecodeRules
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation, milliseconds
 
+SEQ_REMEMBERING_CLASSES = frozenset({Integrity.ONCE, Integrity.WINDOW})
+"""The classes that remember which seqs were applied or held back."""
+
 
 class Decision(StrEnum):
     """An operator's decision about one message that violated its session's integrity class."""
@@ -44,12 +47,26 @@ class Rules:
     snapshot_interval: int = 600_000
     starts_with_anything: bool = False
     """True if a session may begin with any message, not only with a snapshot."""
+    hold: int = 0
+    """Most messages that a session without a snapshot holds back until one arrives; 0 if it holds none back."""
     holds_rows: bool = False
     """True if the session's rows are kept in memory while its messages are judged, because its feed needs them."""
     modulo: int | None = None
     """The number at which the producer's counter starts again at 0; None if it rises for ever."""
     has_links: bool = False
     """True if each message names the seq of the message before it, so that the next seq is not known."""
+    has_chains: bool = False
+    """True if sessions share a counter. Then all sessions of the topic are in one shard."""
+
+    @property
+    def knows_next_seq(self) -> bool:
+        """True if the seq of a session's next message is known before the message."""
+        return not (self.has_links or self.has_chains)
+
+    @property
+    def holds_messages(self) -> bool:
+        """True if sessions hold messages back: by event time, or until a snapshot arrives."""
+        return self.integrity is Integrity.WINDOW or self.hold > 0
 
 
 NEVER_EXPIRES = 1 << 60
@@ -94,9 +111,11 @@ class RuleLookup:
             lateness=milliseconds((feed and feed.lateness) or (rule and rule.lateness) or capture.lateness),
             gap_timeout=milliseconds((feed and feed.gap_timeout) or capture.gap_timeout),
             starts_with_anything=feed is not None and feed.starts_with == "anything",
+            hold=0 if feed is None else feed.hold,
             holds_rows=feed is not None and feed.holds_rows,
             modulo=None if feed is None else feed.modulo,
             has_links=feed is not None and feed.has_links,
+            has_chains=feed is not None and feed.has_chains,
             max_held_messages=capture.max_held_messages,
             max_held_bytes=capture.max_held_bytes,
             max_gaps=capture.max_gaps,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sessionlake.integrity.chains import ChainGap
 from sessionlake.integrity.cursor import Cursors
 from sessionlake.integrity.outcome import EventKind, MessageHeader
 from sessionlake.integrity.rules import Decision, Rules
@@ -119,6 +120,7 @@ class ShardBatch:
         held_bounds: Index of each session's first message in `held_messages`; the next value is the index after the
             session's last one.
         decisions: Operators' decisions by session number and then by offset.
+        chain_gaps: Gaps of the sessions' chains, by session number, each session's in order of their offsets.
         open_rows: Opens the rows of a session whose rules say `holds_rows`; None if no session has such rules.
     """
 
@@ -130,4 +132,5 @@ class ShardBatch:
     held_messages: MessageArrays
     held_bounds: Int64s
     decisions: Mapping[int, Mapping[int, Decision]] = field(default_factory=dict)
+    chain_gaps: Mapping[int, Sequence[ChainGap]] = field(default_factory=dict)
     open_rows: OpenRows | None = None

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.errors import LakeError
+from sessionlake.integrity.chains import Chains
 from sessionlake.integrity.clock import PartitionTime, ShardClock
 from sessionlake.integrity.cursor import CURSOR_FIELDS, NEVER, Cursors, create_cursors, postpone_gaps
 from sessionlake.integrity.cuts import Cuts, make_cuts_due_by_time
@@ -23,7 +24,7 @@ from sessionlake.protocol.columns import Column
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.types import Bools, Int64s, Objects, TopicPartition
 
-STATE_FORMAT = "sessionlake.silver/7"
+STATE_FORMAT = "sessionlake.silver/8"
 # States with more cursors are compressed: to about a fifth of the size, at half a microsecond per cursor.
 _MAX_UNCOMPRESSED_CURSORS = 1_000
 
@@ -36,8 +37,10 @@ class _Stored(msgspec.Struct):
     lanes: list[PartitionTime]
     columns: list[tuple[str, str]]
     held: bytes | None
+    chains: Chains
 
 
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
 _decoder = msgspec.msgpack.Decoder(_Stored)
 
 
@@ -51,6 +54,7 @@ class ShardState:
         memories: The encoded `SeqMemory` of each cursor; None for most.
         clock: Stream times of the topic-partitions that have sessions.
         held_messages: Messages held back, as rows of decoded messages; None if there are none.
+        chains: The chains that sessions of the shard share.
     """
 
     keys: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
@@ -58,6 +62,7 @@ class ShardState:
     memories: Objects = field(default_factory=lambda: np.empty(0, object))
     clock: ShardClock = field(default_factory=lambda: ShardClock([]))
     held_messages: pa.Table | None = None
+    chains: Chains = field(default_factory=dict)
     _stored: bytes | None = field(default=None, repr=False)
     """The cursors as they were stored, until one changes. It saves encoding them again when only time has passed."""
 
@@ -93,6 +98,10 @@ class ShardState:
             self.cursors["due"][waits] += time - NO_KAFKA_TIME
             for place in waits.tolist():
                 self.memories[place] = postpone_gaps(self.memories[place], time - NO_KAFKA_TIME)
+            of_lane = self.clock.partition_times[lane]
+            for key, chain in self.chains.items():
+                if chain.time == NO_KAFKA_TIME and split_session_key(key)[:2] == (of_lane.topic, of_lane.partition):
+                    chain.time = time
             found.append(places)
         return np.concatenate(found)
 
@@ -118,13 +127,17 @@ class ShardState:
     def keep_sessions(self, is_kept: Bools) -> None:
         """Keeps the sessions where `is_kept` is True and drops the cursors and keys of all others."""
         if not is_kept.all():
+            gone = set(self.keys.filter(pa.array(~is_kept)).to_pylist()) if self.chains else set()
+            for chain in self.chains.values():
+                chain.sessions -= gone
             self._stored = None
             self.keys = self.keys.filter(pa.array(is_kept))
             self.cursors, self.memories = self.cursors[is_kept], self.memories[is_kept]
 
     def drop_unused_partitions(self, extra_partitions: Collection[TopicPartition] = ()) -> None:
-        """Removes topic-partitions without sessions from the clock, except those in `extra_partitions`."""
+        """Removes topic-partitions without sessions and chains from the clock, except those in `extra_partitions`."""
         lanes = self.clock.partition_times
+        extra_partitions = {*extra_partitions, *(split_session_key(key)[:2] for key in self.chains)}
         used = np.array([(lane.topic, lane.partition) in extra_partitions for lane in lanes], np.bool_)
         used[self.cursors["lane"]] = True
         if used.all():
@@ -164,6 +177,9 @@ class ShardState:
         ]
         used = [part for part in parts if part is not None]
         self.held_messages = pa.concat_tables(used).combine_chunks() if used else None
+        for key, chain in source.chains.items():
+            if key in self.chains:
+                self.chains[key].sessions |= {one for one in chain.sessions if is_selected(*split_session_key(one))}
         self.drop_unused_partitions(extra_partitions)
 
     def encode(self, columns: tuple[Column, ...]) -> bytes:
@@ -174,9 +190,8 @@ class ShardState:
         """
         held = None if self.held_messages is None or not self.held_messages.num_rows else encode_ipc(self.held_messages)
         declared = [(column.name, column.sql) for column in columns]
-        return msgspec.msgpack.encode(
-            _Stored(STATE_FORMAT, self._stored or self._encode_cursors(), self.clock.partition_times, declared, held)
-        )
+        cursors, lanes = self._stored or self._encode_cursors(), self.clock.partition_times
+        return _encoder.encode(_Stored(STATE_FORMAT, cursors, lanes, declared, held, self.chains))
 
     def _encode_cursors(self) -> bytes:
         arrays = [np.ascontiguousarray(self.cursors[name]) for name in CURSOR_FIELDS]
@@ -209,7 +224,9 @@ class ShardState:
             _require_columns(found, columns)
             held = None if held is None else align_columns(held, found.columns, columns)
         memories = np.array([*table["memory"].to_pylist(), None], object)[:-1]
-        return cls(to_contiguous(table["key"]), cursors, memories, ShardClock(found.lanes), held, found.cursors)
+        return cls(
+            to_contiguous(table["key"]), cursors, memories, ShardClock(found.lanes), held, found.chains, found.cursors
+        )
 
 
 def find_changed_column(stored: bytes | None, columns: tuple[Column, ...]) -> str | None:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.integrity.chains import ChainCursor
 from sessionlake.integrity.clock import PartitionTime
 from sessionlake.integrity.cursor import CURSOR_FIELDS, INITIAL_VALUES, NO_POSITION, Cursors, SeqMemory, decode_memory
 from sessionlake.integrity.state import ShardState
@@ -62,10 +63,26 @@ class StateDifference:
 
 def find_first_difference(stored: ShardState, rebuilt: ShardState) -> StateDifference | None:
     """Returns the first difference between two states of one shard; None if they are equal."""
-    for compared in (_compare_sessions, _compare_clocks, _compare_cursors, _compare_memories, _compare_held_messages):
+    for compared in _COMPARISONS:
         for difference in compared(stored, rebuilt):
             return difference
     return None
+
+
+def _compare_chains(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
+    for key in sorted({*stored.chains, *rebuilt.chains}):
+        topic, partition, name = split_session_key(key)
+        one, other = stored.chains.get(key), rebuilt.chains.get(key)
+        what = f"chain {name!r} of partition {partition}"
+        if one is None or other is None:
+            yield _describe_missing(topic, None, None, what, is_stored=one is not None)
+        elif one != other:
+            yield StateDifference(topic, None, None, what, _describe_chain(one), _describe_chain(other))
+
+
+def _describe_chain(chain: ChainCursor) -> str:
+    sessions = ", ".join(split_session_key(key)[2] for key in sorted(chain.sessions))
+    return f"seq {chain.last_seq} at offset {chain.offset} with sessions {sessions or _NOTHING}"
 
 
 def _compare_clocks(stored: ShardState, rebuilt: ShardState) -> Iterator[StateDifference]:
@@ -201,3 +218,13 @@ def _list_rows(held: pa.Table | None) -> list[dict[str, Any]]:
 def _message_key(row: dict[str, Any]) -> tuple[str, int, int]:
     topic, partition, offset = (row[name] for name in _COORDINATES)
     return topic, partition, offset
+
+
+_COMPARISONS = (
+    _compare_sessions,
+    _compare_clocks,
+    _compare_cursors,
+    _compare_memories,
+    _compare_held_messages,
+    _compare_chains,
+)

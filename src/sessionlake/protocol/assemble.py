@@ -154,7 +154,7 @@ def assemble_chunk(
         pa.array(seq - 1, mask=seq == NO_SEQ),
         pa.array(np.full(len(seq), Link.INTERVAL, np.int8)),
         pa.array(np.zeros(len(seq), np.int32)),
-        pa.nulls(len(seq), pa.string()),
+        *[pa.nulls(len(seq), pa.string())] * 2,
         pa.ListArray.from_arrays(pa.array(ends), changes.flatten()),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))

@@ -20,7 +20,7 @@ from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.message import MessageType
 
-CHUNK_FORMAT = b"sessionlake.chunk/4"
+CHUNK_FORMAT = b"sessionlake.chunk/5"
 _FORMAT_KEY = b"format"
 _IPC_MAGIC = b"\xff\xff\xff\xff"  # every Arrow IPC stream begins with this
 COMPRESSED_MAGIC = b"zstd"
@@ -80,7 +80,8 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
     `seq` is null if the message is malformed or has none (class `none`). `size` is the Kafka value's size in bytes.
     `reason` is a code of `reasons.CODES`: 0 if the message is well-formed, `erased.ERASED_CODE` if it was erased,
     `IGNORED` if its feed ignores it. A message that its feed splits has several rows, which `part` numbers from 0.
-    `sent` is the checksum in the message as JSON text; null if there is none.
+    `sent` is the checksum in the message as JSON text; null if there is none. `chain` is the name of the counter that
+    the message shares with other sessions; null if its session has its own.
     `clock` is the highest Kafka timestamp that counts, of the message and earlier ones in its segment: messages with
     consecutive offsets that one task reads. The fold computes stream time from it.
     """
@@ -101,6 +102,7 @@ def chunk_schema(columns: tuple[Column, ...]) -> pa.Schema:
             pa.field("link", pa.int8()),
             pa.field("part", pa.int32()),
             pa.field("sent", pa.string()),
+            pa.field("chain", pa.string()),
             pa.field("changes", pa.list_(pa.struct(build_change_fields(columns)))),
         ],
         metadata={_FORMAT_KEY: CHUNK_FORMAT},

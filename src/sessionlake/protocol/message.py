@@ -43,6 +43,10 @@ class MessageType(IntEnum):
     END = 3
 
 
+TABLE_CHANGING_TYPES = frozenset({MessageType.SNAPSHOT, MessageType.UPDATE})
+"""The message types that may change a table."""
+
+
 class Link(IntEnum):
     """How a message's `after` is compared with the last seq of its session."""
 
@@ -52,6 +56,10 @@ class Link(IntEnum):
     """There is a gap if `after` is not the last seq."""
     RESTART = 2
     """There is never a gap: the session's order starts again at this message."""
+    CHAINED = 3
+    """The message is the next one of its chain, which several sessions share: it is no duplicate, without a gap."""
+    REPEATED = 4
+    """The message is a duplicate: its chain has already had its seq."""
 
 
 class _Message(Struct, tag_field="type", gc=False, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ class PublishQuery(LayerQuery):
             "run the command again"
         )
 
-    def _explain_failure(self, error: BaseException) -> SessionlakeError:
+    def _explain(self, error: BaseException) -> SessionlakeError:
         if isinstance(self._raised or error, SessionlakeError):
             return super()._explain(error)
         failure = parse_failure(error)

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from sessionlake.feeds.feed import KeyFormat
+from sessionlake.feeds.topics import FeedTopics
 from sessionlake.protocol.columns import Column, parse_columns
 from sessionlake.protocol.names import fold_case
 from sessionlake.protocol.payload import PayloadFormat
@@ -107,7 +108,7 @@ class CaptureSettings(Section):
     max_held_messages: int = Field(10_000, ge=1)
     """Most messages of a session that class `window` holds back. One more is a violation."""
     max_held_bytes: int = Field(64 * 1024 * 1024, ge=1)
-    """Most bytes of a session that class `window` holds back. More is a violation."""
+    """Most bytes of a session that class `window`, or `hold` of a feed, holds back. More is a violation."""
     max_gaps: int = Field(10_000, ge=0)
     """Most gaps in a session's seqs, under `once` and `window`. One more is a violation."""
 
@@ -135,7 +136,6 @@ class CaptureSettings(Section):
             classes = (
                 {feed.integrity} if feed.integrity else {self.integrity, *(rule.integrity for rule in self.by_topic)}
             )
-            feed.refuse_chain()
             feed.refuse_classes({one for one in classes if one})
         _columns_of(self.feeds)
         return self
@@ -144,6 +144,11 @@ class CaptureSettings(Section):
     def feed_views(self) -> tuple[str, ...]:
         """Names of the views of feeds: `silver.<name>` and `silver.<name>_changes` of each."""
         return tuple(view for feed in self.feeds for view in feed.views)
+
+    def feed_topics(self, name: str) -> FeedTopics:
+        """Returns the topics that the feed of this name reads."""
+        place = [feed.name for feed in self.feeds].index(name)
+        return FeedTopics(self.feeds[place].topics, tuple(feed.topics for feed in self.feeds[:place]))
 
     @property
     def payload_format(self) -> PayloadFormat:

@@ -83,7 +83,7 @@ class OrderSettings(Section):
     - `rising`: the seq rises by any amount
     - `modulo`: the seq starts again at 0 after `modulo - 1`
 
-    `chain` is the path to the name of the counter, if it is not the session's.
+    `chain` is the path to the name of a counter that several sessions share, such as the one of a connection.
     """
 
     seq: PathText | None = None
@@ -95,7 +95,7 @@ class OrderSettings(Section):
     rising: bool = False
     """True if the seq may rise by any amount."""
     chain: PathText | None = None
-    """Path to the name of the counter, if it is not the session's."""
+    """Path to the name of the counter, if several sessions share it."""
     modulo: int | None = Field(None, ge=4)
     """The number at which the counter starts again at 0."""
 
@@ -187,6 +187,18 @@ class RuleSettings(Section):
     """Values of columns: a snapshot replaces only the rows that have them."""
     rows: tuple[RowsSettings, ...] = ()
     """Where the rows are in the message."""
+
+
+class StartSettings(Section):
+    """A session starts with a snapshot, and holds back the messages before it, to apply those that follow it.
+
+    `hold` is the number of messages that a session holds back. One more sends the oldest one to quarantine.
+    """
+
+    snapshot: Literal[True]
+    """Always true: a session starts with a snapshot."""
+    hold: int = Field(ge=1, le=10_000)
+    """Most messages that a session without a snapshot holds back."""
 
 
 class KeepSettings(Section):

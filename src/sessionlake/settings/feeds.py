@@ -25,6 +25,7 @@ from sessionlake.settings.feed_parts import (
     PathTexts,
     RuleSettings,
     Scalar,
+    StartSettings,
     TimeSettings,
 )
 from sessionlake.settings.feed_presets import apply_preset
@@ -33,6 +34,12 @@ from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex
 
 CHANGES_SUFFIX = "_changes"
 """The end of the name of a feed's view of changes."""
+_WITHOUT_HOLD = {
+    Integrity.NONE: "applies every message as it comes, so that a session needs no snapshot",
+    Integrity.ONCE: "applies messages in their place, so that a session needs no snapshot",
+    Integrity.WINDOW: "already holds messages back, by event time",
+}
+"""For each class without `hold`, why."""
 _INSTEAD = ", or take it under another name, as in row: {order_topic: .topic}"
 
 
@@ -77,8 +84,11 @@ class FeedSettings(Section):
     """Limit for the rows of a session's table."""
     check: CheckSettings | None = None
     """Checksum in messages with which tables are compared."""
-    starts_with: Literal["snapshot", "anything"] = "snapshot"
-    """What a session may begin with. `anything` allows updates before the first snapshot."""
+    starts_with: Literal["snapshot", "anything"] | StartSettings = "snapshot"
+    """What a session may begin with. `anything` allows updates before the first snapshot.
+
+    `{snapshot: true, hold: N}` holds up to N messages back until a snapshot arrives, and applies those that follow it.
+    """
     integrity: Integrity | None = None
     """Overrides `capture.integrity` and `capture.by_topic`."""
     on_violation: OnViolation | None = None
@@ -118,18 +128,21 @@ class FeedSettings(Section):
         """True if each message names the seq of the message before it."""
         return not isinstance(self.order, str) and self.order.after is not None
 
-    def refuse_chain(self) -> None:
-        """Raises ValueError if an order has a chain, which silver cannot judge yet."""
-        orders = [self.order, *(rule.order for rule in self.messages)]
-        if any(not isinstance(order, str) and order is not None and order.chain for order in orders):
-            raise ValueError(
-                f"feed {self.name!r}: order.chain is not supported yet; leave out chain and set `rising: true`, which "
-                "accepts seqs that skip numbers, or `order: arrival`"
-            )
+    @property
+    def hold(self) -> int:
+        """Most messages that a session holds back until a snapshot arrives; 0 if it holds none back."""
+        return self.starts_with.hold if isinstance(self.starts_with, StartSettings) else 0
+
+    @property
+    def has_chains(self) -> bool:
+        """True if sessions share a counter."""
+        return self.made().has_chains
 
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
-        orders = {rule.order or self.order for rule in self.messages if rule.is_ is not Kind.IGNORE} or {self.order}
+        if self.hold:
+            self._refuse_hold(classes)
+        orders = self._list_orders()
         is_counting = all(not isinstance(order, str) and order.is_step for order in orders)
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
             if self.holds_rows:
@@ -142,6 +155,35 @@ class FeedSettings(Section):
                     f"feed {self.name!r}: class {found} remembers every seq, so it needs an order whose seq rises by "
                     f"one (order: {{seq: PATH}}); set integrity of this feed to none, order or strict"
                 )
+
+    def _refuse_hold(self, classes: Collection[Integrity]) -> None:
+        """Raises ValueError if held messages cannot be compared with the snapshot for which they wait."""
+        where, instead = f"feed {self.name!r}: starts_with.hold", "or write starts_with: snapshot"
+        for found, why in _WITHOUT_HOLD.items():
+            if found in classes:
+                raise ValueError(f"{where}: class {found} {why}; set its integrity to order or strict, {instead}")
+        if any(rule.is_ is Kind.SNAPSHOT and rule.order == "none" for rule in self.messages):
+            raise ValueError(
+                f"{where}: a snapshot with order: none has no seq with which held messages can be compared; give it an "
+                f"order, {instead}"
+            )
+        for order in self._list_orders():
+            if order == "arrival":
+                raise ValueError(
+                    f"{where}: with order: arrival, the seq is the Kafka offset, so that every held message is older "
+                    f"than the snapshot; write order: {{seq: PATH}}, {instead}"
+                )
+            if self.has_chains or (not isinstance(order, str) and order.modulo):
+                key = "chain" if self.has_chains else "modulo"
+                raise ValueError(
+                    f"{where}: with order.{key}, a held message's seq does not show whether it follows the snapshot; "
+                    f"remove order.{key}, {instead}"
+                )
+
+    def _list_orders(self) -> set[OrderSettings | str]:
+        """Returns the orders of the messages that are not ignored."""
+        rules = [rule for rule in self.messages if rule.is_ is not Kind.IGNORE]
+        return {rule.order or self.order for rule in rules} or {self.order}
 
     @property
     def views(self) -> tuple[str, str]:
@@ -166,6 +208,7 @@ def _feed(settings: FeedSettings) -> Feed:
         if column.sql.startswith(("array", "variant", "float", "double")):
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
     _check_decoder(settings)
+    _check_chains(settings)
     text = settings.model_dump_json()
     defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
     return Feed(
@@ -185,11 +228,23 @@ def _feed(settings: FeedSettings) -> Feed:
         refuse_repeats=settings.repeats == "refuse",
         keep=_keep(settings.keep, columns),
         check=_check(settings),
+        hold=settings.hold,
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
         reads_headers="kafka.headers" in text or settings.decoder is not None,
         decoder=_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )
+
+
+def _check_chains(settings: FeedSettings) -> None:
+    """Raises ValueError if some orders have a chain and others do not."""
+    orders = [rule.order or settings.order for rule in settings.messages if rule.is_ is not Kind.IGNORE]
+    chained = [not isinstance(order, str) and order.chain is not None for order in orders]
+    if any(chained) and not all(one or order == "none" for one, order in zip(chained, orders, strict=True)):
+        raise ValueError(
+            "order: some messages have a chain and others do not, so their seqs cannot be compared; give the order of "
+            "every rule a chain, or none"
+        )
 
 
 def _check_decoder(settings: FeedSettings) -> None:

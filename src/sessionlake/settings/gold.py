@@ -10,6 +10,7 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from sessionlake.feeds.topics import describe_unknown_feed
 from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
@@ -98,6 +99,8 @@ def _find_unsupported_settings(product: ProductSettings) -> Iterator[str]:
         yield f"retention {product.retention}: with a source, results stay as long as its rows, because {again}"
     if product.output is not OutputMode.UPDATE:
         yield f"output {product.output}: with a source, no result is ever final, because {again}"
+    if product.feed is not None:
+        yield f"feed {product.feed}: a source table has rows of all feeds. Leave out source, or leave out feed"
     if product.source == product.table:
         yield f"source {product.source}: a table cannot be its own source"
 
@@ -122,6 +125,8 @@ class ProductSettings(Section):
     """Names the table: `gold.<name>`."""
     python: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
     """A `sessionlake.gold.Product` as `module:NAME`, instead of the settings below."""
+    feed: str | None = None
+    """Name of a feed: only changes of topics that it reads are aggregated. None: all topics."""
     source: str | None = Field(None, pattern=SOURCE)
     """The table whose rows it aggregates. None: the values that silver's changes set."""
     time: str | None = None
@@ -241,6 +246,8 @@ class AverageSettings(Section):
     """Names the table: `gold.<name>`."""
     keys: tuple[str, ...] | None = None
     """`topic` and `metric`, and `session_id` or `row_id` or both. The two standard tables have fixed keys."""
+    feed: str | None = None
+    """Name of a feed: only points of topics that it reads are averaged. None: all topics."""
     points: int | None = Field(None, ge=1, le=1024)
     """Most points per average. Default: `rolling_points`."""
     watermark: Duration = Field(timedelta(0), ge=timedelta(0))
@@ -345,6 +352,13 @@ class GoldSettings(Section):
         if unknown := [name for name in self.change_feed if name not in known]:
             raise ValueError(f"change_feed: gold has no table {', '.join(unknown)}; it has {', '.join(known)}")
         return self
+
+    def require_known_feeds(self, known: Collection[str]) -> None:
+        """Raises ValueError if a product or an average names a feed that is not among the known ones."""
+        for key, declared in (("products", self.products), ("averages", self.averages)):
+            for one in declared:
+                if one.feed is not None and one.feed not in known:
+                    raise ValueError(f"gold.{key}: {one.name}: feed: {describe_unknown_feed(one.feed, known)}")
 
     @property
     def declared_tables(self) -> tuple[str, ...]:

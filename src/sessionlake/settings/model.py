@@ -245,6 +245,11 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _require_known_feeds(self) -> Self:
+        self.gold.require_known_feeds([feed.name for feed in self.capture.feeds])
+        return self
+
+    @model_validator(mode="after")
     def _require_distinct_tables(self) -> Self:
         if repeated := find_repeated_names((*self.added_tables, *self.capture.feed_views)):
             raise ValueError(f"two of processors, gold's products and feeds have the name {', '.join(repeated)}")

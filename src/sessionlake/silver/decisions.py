@@ -315,7 +315,7 @@ def _require_not_passed(passed: list[str], key: str, offset: int, decision: Deci
     """Refuses a decision about a message that is already processed: it would only change the result of a rebuild.
 
     A layer can stop at a message that it has processed: at a gap that was not filled in time (class `once`), or when a
-    held message is released (`window`). Then only a decision to skip the message is refused.
+    held message is released (class `window`, or `hold` of a feed). Then only a decision to skip the message is refused.
 
     Args:
         passed: The layers that have processed the message.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import SILVER
 from sessionlake.errors import LakeError
+from sessionlake.integrity.rules import RuleLookup
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.settings.model import Settings
 from sessionlake.streaming import handover
@@ -88,7 +89,10 @@ def compute_shard(spark: SparkSession, settings: Settings, topic: str, session: 
     from pyspark.sql import functions as F
 
     shards = handover.read_shard_count(settings) or settings.silver.shards
-    number = F.pmod(F.xxhash64(F.lit(topic), F.lit(session.encode())), F.lit(shards))
+    # Sessions that share chains are in one shard, which depends on the topic alone.
+    has_chains = RuleLookup(settings.capture).find_rules(topic).has_chains
+    columns = [F.lit(topic)] if has_chains else [F.lit(topic), F.lit(session.encode())]
+    number = F.pmod(F.xxhash64(*columns), F.lit(shards))
     row = spark.range(1).select(number.cast("int").alias("shard")).first()
     assert row is not None  # noqa: S101 - one row is one row
     return int(row["shard"])

@@ -9,6 +9,9 @@ Where the protocol leaves a choice, these rules apply:
   applied anyway, the oldest held message is released, or the oldest gap counts as filled.
 - Until a topic-partition's stream time is known it is -1, nothing expires, and no gap is due. The first known time, of
   a message or a silence, then counts as the time of everything before it.
+- `hold`: before the first snapshot, and while a session is broken, updates and heartbeats wait for a snapshot. Its
+  arrival has them judged in order of arrival. An `end`, or the expiry, quarantines them; a message beyond the limit
+  quarantines the oldest. Without any snapshot so far this is the violation `orphan`.
 - An erased message (of a session that was forgotten on request) only advances stream time.
 - The state of a session is dropped when stream time is more than twice the session timeout past its last message.
   Until then a message's own timestamp may revert the expiry. After that, any message starts a new life.
@@ -23,7 +26,17 @@ from sessionlake.errors import UsageError
 from sessionlake_lab.truth.model import CaptureRules, ExpectedTables, KafkaMessage, SessionKey
 from sessionlake_lab.truth.outcomes import PartitionState
 from sessionlake_lab.truth.reading import NO_TIMESTAMP, MalformedError, ParsedMessage
-from sessionlake_lab.truth.session import ENDED, EXPIRED, ApplyCause, LifeState, SessionState, add_seq, is_known_seq
+from sessionlake_lab.truth.session import (
+    ENDED,
+    EXPIRED,
+    OPEN,
+    ApplyCause,
+    LifeState,
+    SessionState,
+    add_seq,
+    count_message_bytes,
+    is_known_seq,
+)
 from sessionlake_lab.truth.snapshots import TableCutter, read_current_table
 from sessionlake_lab.truth.verdict import MessageJudge, TopicRules
 
@@ -125,7 +138,8 @@ class GroundTruth:
             terms = self._find_rules_of_topic(session.topic)
             self._outcomes.tables.session_rows[key] = read_current_table(session, terms)
             self._outcomes.tables.sessions[key] = session.to_row()
-            self._outcomes.partitions[session.topic, session.partition].counts["held"] += len(session.life.held)
+            held = len(session.life.held) + len(session.life.waiting)
+            self._outcomes.partitions[session.topic, session.partition].counts["held"] += held
         self._record_split_sessions()
         return self._outcomes.tables
 
@@ -173,13 +187,27 @@ class GroundTruth:
     def _handle_arrival(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
         integrity, life = terms.rules.integrity, session.life
         if _is_duplicate(integrity, life, parsed.seq):
-            life.duplicates += 1
-            self._outcomes.count_messages(parsed.kafka, "duplicates")
-            self._outcomes.record_event(parsed, "duplicate", "dropped", life.next_seq)
+            self._drop_duplicate(life, parsed)
         elif integrity == "window":
             self._hold_back(terms, session, parsed)
         else:
             self._judge.judge_message(terms, session, parsed, self._make_cause_of_arrival(parsed))
+            if parsed.kind == "snapshot" and life.status == OPEN:
+                self._judge_waiting_messages(terms, session, self._make_cause_of_arrival(parsed))
+
+    def _judge_waiting_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
+        """Judges the messages that waited for the snapshot that was just applied."""
+        waited, session.life.waiting = session.life.waiting, []
+        for parsed in waited:
+            if _is_duplicate(terms.rules.integrity, session.life, parsed.seq):
+                self._drop_duplicate(session.life, parsed)
+            else:
+                self._judge.judge_message(terms, session, parsed, cause)
+
+    def _drop_duplicate(self, life: LifeState, parsed: ParsedMessage) -> None:
+        life.duplicates += 1
+        self._outcomes.count_messages(parsed.kafka, "duplicates")
+        self._outcomes.record_event(parsed, "duplicate", "dropped", life.next_seq)
 
     # -- class `window`: messages are held back until the watermark passes them
 
@@ -203,7 +231,7 @@ class GroundTruth:
         rules, held = terms.rules, session.life.held
 
         def exceeds_limit() -> bool:
-            return len(held) > rules.max_held_messages or sum(map(_count_message_bytes, held)) > rules.max_held_bytes
+            return len(held) > rules.max_held_messages or sum(map(count_message_bytes, held)) > rules.max_held_bytes
 
         if exceeds_limit() and self._judge.record_or_isolate(terms, session, parsed, "held_limit"):
             while exceeds_limit():
@@ -217,6 +245,7 @@ class GroundTruth:
             self._judge.judge_message(terms, session, life.held.pop(0), cause)
 
     def _release_all_messages(self, terms: TopicRules, session: SessionState, cause: ApplyCause) -> None:
+        self._judge.stop_waiting(terms, session)
         while session.life.held:
             self._judge.judge_message(terms, session, session.life.held.pop(0), cause)
 
@@ -243,10 +272,6 @@ class GroundTruth:
             return
         if life.status != ENDED:
             life.status, life.ended_at = EXPIRED, expiry
-
-
-def _count_message_bytes(parsed: ParsedMessage) -> int:
-    return len(parsed.kafka.value or b"")
 
 
 def _is_duplicate(integrity: str, life: LifeState, seq: int | None) -> bool:

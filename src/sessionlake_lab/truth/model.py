@@ -41,7 +41,9 @@ class CaptureRules:
     max_held_messages: int = 10_000
     """Maximum number of messages that a session holds back (class `window`)."""
     max_held_bytes: int = 64 * 1024 * 1024
-    """Maximum bytes of the messages that a session holds back (class `window`)."""
+    """Maximum bytes of the messages that a session holds back (class `window`), or that wait for a snapshot."""
+    hold: int = 0
+    """Maximum number of messages that wait for a snapshot in a session without one, or in a broken one."""
     max_gaps: int = 10_000
     """Maximum number of gaps between a session's seqs (classes `once` and `window`)."""
     snapshot_interval_ms: int = 600_000

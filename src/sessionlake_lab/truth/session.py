@@ -71,6 +71,8 @@ class LifeState:
     open_gaps: list[OpenGap] = field(default_factory=list)
     held: list[ParsedMessage] = field(default_factory=list)
     highest_ts: int | None = None
+    waiting: list[ParsedMessage] = field(default_factory=list)
+    """Messages that wait for a snapshot, in order of arrival."""
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +130,11 @@ class SessionState:
             "partition": self.partition,
             "ended_at": life.ended_at,
         }
+
+
+def count_message_bytes(parsed: ParsedMessage) -> int:
+    """Returns the length of the message's value in bytes."""
+    return len(parsed.kafka.value or b"")
 
 
 def is_known_seq(life: LifeState, seq: int) -> bool:

@@ -29,6 +29,7 @@ from sessionlake_lab.truth.session import (
     add_seq,
     apply_to_table,
     count_gaps_with,
+    count_message_bytes,
     is_known_seq,
     make_change_rows,
     remove_seq,
@@ -65,6 +66,8 @@ class MessageJudge:
         """Judges a message that is not a duplicate."""
         life, integrity, expected = session.life, terms.rules.integrity, session.life.next_seq
         is_snapshot = parsed.kind == "snapshot"
+        if parsed.kind == "end":
+            self.stop_waiting(terms, session)
         if life.status == ENDED and not _is_before_end_of_life(integrity, life, parsed):
             self._judge_violation(terms, session, parsed, cause, "after_end")
         elif life.status == BROKEN:
@@ -72,7 +75,7 @@ class MessageJudge:
                 self.outcomes.record_event(parsed, "healed", "applied", expected)
                 self._apply_message(terms, session, parsed, cause)
             else:
-                self._quarantine_message(session, parsed, "session_broken")
+                self._reject_message(terms, session, parsed, "session_broken")
         elif integrity == "none":
             self._apply_message(terms, session, parsed, cause)
         elif (
@@ -82,14 +85,21 @@ class MessageJudge:
         ):
             return
         elif expected is None:
-            if is_snapshot or integrity == "once":
-                self._apply_message(terms, session, parsed, cause)
-            else:
-                self._judge_violation(terms, session, parsed, cause, "orphan")
+            self._judge_first_message(terms, session, parsed, cause)
         elif parsed.seq is not None and parsed.seq > expected:
             self._judge_gap(terms, session, parsed, cause)
         else:
             self._apply_message(terms, session, parsed, cause)
+
+    def _judge_first_message(
+        self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause
+    ) -> None:
+        if parsed.kind == "snapshot" or terms.rules.integrity == "once":
+            self._apply_message(terms, session, parsed, cause)
+        elif _may_wait(terms, parsed):
+            self._let_wait(terms, session, parsed)
+        else:
+            self._judge_violation(terms, session, parsed, cause, "orphan")
 
     def has_too_many_gaps(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, seq: int) -> bool:
         """Rejects a message whose seq would leave more gaps than allowed. Returns True if the message was rejected."""
@@ -115,8 +125,44 @@ class MessageJudge:
         self.outcomes.record_event(parsed, event, "recorded" if passes else "isolated", life.next_seq)
         if not passes:
             life.status = life.status if life.status == ENDED else BROKEN
-            self._quarantine_message(session, parsed, event)
+            self._reject_message(terms, session, parsed, event)
         return passes
+
+    def stop_waiting(self, terms: TopicRules, session: SessionState) -> None:
+        """Quarantines all messages that wait for a snapshot, because none will come."""
+        while session.life.waiting:
+            self._give_up_oldest(terms, session)
+
+    def _let_wait(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage) -> None:
+        waiting = session.life.waiting
+        waiting.append(parsed)
+        while len(waiting) > terms.rules.hold or sum(map(count_message_bytes, waiting)) > terms.rules.max_held_bytes:
+            self._give_up_oldest(terms, session)
+
+    def _give_up_oldest(self, terms: TopicRules, session: SessionState) -> None:
+        """Quarantines the oldest waiting message: an orphan, or part of a session that broke after its snapshot."""
+        life, rules = session.life, terms.rules
+        parsed = life.waiting.pop(0)
+        if life.next_seq is not None:
+            self._quarantine_message(session, parsed, "session_broken")
+            return
+        if life.status != BROKEN:
+            if rules.on_violation == "fail":
+                raise TruthViolationError(
+                    rules.integrity, "orphan", parsed.kafka.topic, parsed.kafka.partition, parsed.session_id,
+                    parsed.kafka.offset, None, parsed.seq,
+                )  # fmt: skip
+            isolate = rules.on_violation == "isolate"
+            self.outcomes.record_event(parsed, "orphan", "isolated" if isolate else "recorded", None)
+            life.status = BROKEN if isolate else life.status
+        self._quarantine_message(session, parsed, "orphan")
+
+    def _reject_message(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, reason: str) -> None:
+        """Quarantines a message that was not applied, unless it can wait for the snapshot that repairs the session."""
+        if session.life.status == BROKEN and _may_wait(terms, parsed):
+            self._let_wait(terms, session, parsed)
+        else:
+            self._quarantine_message(session, parsed, reason)
 
     def _judge_gap(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, cause: ApplyCause) -> None:
         session.life.gaps += 1
@@ -223,6 +269,10 @@ class MessageJudge:
         if isolate and life.status == OPEN and not has_newer_snapshot:
             life.status = BROKEN
             life.open_gaps.clear()
+
+
+def _may_wait(terms: TopicRules, parsed: ParsedMessage) -> bool:
+    return terms.rules.hold > 0 and parsed.kind in {"update", "heartbeat"}
 
 
 def _is_before_end_of_life(integrity: str, life: LifeState, parsed: ParsedMessage) -> bool:

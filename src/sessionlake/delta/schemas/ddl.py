@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from sessionlake.delta.schemas.definition import Column, TableSchema
+from sessionlake.feeds.topics import FeedTopics
 from sessionlake.protocol.names import quote
 
 _LAST_OF_BMP = "\uffff"
@@ -13,6 +14,18 @@ _LAST_OF_BMP = "\uffff"
 def sql_string(value: str) -> str:
     """Returns the value as a SQL string literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def feed_condition(topics: FeedTopics | None) -> str:
+    """Returns the SQL condition that the column `topic` has a topic that the feed reads; true without a feed."""
+    if topics is None:
+        return "true"
+    return " AND ".join([_matches_sql(topics.pattern), *(f"NOT {_matches_sql(one)}" for one in topics.earlier)])
+
+
+def _matches_sql(pattern: str) -> str:
+    anchored = sql_string(rf"\A(?:{pattern})\z")
+    return f"topic RLIKE {anchored}"
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:

@@ -130,7 +130,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
             Column("applied", "bigint", "Number of parts applied; of bronze and gold, all that were read"),
             Column("duplicates", "bigint", "Number of parts dropped as duplicates"),
             Column("quarantined", "bigint", "Number of parts put into quarantine"),
-            Column("held", "bigint", "Number of messages held back, less those released from before (class window)"),
+            Column("held", "bigint", "Number of messages held back, less those released from before"),
             Column("ignored", "bigint", "Number of messages that their feed ignores"),
             Column("started_at", "timestamp", "Wall-clock time at which the batch began"),
             Column("committed_at", "timestamp", "Wall-clock time of this entry, later than the layer's last rebuild"),

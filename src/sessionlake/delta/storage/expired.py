@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import le
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -110,11 +109,6 @@ class ExpiredRows:
         if self.spared_by is not None:
             goes &= ~F.coalesce(F.col(f"t.{self.spared_by}"), F.lit(col=False))
         return goes
-
-    @property
-    def read_conditions(self) -> list[tuple[str, Any, Any]]:
-        """Conditions for `TableReader.read_batches` that every selected row meets. Other rows may meet them, too."""
-        return [(name, le, value) for name, value in self.upper_bounds.items()]
 
 
 def _join_key_columns(rows: pa.Table | pa.RecordBatch, keys: tuple[str, ...]) -> pa.Array:

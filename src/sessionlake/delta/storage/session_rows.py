@@ -104,27 +104,27 @@ class MessageRows(SessionRows):
     places: pa.Table = field(default_factory=lambda: pa.table({"partition": pa.array([], pa.int32()), "offset": []}))
 
     @property
-    def columns(self) -> list[str]:
-        """Names of the columns that `mask` needs."""
+    def mask_columns(self) -> list[str]:
+        """Names of the columns that `build_mask` needs."""
         return ["topic", "partition", "offset"]
 
-    def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def build_mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
         """Returns for each row of the batch whether it is one of the messages."""
         own = _join_places(batch.column("partition"), batch.column("offset"))
         selected = _join_places(*(self.places[name].combine_chunks() for name in ("partition", "offset")))
         found = pc.and_(pc.is_in(own, value_set=selected), pc.equal(batch.column("topic"), self.topic))
         return pc.fill_null(found, fill_value=False)
 
-    def source(self, spark: SparkSession) -> DataFrame:
-        """Returns the frame (alias `s`) with which `condition` joins the table: topic, partition and offset."""
+    def build_source_frame(self, spark: SparkSession) -> DataFrame:
+        """Returns the frame (alias `s`) that `build_join_condition` joins to the table: topic, partition and offset."""
         topics = pa.repeat(self.topic, self.places.num_rows)
         return to_spark_frame(spark, self.places.append_column("topic", topics)).alias("s")
 
-    def condition(self) -> Column:
-        """Returns the join condition: a row of the table (alias `t`) is selected if `source` has its place."""
+    def build_join_condition(self) -> Column:
+        """Returns the join condition: a row of the table (alias `t`) is selected if the frame has its place."""
         from pyspark.sql import functions as F
 
-        first, *others = (F.col(f"t.{name}") == F.col(f"s.{name}") for name in self.columns)
+        first, *others = (F.col(f"t.{name}") == F.col(f"s.{name}") for name in self.mask_columns)
         return reduce(and_, others, first)
 
 

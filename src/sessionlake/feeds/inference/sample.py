@@ -38,11 +38,6 @@ class Source:
     elements: list[Any]
     index: tuple[int, int] | None = None
 
-    @property
-    def has_levels(self) -> bool:
-        """True if the elements are arrays of single values."""
-        return bool(self.elements) and isinstance(self.elements[0], list)
-
 
 @dataclass
 class Sampled:

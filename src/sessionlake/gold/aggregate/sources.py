@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.feeds.topics import FeedTopics
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
-from sessionlake.protocol.arrow import sort_rows, to_contiguous
+from sessionlake.protocol.arrow import encode_as_codes, sort_rows, to_contiguous
 from sessionlake.protocol.names import internal
 
 PARTITION = "partition"
@@ -41,10 +42,12 @@ class DeclaredColumns:
             and null where the change did not set it.
         texts: Names of the columns of texts. Column i of these is called `text:<i>` in changes. It is null where the
             change did not set it.
+        feeds: The topics that each feed reads, by name of the feed.
     """
 
     numbers: tuple[str, ...]
     texts: tuple[str, ...] = ()
+    feeds: Mapping[str, FeedTopics] = field(default_factory=dict, hash=False)
 
 
 def value_field(index: int) -> str:
@@ -61,10 +64,15 @@ class EventSource(ABC):
     """What counts as an event of a product. Subclasses extract the events from changes.
 
     Attributes:
-        numbers: True if an event's `value` is a number, False if it is a text.
+        topics: The topics of the only feed whose changes are events; None if those of all topics are.
     """
 
-    numbers = True
+    topics: FeedTopics | None = None
+
+    @property
+    def numbers(self) -> bool:
+        """True if an event's `value` is a number, False if it is a text."""
+        return True
 
     @abstractmethod
     def extract_events(
@@ -108,6 +116,37 @@ class Texts(EventSource):
     ) -> pa.Table:
         fields = [(name, text_field(i)) for i, name in enumerate(declared.texts)]
         return _extract_set_values(changes, fields, "column", pa.string(), copied_columns)
+
+
+@dataclass(frozen=True)
+class FeedEvents(EventSource):
+    """The events of another source that are in topics of one feed.
+
+    Attributes:
+        source: The other source.
+        topics: The topics of the feed.
+    """
+
+    source: EventSource
+    topics: FeedTopics
+
+    @property
+    def numbers(self) -> bool:
+        return self.source.numbers
+
+    def extract_events(
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+    ) -> pa.Table:
+        return self.source.extract_events(select_feed(changes, self.topics), declared, copied_columns)
+
+
+def select_feed(changes: pa.Table, topics: FeedTopics | None) -> pa.Table:
+    """Returns the changes of those topics that a feed reads. Without a feed, all changes."""
+    if topics is None:
+        return changes
+    code, names = encode_as_codes(changes["topic"])
+    is_included = np.array([topics.includes_topic(topic) for topic in names.to_pylist()], np.bool_)
+    return changes.filter(pa.array(is_included[code]))
 
 
 @dataclass(frozen=True)
@@ -190,12 +229,12 @@ def _extract_set_values(
     names, nothing = [*copied_columns, name_column, "value"], changes.slice(0, 0)
     none = [*(nothing[mark] for mark in copied_columns), pa.array([], pa.string()), pa.array([], value_type)]
     parts = [pa.table(none, names)]
-    for name, field in fields:
-        part = changes.filter(changes[field].is_valid())
+    for name, called in fields:
+        part = changes.filter(changes[called].is_valid())
         named = pa.array([name]).take(pa.array(np.zeros(part.num_rows, np.int32)))
         parts.append(
             pa.table(
-                [*(part[mark] for mark in copied_columns), named, to_contiguous(part[field]).cast(value_type)], names
+                [*(part[mark] for mark in copied_columns), named, to_contiguous(part[called]).cast(value_type)], names
             )
         )
     return pa.concat_tables(parts)

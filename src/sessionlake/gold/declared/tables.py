@@ -12,11 +12,12 @@ from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
+from sessionlake.feeds.topics import FeedTopics
 from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
-from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, EventSource, Rows, are_session_keys
+from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, EventSource, FeedEvents, Rows, are_session_keys
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.comments import final_comments, product_comments
 from sessionlake.gold.declared.references import declared_enriched_tables, enriched_schema, reference_schemas
@@ -107,7 +108,9 @@ def _create_average(settings: Settings, declaration: AverageSettings) -> Rolling
         milliseconds(declaration.watermark),
         declaration.early,
         declaration.least_points,
-        comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}",
+        comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}"
+        + _describe_feed(declaration.feed),
+        topics=_find_feed_topics(settings, declaration.feed),
     )
 
 
@@ -129,7 +132,8 @@ def declared_products(settings: Settings) -> tuple[Product, ...]:
     _refuse_existing(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
-    return (*standard, *(create_product(one) for one in settings.gold.products if one.source is None))
+    own = ((one, _find_feed_topics(settings, one.feed)) for one in settings.gold.products if one.source is None)
+    return (*standard, *(create_product(one, topics) for one, topics in own))
 
 
 def find_final_tables(products: Iterable[GoldTable]) -> list[FinalTable]:
@@ -235,8 +239,12 @@ def _refuse_same_results(product: Product, where: str) -> None:
         raise ConfigError(f"{where}: {same_name_text(*pair)}", fix="Give its results other names")
 
 
-def create_product(declared: ProductSettings) -> Product:
+def create_product(declared: ProductSettings, topics: FeedTopics | None = None) -> Product:
     """Returns a declared product, which aggregates silver's changes or the rows of another table.
+
+    Args:
+        declared: The settings of the product.
+        topics: The topics of the feed that the settings name; None if they name none.
 
     Raises:
         ConfigError: its Python code cannot be used.
@@ -250,12 +258,14 @@ def create_product(declared: ProductSettings) -> Product:
         declared.name,
         declared.keys,
         aggregates,
-        source=_create_source(declared),
+        source=_create_source(declared) if topics is None else FeedEvents(_create_source(declared), topics),
         bucket_ms=_to_milliseconds(declared.bucket),
         lateness_ms=_to_milliseconds(declared.lateness),
         retention_ms=_to_milliseconds(declared.retention),
         output=declared.output.value,
-        comment=f"A row for each {', '.join(declared.keys)}" + (f" and {declared.bucket}" if declared.bucket else ""),
+        comment=f"A row for each {', '.join(declared.keys)}"
+        + (f" and {declared.bucket}" if declared.bucket else "")
+        + _describe_feed(declared.feed),
         shown=tuple(declared.aggregates),
     )
     _refuse_same_results(found, f"gold.products.{declared.name}")
@@ -267,6 +277,14 @@ def _create_source(declared: ProductSettings) -> EventSource:
     if declared.source is not None:
         return Rows(declared.source, declared.time, declared.value, declared.order, numbers)
     return POINTS if numbers else TEXTS
+
+
+def _find_feed_topics(settings: Settings, feed: str | None) -> FeedTopics | None:
+    return None if feed is None else settings.capture.feed_topics(feed)
+
+
+def _describe_feed(feed: str | None) -> str:
+    return "" if feed is None else f", of topics that the feed {feed} reads"
 
 
 def _to_milliseconds(span: timedelta | None) -> int | None:

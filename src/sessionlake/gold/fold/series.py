@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
+from sessionlake.feeds.topics import FeedTopics
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.protocol.names import ddl_of
 
@@ -36,6 +37,7 @@ class RollingAverage:
         publishes_early: True to publish averages before the watermark has passed their points.
         minimum_points: The fewest points of a published average.
         comment: What a row is, for the table's description.
+        topics: The topics of the only feed whose points are averaged; None for the points of all topics.
     """
 
     name: str
@@ -45,6 +47,7 @@ class RollingAverage:
     publishes_early: bool = True
     minimum_points: int = 1
     comment: str = ""
+    topics: FeedTopics | None = None
 
     @property
     def table_name(self) -> str:
@@ -125,4 +128,5 @@ class RollingAverage:
             self.publishes_early,
             self.minimum_points,
         )
-        return sha256(repr(declaration).encode()).hexdigest()[:12]
+        feed = () if self.topics is None else (self.topics,)
+        return sha256(repr((*declaration, *feed)).encode()).hexdigest()[:12]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sessionlake.gold.aggregate.late import stream_times_by_partition
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SESSION_MARK, TURN
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, value_field
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, select_feed, value_field
 from sessionlake.gold.fold.outputs import (
     CauseMessages,
     EmittedPayload,
@@ -310,7 +310,7 @@ def _to_int64s(column: Any) -> Int64s:
 def select_changes_with_points(
     changes: pa.Table | None, declared: DeclaredColumns, series: RollingAverage
 ) -> pa.Table | None:
-    """Selects the changes that set a number; None if there are none.
+    """Selects the changes that set a number in the series' topics; None if there are none.
 
     Returns:
         `owner` and `row`, both dictionary-encoded: the owner's name, and the keys of the series without the metric,
@@ -321,6 +321,7 @@ def select_changes_with_points(
     values = [value_field(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
         return None
+    changes = select_feed(changes, series.topics)
     points = changes.filter(has_any_value(changes, values))
     if not points.num_rows:
         return None

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sessionlake.delta.commit import append_rows, delete_rows, fence_off, next_txn
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.ddl import feed_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
 from sessionlake.delta.storage.interface import delta_writer
 from sessionlake.delta.storage.txn import Txn
@@ -214,7 +215,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         "offset",
         *series.seq_order_columns,
     ]
-    points = with_seq_order(events).select(*map(quote, columns))
+    points = with_seq_order(events.where(feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
         return pa.concat_tables(

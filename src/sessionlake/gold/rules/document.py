@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from sessionlake.feeds.topics import describe_unknown_feed
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
@@ -109,10 +110,9 @@ def _read_rule(
     label = called if isinstance(called, str) else None
     if value.get(_NAME, called) != called:
         return [_create_problem(node, (_NAME,), f"the row's name is {called}; leave this key out", label)]
-    try:
-        settings = RuleSettings.model_validate(value if name is None else value | {_NAME: name})
-    except ValidationError as error:
-        return [_create_problem(node, tuple(one["loc"]), one["msg"], label) for one in error.errors()]
+    settings = _read_settings(node, value if name is None else value | {_NAME: name}, declared, label)
+    if not isinstance(settings, RuleSettings):
+        return settings
     try:
         rule = compile_rule(settings, declared)
     except ParseError as error:
@@ -121,6 +121,22 @@ def _read_rule(
         return [RuleProblem(*_line_and_column(when, error.position, text), error.reason, label)]
     stored = {key: one for key, one in value.items() if key != _NAME}
     return StoredRule(rule, yaml.dump(stored, Dumper=_RuleDumper, sort_keys=False, allow_unicode=True, width=1 << 20))
+
+
+def _read_settings(
+    node: yaml.Node, value: dict[str, Any], declared: DeclaredColumns, label: str | None
+) -> RuleSettings | list[RuleProblem]:
+    try:
+        settings = RuleSettings.model_validate(value)
+    except ValidationError as error:
+        return [_create_problem(node, tuple(one["loc"]), one["msg"], label) for one in error.errors()]
+    paths: dict[tuple[str, ...], str | None] = {("feed",): settings.feed}
+    paths |= {("sources", prefix, "feed"): one.feed for prefix, one in settings.sources.items()}
+    unknown = [(path, feed) for path, feed in paths.items() if feed is not None and feed not in declared.feeds]
+    problems = [
+        _create_problem(node, path, describe_unknown_feed(feed, declared.feeds), label) for path, feed in unknown
+    ]
+    return problems or settings
 
 
 class _RuleDumper(yaml.SafeDumper):

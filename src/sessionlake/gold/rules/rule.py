@@ -12,6 +12,7 @@ from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, are_s
 from sessionlake.gold.rules.parse import NameScope, ParseError, parse_condition
 from sessionlake.gold.rules.tree import (
     Compared,
+    FeedSelection,
     Function,
     Pattern,
     Selection,
@@ -43,6 +44,8 @@ class SourceSettings(Section):
 
     topics: Topics | None = None
     """A regular expression that must match a topic's whole name. None: the topics of the rule."""
+    feed: str | None = None
+    """Name of a feed: only topics that it reads. None: the feed of the rule."""
     rows: tuple[str, ...] = ()
     """Row ids. Empty: all rows."""
 
@@ -55,6 +58,8 @@ class RuleSettings(Section):
     by: tuple[str, ...] = Field(SERIES_KEY, min_length=1)
     """The columns that make a key: some of `topic, session_id, row_id`. A pattern may add one declared text column."""
     topics: Topics = r".*"
+    feed: str | None = None
+    """Name of a feed: only topics that it reads. None: the topics of all feeds."""
     sources: dict[str, SourceSettings] = Field(default_factory=dict)
     since: AwareDatetime | None = None
     """Event time before which the rule raises no alert. None: it is evaluated over all stored history."""
@@ -126,14 +131,16 @@ def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
     """Returns a rule with its condition parsed, and checked against the rule's key.
 
     Args:
-        declared: the columns that the condition may use.
+        declared: the columns that the condition may use, and the feeds. They include those that the settings name.
 
     Raises:
         ParseError: the condition cannot be parsed, or does not fit the key.
     """
-    selection = Selection(settings.topics)
+    selection = _create_selection(settings.topics, settings.feed, (), declared)
     sources = {
-        name: Selection(one.topics if one.topics is not None else selection.topics, one.rows)
+        name: _create_selection(
+            one.topics if one.topics is not None else settings.topics, one.feed or settings.feed, one.rows, declared
+        )
         for name, one in settings.sources.items()
     }
     tree = parse_condition(settings.when, NameScope(declared, selection, sources))
@@ -141,6 +148,12 @@ def compile_rule(settings: RuleSettings, declared: DeclaredColumns) -> Rule:
     since = None if settings.since is None else int(settings.since.timestamp() * 1000)
     content = (settings.by, selection, tree, since, [window.label for window in find_windows(tree)])
     return Rule(settings.name, settings.by, selection, tree, since, sha256(repr(content).encode()).hexdigest()[:12])
+
+
+def _create_selection(topics: str, feed: str | None, rows: tuple[str, ...], declared: DeclaredColumns) -> Selection:
+    if feed is None:
+        return Selection(topics, rows)
+    return FeedSelection(topics, rows, feed=declared.feeds[feed])
 
 
 def _require_valid_key(by: tuple[str, ...], tree: Tree, declared: DeclaredColumns) -> None:

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.feeds.topics import FeedTopics
+
 MINUTE_MS = 60_000
 
 
@@ -65,6 +67,20 @@ class Selection:
     def includes_row(self, row_id: str) -> bool:
         """Returns whether the row is selected."""
         return not self.rows or row_id in self.rows
+
+
+@dataclass(frozen=True)
+class FeedSelection(Selection):
+    """The rows of a selection that are in topics of one feed.
+
+    Attributes:
+        feed: the topics that the feed reads.
+    """
+
+    feed: FeedTopics = field(kw_only=True)
+
+    def includes_topic(self, topic: str) -> bool:
+        return super().includes_topic(topic) and self.feed.includes_topic(topic)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import sql_string
+from sessionlake.delta.schemas.ddl import feed_condition, sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
 from sessionlake.delta.schemas.tables import fixed_columns
 from sessionlake.delta.storage.txn import REBUILD
@@ -78,7 +78,7 @@ _EVENTS = """
 _OWN = """topic = figures_with.of_topic AND `partition` = figures_with.of_partition
     AND _offset = figures_with.of_offset AND _batch <= (SELECT batch FROM taken_in)"""
 _PRODUCT = """SELECT {columns}, count(*) AS events FROM (
-  SELECT *, {start} AS {window} FROM {kind} WHERE NOT {late}
+  SELECT *, {start} AS {window} FROM {kind} WHERE NOT {late} AND {of_feed}
 ) AS e {kept} {within} GROUP BY {keys}"""
 _START = """CASE WHEN ts BETWEEN {first} AND {last} AND try_subtract(ts, pmod(ts, {length}L)) >= {first}
     THEN timestamp_millis(ts - pmod(ts, {length}L)) END"""
@@ -186,6 +186,7 @@ def _product_sql(product: Product, columns: str, keys: str, retained: str | None
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
         late=late_condition(product),
+        of_feed=feed_condition(product.source.topics),
         kept=_KEPT.format(retained=retained, table=sql_string(product.table_name), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )

@@ -7,6 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.ddl import feed_condition
 from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
@@ -61,10 +62,10 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         if isinstance(table, EnrichedTable):
             truth = compute_enriched_rows(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), table)
         elif isinstance(table, RollingAverage):
-            truth = _expected_averages(numbers, table)
+            truth = _expected_averages(numbers.where(feed_condition(table.topics)), table)
             averages.append(table)
         else:
-            events = numbers if table.source.numbers else texts
+            events = (numbers if table.source.numbers else texts).where(feed_condition(table.source.topics))
             on_time = expected_rows(events.where(~is_late_column(table)), table)
             truth = drop_expired(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:

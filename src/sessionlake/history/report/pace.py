@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
@@ -139,11 +138,6 @@ def throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> list[Thr
             sums, _ = np.histogram(_commit_times(own), bins=edges, weights=_message_counts(own))
             found.append(ThroughputOverTime(layer, edges[:-1], float(width), sums / width))
     return found
-
-
-def find_time_span(batches: Sequence[LayerBatch]) -> tuple[datetime, datetime] | None:
-    """Returns the times of the first and the last commit; None if there are no batches."""
-    return (batches[0].committed_at, batches[-1].committed_at) if batches else None
 
 
 def _commit_times(batches: Sequence[LayerBatch]) -> Numbers:

@@ -26,10 +26,11 @@ class JudgingResharder:
     shards: int
 
     def list_sessions(self, shard: int, state: bytes | None) -> list[tuple[str, bytes | None]]:
-        """Returns topic and key of each session in a state."""
+        """Returns topic and id of each session in a state. The id is None for sessions that share chains."""
         del shard
         parts = (split_session_key(key) for key in self._list_keys(*self._decode_state(state)))
-        return [(topic, session.encode()) for topic, _, session in parts]
+        rules = self.rules.find_rules
+        return [(topic, None if rules(topic).has_chains else session.encode()) for topic, _, session in parts]
 
     def split_state(self, shard: int, state: bytes | None, targets: Sequence[int]) -> dict[int, bytes]:
         """Splits a shard's state by session. Returns the part of each target shard."""

@@ -164,11 +164,11 @@ def _build_cut_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
 def _compute_next_seqs(last_seqs: Int64s, topics: pa.Array, rules: RuleLookup) -> pa.Array:
     """Returns the seq after each highest applied one, but not above the highest int64.
 
-    It is null if none was applied, and for feeds with links, in which the next seq is not known.
+    It is null if none was applied, and for feeds with links or chains, in which the next seq is not known.
     """
     code, names = encode_as_codes(topics)
-    linked = np.array([rules.find_rules(name).has_links for name in names.to_pylist()], np.bool_)
-    unknown = (last_seqs < 0) | (linked[code] if len(linked) else False)
+    without = np.array([not rules.find_rules(name).knows_next_seq for name in names.to_pylist()], np.bool_)
+    unknown = (last_seqs < 0) | (without[code] if len(without) else False)
     return pa.array(np.where(last_seqs == np.iinfo(np.int64).max, last_seqs, last_seqs + 1), mask=unknown)
 
 

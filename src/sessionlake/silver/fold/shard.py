@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.integrity.batch import judge_batch
+from sessionlake.integrity.chains import ChainFollower, ChainGap, list_silent_chains
 from sessionlake.integrity.clock import NO_STRETCHES, PartitionTime, ShardClock, StretchTimes, decode_segments
 from sessionlake.integrity.cursor import NEVER, NO_TIME, Status, create_cursors
 from sessionlake.integrity.cuts import Cuts, compute_cut_times, create_cuts
@@ -22,17 +22,19 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import (
-    SESSION,
-    build_session_keys,
-    join_session_keys,
     number_combinations,
     split_session_keys,
 )
 from sessionlake.protocol.chunk import is_chunk, read_chunks
 from sessionlake.protocol.columns import Column
-from sessionlake.protocol.message import ANY_SEQ, NO_SEQ
 from sessionlake.protocol.types import Bools, Int64s, Payloads, TopicPartition
 from sessionlake.settings.capture import CaptureSettings
+from sessionlake.silver.fold.arrays import (
+    build_message_arrays,
+    clear_unknown_times,
+    find_session_numbers,
+    sort_by_session,
+)
 from sessionlake.silver.fold.emit import JudgedBatch
 from sessionlake.silver.fold.process import ShardProcessor, SilverTableProcessor, join_state_parts, split_state_parts
 from sessionlake.silver.fold.rows import RowsOfBatch, replace_seqs
@@ -71,6 +73,7 @@ class SilverFold:
         silences = [] if shard else [silence for part in segments for silence in part.silences]
         first_timed = after.set_first_times()
         judge = ShardJudge(after, self._rules, self.decisions, stretch_times, silences, first_timed, self.columns)
+        batch = judge.follow_chains(batch)
         processor = self.processor or SilverTableProcessor(self.columns, self._rules)
         payloads: Payloads = []
         is_due = judge.has_due_sessions or _is_any_time_due(processor.list_due_times(memory), after.clock)
@@ -115,11 +118,36 @@ class ShardJudge:
         self._stretch_times = stretch_times
         self._silences = silences
         self._columns = columns
+        self._chain_gaps: dict[str, list[ChainGap]] = {}
+
+    def follow_chains(self, messages: pa.Table) -> pa.Table:
+        """Follows the chains of the batch, whose gaps are then judged with their sessions.
+
+        Args:
+            messages: All messages of the batch, malformed and ignored ones too.
+
+        Returns:
+            The messages with `link` and `seq` as their chains show.
+        """
+        if not pc.count(messages["chain"]).as_py():
+            return messages
+        known = {*self._state.keys.to_pylist()}
+        follower = ChainFollower(self._state.chains, self._rules, known, self._chain_gaps)
+        return follower.follow(messages, self._read_stream_times)
+
+    def _read_stream_times(self, messages: pa.Table) -> Int64s:
+        """Returns the stream time at each message, ms."""
+        lanes = self._find_clock_indices(messages)
+        offsets, maxima = messages["offset"].to_numpy(), messages["clock"].to_numpy()
+        times = self._stretch_times.compute_message_times(lanes, offsets, maxima)
+        return self._state.clock.replace_unknown_times(lanes, times)
 
     @property
     def has_due_sessions(self) -> bool:
         """True if stream time alone makes it necessary to judge, cut, mark as expired or forget a session."""
         cursors = self._state.cursors
+        if self._list_silent_chains():
+            return True
         if not len(cursors):
             return False
         silence, timeout = self._measure_idle_times()
@@ -132,33 +160,40 @@ class ShardJudge:
 
     def judge_messages(self, messages: pa.Table, *, is_vectorized: bool) -> JudgedBatch:
         """Judges well-formed messages, and the sessions without messages that are due by stream time."""
-        messages, owner, keys = _sort_by_session(messages)
+        messages, owner, keys = sort_by_session(messages)
         places = self._state.find_cursor_indices(keys)
         silent = self._find_due_sessions(places)
+        in_gap = self._state.find_cursor_indices(pa.array([*self._chain_gaps], pa.string()))
+        silent = np.union1d(silent, np.setdiff1d(in_gap[in_gap >= 0], places))
         keys = pa.concat_arrays([keys, self._state.keys.take(pa.array(silent))])
         places, names = np.append(places, silent), split_session_keys(keys)
         held, held_bounds = self._remove_held_messages(keys, messages.schema)
         combined = pa.concat_tables([held, messages]).combine_chunks() if held.num_rows else messages
         rows = RowsOfBatch(combined, names[0].to_pylist(), self._rules, self._columns)
         batch = ShardBatch(
-            new_messages=_build_message_arrays(
+            new_messages=build_message_arrays(
                 messages, owner, self._find_clock_indices(messages), self._stretch_times, self._state.clock
             ),
             cursors=create_cursors(len(keys)),
             memories=np.full(len(keys), None, object),
             rules=[self._rules.find_rules(topic) for topic in names[0].to_pylist()],
             ends=np.zeros(0, np.int64),
-            held_messages=_build_message_arrays(
+            held_messages=build_message_arrays(
                 held, np.zeros(0, np.int64), np.zeros(held.num_rows, np.int64), NO_STRETCHES, ShardClock([])
             ),
             held_bounds=held_bounds,
             decisions=self._index_decisions(names),
+            chain_gaps={
+                number: self._chain_gaps[key] for number, key in enumerate(keys.to_pylist()) if key in self._chain_gaps
+            }
+            if self._chain_gaps
+            else {},
             open_rows=rows.open_rows,
         )
         self._load_sessions(batch, places)
         out = judge_batch(batch, is_vectorized=is_vectorized)
         if self._state.clock.may_have_untimed_messages:
-            _clear_unknown_times(batch, self._state.clock.first_timed_offsets, out)
+            clear_unknown_times(batch, self._state.clock.first_timed_offsets, out)
         seen = self._store_sessions(batch, keys, places)
         self._store_held_messages(combined, out)
         combined = replace_seqs(rows.add_removed_rows(), out.unwrapped_seqs)
@@ -280,7 +315,7 @@ class ShardJudge:
         nothing = np.zeros(len(keys) + 1, np.int64)
         if state.held_messages is None:
             return schema.empty_table(), nothing
-        owner = _find_session_numbers(state.held_messages, keys)
+        owner = find_session_numbers(state.held_messages, keys)
         mine = np.flatnonzero(owner >= 0)
         order = mine[np.lexsort((*(state.held_messages[name].to_numpy()[mine] for name in ("seq", "ts")), owner[mine]))]
         taken = state.held_messages.take(pa.array(order)).combine_chunks()
@@ -318,6 +353,9 @@ class ShardJudge:
             state.clock.stream_times[lane], self._list_session_timeouts()[lane], self._rules.snapshot_interval
         )
 
+    def _list_silent_chains(self) -> list[str]:
+        return list_silent_chains(self._state.chains, self._rules, self._state.clock.stream_times_by_partition)
+
     def _mark_expired_sessions(self) -> Int64s:
         """Marks the sessions that have expired by stream time; returns the cursor indices of the newly marked ones."""
         cursors = self._state.cursors
@@ -333,60 +371,11 @@ class ShardJudge:
         topic-partition have passed its positions, which can be higher than the offsets.
         """
         state = self._state
+        for key in self._list_silent_chains():
+            del state.chains[key]
         if not len(state.cursors):
             return
         silence, timeout = self._measure_idle_times()
         gone = (silence > 2 * timeout) & (state.cursors["due"] == NEVER)
         gone &= state.cursors["position"] <= state.clock.last_offsets[state.cursors["lane"]]
         state.keep_sessions(~gone)
-
-
-def _sort_by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
-    """Sorts messages by session and offset; returns them, the session number of each, and the session keys."""
-    owner, names = number_combinations(*(messages[name] for name in SESSION))
-    order = np.lexsort((messages["offset"].to_numpy(), owner))
-    if (np.diff(order) != 1).any():
-        messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
-    return messages, owner, join_session_keys(*names)
-
-
-def _find_session_numbers(held_messages: pa.Table, keys: pa.Array) -> Int64s:
-    found: Int64s = (
-        pc.fill_null(pc.index_in(build_session_keys(held_messages), value_set=keys), -1).to_numpy().astype(np.int64)
-    )
-    return found
-
-
-def _clear_unknown_times(batch: ShardBatch, first_timed_offsets: Int64s, outcome: JudgingOutcome) -> None:
-    """Marks times in the outcome as unknown where the topic-partition had no stream time yet."""
-    of_session = first_timed_offsets[batch.cursors["lane"]]
-    held = np.repeat(of_session, np.diff(batch.held_bounds))
-    outcome.clear_unknown_times(np.append(held, first_timed_offsets[batch.new_messages.lane]), of_session)
-
-
-def _build_message_arrays(
-    messages: pa.Table, session_numbers: Int64s, clock_indices: Int64s, stretch_times: StretchTimes, clock: ShardClock
-) -> MessageArrays:
-    def numbers(name: str) -> Any:
-        return messages[name].to_numpy()
-
-    offset = numbers("offset")
-    now = clock.replace_unknown_times(
-        clock_indices, stretch_times.compute_message_times(clock_indices, offset, numbers("clock"))
-    )
-    starts = np.flatnonzero(np.diff(session_numbers, prepend=-1))
-    return MessageArrays(
-        starts=starts,
-        type=numbers("type"),
-        seq=pc.fill_null(messages["seq"], NO_SEQ).to_numpy(),
-        ts=numbers("ts"),
-        offset=offset,
-        kafka_ts=numbers("kafka_ts"),
-        partition=numbers("partition"),
-        lane=clock_indices.astype(np.int32),
-        now=now,
-        size=numbers("size"),
-        changes=pc.fill_null(pc.list_value_length(messages["changes"]), 0).to_numpy().astype(np.int64),
-        after=pc.fill_null(messages["after"], ANY_SEQ).to_numpy(),
-        link=numbers("link"),
-    )

@@ -5,11 +5,11 @@ A view has only the feed's own columns, the key first, and only rows of topics t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import sql_string
+from sessionlake.delta.schemas.ddl import feed_condition, sql_string
 from sessionlake.delta.schemas.names import CHANGES, ROWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.table_function import subquery_sql
@@ -75,23 +75,19 @@ def create_feed_views(spark: SparkSession, lake: Lake, views: Collection[str] | 
         lake: The lake.
         views: The names of the views; None for all.
     """
-    feeds = lake.settings.capture.feeds
-    for number, feed in enumerate(feeds):
+    for feed in lake.settings.capture.feeds:
         for name, table in zip(feed.views, (ROWS, CHANGES), strict=True):
             if views is None or name in views:
-                _create_view(spark, lake, name, table, feed, feeds[:number])
+                _create_view(spark, lake, name, table, feed)
 
 
-def _create_view(
-    spark: SparkSession, lake: Lake, name: str, table: str, feed: FeedSettings, earlier: Iterable[FeedSettings]
-) -> None:
+def _create_view(spark: SparkSession, lake: Lake, name: str, table: str, feed: FeedSettings) -> None:
     columns = list(_list_columns(feed, table))
     what = "The present rows of its sessions" if table == ROWS else "The changes of its sessions' rows, in order"
     source = _source_sql(spark, lake, table)
     heads = ", ".join(f"{quote(column.name)} COMMENT {sql_string(column.comment)}" for column in columns)
-    rows = subquery_sql(
-        f"{source} WHERE {_topics_sql(feed, earlier)}", (f"{column.sql} AS {quote(column.name)}" for column in columns)
-    )
+    condition = feed_condition(lake.settings.capture.feed_topics(feed.name))
+    rows = subquery_sql(f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns))
     spark.sql(
         f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({heads}) "
         f"COMMENT {sql_string(f'Feed {feed.name}. {what}')} AS {rows}"
@@ -128,14 +124,3 @@ def _source_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     if not present:
         return f"(SELECT {', '.join(nulls)} WHERE false)"
     return subquery_sql(lake.to_sql_identifier(table), ["*", *nulls]) if nulls else lake.to_sql_identifier(table)
-
-
-def _topics_sql(feed: FeedSettings, earlier: Iterable[FeedSettings]) -> str:
-    """Returns the SQL condition for the topics that a feed reads: no earlier feed matches them."""
-    own = _matches_sql(feed.topics)
-    return " AND ".join([own, *(f"NOT {_matches_sql(other.topics)}" for other in earlier)])
-
-
-def _matches_sql(pattern: str) -> str:
-    anchored = sql_string(rf"\A(?:{pattern})\z")
-    return f"topic RLIKE {anchored}"

@@ -1,0 +1,88 @@
+"""The messages that a session holds back, and when a session waits for a snapshot.
+
+There are two reasons to hold messages back. Class `window` orders messages by event time. A feed with `hold` keeps the
+messages that its session cannot apply without a snapshot, in their order of arrival.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from sessionlake.integrity.cursor import Cursor, Status
+from sessionlake.integrity.outcome import MessageHeader
+from sessionlake.integrity.rules import Rules
+from sessionlake.protocol.message import NO_SEQ, MessageType
+from sessionlake.settings.section import Integrity
+
+
+class HeldMessages:
+    """The held messages of one session, in the order in which they are judged later, and their limits.
+
+    Args:
+        messages: The messages that earlier batches held back, in any order.
+        rules: The rules of the session's topic.
+    """
+
+    def __init__(self, messages: Iterable[MessageHeader], rules: Rules) -> None:
+        self._rules = rules
+        self._find_place = _find_event_time if rules.integrity is Integrity.WINDOW else _find_arrival
+        self._messages = sorted(messages, key=self._find_place)
+        self._bytes = sum(message.size for message in self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def first(self) -> MessageHeader:
+        """The message that is judged first; there must be one."""
+        return self._messages[0]
+
+    @property
+    def exceed_limits(self) -> bool:
+        """True if there are more messages or bytes than the session may hold back."""
+        most = self._rules.hold or self._rules.max_held_messages
+        return len(self._messages) > most or self._bytes > self._rules.max_held_bytes
+
+    def add_message(self, message: MessageHeader) -> None:
+        """Adds a message at its place in the order."""
+        insort(self._messages, message, key=self._find_place)
+        self._bytes += message.size
+
+    def remove_message(self, message: MessageHeader) -> None:
+        """Removes a message, which must be held."""
+        del self._messages[bisect_left(self._messages, self._find_place(message), key=self._find_place)]
+        self._bytes -= message.size
+
+    def pop_first(self) -> MessageHeader:
+        """Removes the message that is judged first, and returns it."""
+        message = self._messages.pop(0)
+        self._bytes -= message.size
+        return message
+
+    def pop_all(self) -> list[MessageHeader]:
+        """Removes all messages, and returns them in order."""
+        messages, self._messages, self._bytes = self._messages, [], 0
+        return messages
+
+
+def waits_for_snapshot(cursor: Cursor, rules: Rules) -> bool:
+    """Returns True if the session holds back its messages until a snapshot arrives.
+
+    It does so before its first snapshot, and while it is broken.
+    """
+    lacks_snapshot = cursor.last_seq == NO_SEQ and cursor.status == Status.OPEN
+    return rules.hold > 0 and (lacks_snapshot or cursor.status == Status.BROKEN)
+
+
+def must_wait(message: MessageHeader, cursor: Cursor, rules: Rules) -> bool:
+    """Returns True if a message must be held back until a snapshot arrives. A snapshot or an `end` never waits."""
+    return waits_for_snapshot(cursor, rules) and message.type not in {MessageType.SNAPSHOT, MessageType.END}
+
+
+def _find_event_time(message: MessageHeader) -> tuple[int, int]:
+    return message.ts, message.seq
+
+
+def _find_arrival(message: MessageHeader) -> tuple[int, int]:
+    return message.offset, 0

@@ -1,0 +1,78 @@
+"""Turns a shard's messages, which are Arrow tables, into the arrays that judging works on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sessionlake.integrity.clock import ShardClock, StretchTimes
+from sessionlake.integrity.outcome import JudgingOutcome
+from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
+from sessionlake.protocol.arrow import SESSION, build_session_keys, join_session_keys, number_combinations
+from sessionlake.protocol.message import ANY_SEQ, NO_SEQ
+from sessionlake.protocol.types import Int64s
+
+
+def sort_by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
+    """Sorts messages by session and offset; returns them, the session number of each, and the session keys."""
+    owner, names = number_combinations(*(messages[name] for name in SESSION))
+    order = np.lexsort((messages["offset"].to_numpy(), owner))
+    if (np.diff(order) != 1).any():
+        messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]
+    return messages, owner, join_session_keys(*names)
+
+
+def find_session_numbers(held_messages: pa.Table, keys: pa.Array) -> Int64s:
+    """Returns for each held message the index of its session among `keys`, or -1."""
+    found: Int64s = (
+        pc.fill_null(pc.index_in(build_session_keys(held_messages), value_set=keys), -1).to_numpy().astype(np.int64)
+    )
+    return found
+
+
+def clear_unknown_times(batch: ShardBatch, first_timed_offsets: Int64s, outcome: JudgingOutcome) -> None:
+    """Marks times in the outcome as unknown where the topic-partition had no stream time yet."""
+    of_session = first_timed_offsets[batch.cursors["lane"]]
+    held = np.repeat(of_session, np.diff(batch.held_bounds))
+    outcome.clear_unknown_times(np.append(held, first_timed_offsets[batch.new_messages.lane]), of_session)
+
+
+def build_message_arrays(
+    messages: pa.Table, session_numbers: Int64s, clock_indices: Int64s, stretch_times: StretchTimes, clock: ShardClock
+) -> MessageArrays:
+    """Returns messages as arrays.
+
+    Args:
+        messages: Well-formed messages, sorted by session and offset.
+        session_numbers: The number of each message's session.
+        clock_indices: The lane of each message.
+        stretch_times: Stream times of the batch.
+        clock: The clock of the shard.
+    """
+
+    def numbers(name: str) -> Any:
+        return messages[name].to_numpy()
+
+    offset = numbers("offset")
+    now = clock.replace_unknown_times(
+        clock_indices, stretch_times.compute_message_times(clock_indices, offset, numbers("clock"))
+    )
+    starts = np.flatnonzero(np.diff(session_numbers, prepend=-1))
+    return MessageArrays(
+        starts=starts,
+        type=numbers("type"),
+        seq=pc.fill_null(messages["seq"], NO_SEQ).to_numpy(),
+        ts=numbers("ts"),
+        offset=offset,
+        kafka_ts=numbers("kafka_ts"),
+        partition=numbers("partition"),
+        lane=clock_indices.astype(np.int32),
+        now=now,
+        size=numbers("size"),
+        changes=pc.fill_null(pc.list_value_length(messages["changes"]), 0).to_numpy().astype(np.int64),
+        after=pc.fill_null(messages["after"], ANY_SEQ).to_numpy(),
+        link=numbers("link"),
+    )
