@@ -95,16 +95,18 @@ def told(played: Played, ask: Callable[..., str], monkeypatch: pytest.MonkeyPatc
 
 def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(played, told):
     assert played.code == 0, played.out + played.said
-    assert re.search(
-        r"40 of 40 session tables exact; \d+ duplicates dropped; \d+ sessions isolated", " ".join(played.out.split())
-    )
+    out = " ".join(played.out.split())
+    assert re.search(r"40 of 40 session tables exact; \d+ duplicates dropped; \d+ sessions isolated", out)
+    books = re.search(r"2 of 2 order books exact; (\d+) checksums compared: 2 did not fit", out)
+    assert books
+    assert int(books[1]) == 2 * (10 * 5 - 5)
     assert re.search(r"was \d+\.\d s late: the averages it corrected .*\n(.*\n)+?.* 1 +late", played.out)
     raised, cleared = re.findall(r"^ spike +\S+ +(\w+) .* true *$", played.out, re.MULTILINE)
     assert (raised, cleared) == ("raised", "cleared")
     assert "Traceback" not in played.said
     assert played.left == []
     status, *reading = [shlex.split(line) for line in played.out.splitlines() if "SESSIONLAKE_HOME=" in line]
-    assert len(reading) == 2
+    assert len(reading) == 3
     variable, *words = status
     done = subprocess.run(
         words, env=os.environ | dict([variable.split("=")]), cwd=played.home, capture_output=True, text=True,

@@ -8,8 +8,9 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
+from fractions import Fraction
 from functools import reduce
-from operator import and_
+from operator import and_, itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -22,13 +23,18 @@ from sessionlake.cli.gold import verify_gold_tables
 from sessionlake.cli.session import show_session
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.export import FileFormat, export_frame
-from sessionlake.delta.schemas.names import ROWS, RULE_EVENTS
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import CHANGES, ROWS, RULE_EVENTS
 from sessionlake.delta.storage import spark_writes
 from sessionlake.delta.storage.spark_reader import SparkReader, to_spark_literal
 from sessionlake.delta.storage.spark_writes import _pruning_bounds
 from sessionlake.feeds.events import Decoded, Put
 from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.gold import job
+from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.asof import session_as_of
+from sessionlake.history.explain import explain
 from sessionlake.operations.pipeline import Layer
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
@@ -142,6 +148,55 @@ def test_gold_computes_with_decimals_and_joins_decimals_and_dates(typed: TypedLa
             paid[row["day"]] += row["total"]
     assert {row["day"]: row["paid"] for row in typed.read("gold.by_day")} == pytest.approx(
         {day: float(total) for day, total in paid.items()}
+    )
+
+
+def test_products_of_a_decimal_column_are_exact(typed: TypedLake) -> None:
+    typed.run(Layer.GOLD)
+    tables = [one for one in declared_gold_tables(typed.settings) if one.table_name in ("gold.exact", "gold.paid")]
+
+    def check() -> None:
+        values = defaultdict[tuple[str, str], list[Decimal]](list)
+        changes = [row for row in typed.read(CHANGES) if row["change"] == "upsert"]
+        for row in sorted(changes, key=itemgetter("_ts", "_position", "ordinal")):
+            if "wide" in row["_set"] and row["wide"] is not None:
+                values[row["session_id"], row["row_id"]].append(row["wide"])
+        expected = {key: _exact_results(numbers, 10) for key, numbers in values.items()}
+        columns = ("count", "sum", "min", "max", "mean", "first", "last")
+        found = {(row["session_id"], row["row_id"]): row for row in typed.read("gold.exact")}
+        assert {key: tuple(row[name] for name in columns) for key, row in found.items()} == expected
+        totals = [row["total"] for row in changes if "total" in row["_set"] and row["total"] is not None]
+        [row] = typed.read("gold.paid")
+        count, total, _, _, mean, _, _ = _exact_results(totals, 4)
+        assert (row["metric"], row["n"], row["total"], row["mean"]) == ("total", count, total, mean)
+        verified = verify_gold(typed.spark, typed.settings, tables)
+        assert {one.first_difference for one in verified} == {None}
+        ([explained], _) = explain(typed.spark, typed.settings, "gold.paid", "")
+        assert explained.events == count
+
+    check()
+    job.rebuild_tables(typed.spark, typed.settings, tables)
+    check()
+    wrong = "UPDATE {} SET total = total + CAST('0.0001' AS DECIMAL(38,4))"
+    typed.spark.sql(wrong.format(Lake(typed.settings).to_sql_identifier("gold.paid")))
+    assert [one.table for one in verify_gold(typed.spark, typed.settings, tables) if one.different_rows] == [
+        "gold.paid"
+    ]
+    job.rebuild_tables(typed.spark, typed.settings, tables)
+
+
+def _exact_results(values: list[Decimal], scale: int) -> tuple[Any, ...]:
+    """Returns count, sum, min, max, mean, first and last. The sum is None if it has more than 38 digits."""
+    total = sum(map(Fraction, values))
+    fits = abs(total * 10**scale) < 10**38
+    return (
+        len(values),
+        total if fits else None,
+        min(values),
+        max(values),
+        float(total / len(values)),
+        values[0],
+        values[-1],
     )
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from operator import eq, itemgetter
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,33 @@ def test_products_and_averages_of_a_feed_have_its_topics_in_every_batch_rebuild_
     ]
     job.rebuild_tables(spark, feed.settings, tables)
     check()
+
+
+@pytest.mark.parametrize("on_cluster", [False, True], ids=["driver", "cluster"])
+def test_decimals_that_cancel_leave_their_last_digit_in_any_batches(spark, location, monkeypatch, on_cluster: bool):
+    if on_cluster:
+        limit(monkeypatch, **NOTHING_IN_DRIVER, driver_changes=0)
+        all_in_files(monkeypatch)
+        monkeypatch.setattr("sessionlake.gold.fold.outputs.FEW_CHANGES", 0)
+    columns = FORM["columns"] | {"price": {"type": "decimal(38,10)", "from": "text"}}
+    kinds = {kind: kind for kind in ("count", "sum", "min", "max", "mean")}
+    own = {"name": "own", "value": "price", "keys": ["topic", "session_id"], "aggregates": kinds}
+    append = {"bucket": "1 minute", "lateness": "1 s", "output": "append"} if on_cluster else {}
+    capture = {"feeds": [{"name": "capture", "topics": r"capture\..*", **FORM, "columns": columns}]}
+    made = {**location, "capture": capture, "gold": {"shards": 4, "products": [own | append]}}
+    feed = Feed(spark, Settings.model_validate(made))
+    wide, least = Decimal("9" * 28 + "." + "9" * 10), Decimal("0.0000000001")
+    values = [wide, least, wide, wide.copy_negate(), least, wide.copy_negate(), None, least]
+    for i, value in enumerate(values):
+        feed.write([change("s", "r", i, i * SECOND, i * SECOND, price=value)])
+        if i % 3 == 2:
+            feed.run()
+    feed.write([change("t", "r", 99, 900 * SECOND, 900 * SECOND, price=least)]).run()
+    for table in ("gold.own", "gold.own_final") if on_cluster else ("gold.own",):
+        [row] = [row for row in rows_of(spark, feed.lake, table) if row["session_id"] == "s"]
+        assert tuple(row[kind] for kind in kinds) == (7, 3 * least, wide.copy_negate(), wide, 3e-10 / 7)
+    tables = [one for one in declared_gold_tables(feed.settings) if one.table_name == "gold.own"]
+    assert {one.first_difference for one in verify_gold(spark, feed.settings, tables)} == {None}
 
 
 def test_a_point_far_older_than_the_tail_refines_old_rows_alone(feed: Feed):

@@ -39,6 +39,18 @@ GOLD: dict[str, Any] = {
             "bucket": "10 seconds",
             "aggregates": {kind: kind for kind in ("count", "sum", "min", "max", "mean", "variance", "last", "p50")},
         },
+        {
+            "name": "exact",
+            "value": "wide",
+            "keys": ["topic", "session_id", "row_id", "metric"],
+            "aggregates": {kind: kind for kind in ("count", "sum", "min", "max", "mean", "first", "last")},
+        },
+        {
+            "name": "paid",
+            "value": "total",
+            "keys": ["metric"],
+            "aggregates": {"n": "count", "total": "sum", "mean": "mean"},
+        },
         *(
             {
                 "name": f"by_{key}",

@@ -7,12 +7,13 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.ddl import feed_condition, sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopics, session_hash_sql
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import DeclaredColumns, text_field, value_field
+from sessionlake.gold.aggregate.sources import DeclaredColumns, EventSource, decimal_field, text_field, value_field
 from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.protocol.names import quote
@@ -29,7 +30,11 @@ def declared_columns(settings: Settings) -> DeclaredColumns:
     capture, columns = settings.capture, settings.capture.declared
     numbers = tuple(column.name for column in columns if column.is_numeric)
     texts = tuple(column.name for column in columns if column.sql == "string")
-    return DeclaredColumns(numbers, texts, {one.name: capture.feed_topics(one.name) for one in capture.feeds})
+    feeds = {one.name: capture.feed_topics(one.name) for one in capture.feeds}
+    decimals = dict.fromkeys(
+        one.value for one in settings.gold.products if one.source is None and one.value is not None
+    )
+    return DeclaredColumns(numbers, texts, feeds, tuple(decimals))
 
 
 def change_columns(declared: DeclaredColumns, once: OnceTopics) -> list[Column]:
@@ -56,6 +61,7 @@ def change_columns(declared: DeclaredColumns, once: OnceTopics) -> list[Column]:
         # As a double, an integer beyond 2^53 loses its last digits.
         *(_value_if_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
         *(_value_if_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
+        *(_value_if_set(name).alias(decimal_field(i)) for i, name in enumerate(declared.decimals)),
     ]
 
 
@@ -113,6 +119,39 @@ def select_events(
     events = reduce(lambda one, other: one.unionByName(other), parts, nothing).where("value IS NOT NULL")
     # Adding zero turns -0.0 into 0.0, as the aggregates do.
     return events.where("NOT isnan(value)").withColumn("value", F.expr("value + 0.0D")) if numbers else events
+
+
+def select_decimals(
+    changes: DataFrame, declared: DeclaredColumns, copied_columns: Sequence[str], column: str
+) -> DataFrame:
+    """Returns one row for each number that a change set in a decimal column, as `select_events` does.
+
+    The exact decimal is in `value`.
+
+    Args:
+        changes: Changes from `select_changes`.
+        declared: The declared columns.
+        copied_columns: Names of the columns of changes to keep.
+        column: Name of the decimal column.
+    """
+    from pyspark.sql import functions as F
+
+    value = F.col(quote(decimal_field(declared.decimals.index(column))))
+    found = changes.select(*map(quote, copied_columns), F.lit(column).alias("metric"), value.alias("value"))
+    return found.where("value IS NOT NULL")
+
+
+def source_condition(source: EventSource) -> str:
+    """Returns the SQL condition that a row of `select_events` is an event of this source."""
+    column = "true" if source.column is None else f"metric = {sql_string(source.column)}"
+    return f"{column} AND {feed_condition(source.topics)}"
+
+
+def is_event_column(product: Product) -> Column:
+    """Returns the Spark condition that a row of `select_events` is an event of the product, and not late."""
+    from pyspark.sql import functions as F
+
+    return ~is_late_column(product) & F.expr(source_condition(product.source))
 
 
 def is_late_column(product: Product) -> Column:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import to_rows
@@ -24,7 +23,7 @@ from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, are_session_keys
-from sessionlake.gold.changes import declared_columns, is_late_column, select_changes, select_events, with_seq_order
+from sessionlake.gold.changes import declared_columns, is_event_column, select_changes, select_events, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -314,8 +313,7 @@ def _select_events_of_row(changes: _ReadChanges, table: GoldTable, row: Row) -> 
     if isinstance(table, RollingAverage):
         return _select_points_of_average(changes, table, row)
     key = {name: row[name] for name in table.row_keys}
-    read = ~is_late_column(table) & F.expr(feed_condition(table.source.topics))
-    events = _select_events(changes, key, numbers=table.source.numbers).where(read)
+    events = _select_events(changes, key, numbers=table.source.numbers).where(is_event_column(table))
     if START in key and table.bucket_ms is not None:
         start = (row[START] - _EPOCH) // _MILLISECOND
         events = events.where(F.col("ts").between(start, start + table.bucket_ms - 1))

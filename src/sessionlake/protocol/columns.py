@@ -54,7 +54,7 @@ class Column:
 
     @property
     def is_numeric(self) -> bool:
-        """True if the column has numbers, so that averages make sense. Gold reads a decimal as the nearest double."""
+        """True if the column has numbers, so that averages make sense. They take a decimal as the nearest double."""
         return self.json_type in (JsonType.INTEGER, JsonType.NUMBER) or pa.types.is_decimal(self.arrow)
 
 

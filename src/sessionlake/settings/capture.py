@@ -145,6 +145,10 @@ class CaptureSettings(Section):
         """Names of the views of feeds: `silver.<name>` and `silver.<name>_changes` of each."""
         return tuple(view for feed in self.feeds for view in feed.views)
 
+    def find_column(self, name: str) -> Column:
+        """Returns the declared column of this name."""
+        return next(column for column in self.declared if column.name == name)
+
     def feed_topics(self, name: str) -> FeedTopics:
         """Returns the topics that the feed of this name reads."""
         place = [feed.name for feed in self.feeds].index(name)

@@ -10,7 +10,6 @@ from typing import Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from sessionlake.feeds.topics import describe_unknown_feed
 from sessionlake.protocol.columns import find_repeated_names
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.references import EnrichedSettings, ReferenceSettings
@@ -63,6 +62,12 @@ _RETENTION = Field(None, ge=timedelta(hours=1))
 # These functions depend on the order of events, which is defined only within one metric of one row.
 _ORDERED_KINDS = {AggregateKind.FIRST, AggregateKind.LAST}
 _TIME_KINDS = {AggregateKind.FIRST_TS, AggregateKind.LAST_TS}
+_EXACT_KINDS = {
+    *(AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN, AggregateKind.MIN, AggregateKind.MAX),
+    *_ORDERED_KINDS,
+    *_TIME_KINDS,
+}
+"""The functions of a decimal column whose results are exact."""
 _KINDS_OF = {
     EventKind.NUMBERS: {*AggregateKind} - {AggregateKind.APPROX_DISTINCT},
     EventKind.TEXTS: {
@@ -132,7 +137,10 @@ class ProductSettings(Section):
     time: str | None = None
     """With a source: its column with the event time, a timestamp, or a bigint in milliseconds."""
     value: str | None = None
-    """With a source: its column to aggregate. Rows where it is null are ignored."""
+    """With a source: its column to aggregate. Rows where it is null are ignored.
+
+    Without a source: a decimal column of a feed. Only its values are aggregated, and the results are exact.
+    """
     order: tuple[str, ...] = ()
     """With a source: its columns that order rows of the same time, for `first` and `last`."""
     of: EventKind = EventKind.NUMBERS
@@ -179,7 +187,7 @@ class ProductSettings(Section):
     @model_validator(mode="after")
     def _require_settings_that_fit_source(self) -> Self:
         if self.source is None:
-            if unused := sorted(self.model_fields_set & {"time", "value", "order"}):
+            if unused := sorted(self.model_fields_set & {"time", "order"}):
                 raise ValueError(f"{unused[0]}: only products with a `source` have it")
             return self
         for wrong in chain(_find_unsupported_settings(self), _find_missing_settings(self)):
@@ -208,6 +216,13 @@ class ProductSettings(Section):
         known = _NUMBER_KEYS if self.of is EventKind.NUMBERS else _TEXT_KEYS
         if unknown := [key for key in self.keys if key not in known]:
             raise ValueError(f"a product of {self.of} can have the keys {', '.join(known)}; found {', '.join(unknown)}")
+        if self.value is not None and self.of is not EventKind.NUMBERS:
+            raise ValueError(f"value {self.value}: without a source, value names a column of numbers; leave out of")
+        if self.value is not None and (others := sorted({*self.aggregates.values()} - _EXACT_KINDS)):
+            raise ValueError(
+                f"decimals of the column {self.value} cannot be aggregated exactly as {', '.join(others)}; allowed are "
+                f"{', '.join(sorted(_EXACT_KINDS))}. Leave out value to aggregate all columns as doubles"
+            )
         check_columns((*self.keys, *self.aggregates), self._added_columns, self.table)
         if "partition" in self.aggregates and {"topic", "session_id"} <= {*self.keys}:
             raise ValueError(
@@ -352,13 +367,6 @@ class GoldSettings(Section):
         if unknown := [name for name in self.change_feed if name not in known]:
             raise ValueError(f"change_feed: gold has no table {', '.join(unknown)}; it has {', '.join(known)}")
         return self
-
-    def require_known_feeds(self, known: Collection[str]) -> None:
-        """Raises ValueError if a product or an average names a feed that is not among the known ones."""
-        for key, declared in (("products", self.products), ("averages", self.averages)):
-            for one in declared:
-                if one.feed is not None and one.feed not in known:
-                    raise ValueError(f"gold.{key}: {one.name}: feed: {describe_unknown_feed(one.feed, known)}")
 
     @property
     def declared_tables(self) -> tuple[str, ...]:

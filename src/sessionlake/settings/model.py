@@ -38,6 +38,7 @@ from sessionlake.settings.file import (
     read_settings,
 )
 from sessionlake.settings.gold import BATCH_BYTES, GoldSettings, ProductSettings
+from sessionlake.settings.gold_sources import require_declared_sources
 from sessionlake.settings.kafka import (
     BronzeSettings,
     KafkaSecurity,
@@ -245,8 +246,8 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _require_known_feeds(self) -> Self:
-        self.gold.require_known_feeds([feed.name for feed in self.capture.feeds])
+    def _require_declared_sources(self) -> Self:
+        require_declared_sources(self.gold, self.capture)
         return self
 
     @model_validator(mode="after")

@@ -72,8 +72,10 @@ def compare_rows(
         F.lit(1).alias(_DUE),
     )
     both = left.join(right, list(key_columns), "full")
+    kinds = dict(expected.dtypes)
     same = reduce(
-        lambda a, b: a & b, (_values_are_equal(name, magnitude_column_name(name) in sizes) for name in compared_columns)
+        lambda a, b: a & b,
+        (_values_are_equal(name, magnitude_column_name(name) in sizes, kinds[name]) for name in compared_columns),
     )
     wrong = F.col(_OFTEN).isNull() | (F.col(_OFTEN) > 1) | F.col(_DUE).isNull() | ~same
     rows, different = both.select(F.count(_DUE), F.count_if(wrong)).collect()[0]
@@ -86,13 +88,20 @@ def compare_rows(
     return TableComparison(table, rows, different, f"{table}: {named}: is {is_}{often}, should be {should}")
 
 
-def _values_are_equal(name: str, inexact: bool) -> Column:
+def _values_are_equal(name: str, has_magnitude: bool, kind: str) -> Column:
     from pyspark.sql import functions as F
 
     a, b = F.col(_FOUND)[name], F.col(_TRUTH)[name]
-    if not inexact:
+    if not has_magnitude:
         return a.eqNullSafe(b)
-    near = F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(magnitude_column_name(name))))
-    # Engines differ on sums that exceed the range of doubles, so any value is accepted.
+    # Decimals are summed exactly, so they have no tolerance.
+    near = F.lit(col=False) if kind.startswith("decimal") else _is_near(name, a, b)
+    # Engines differ on sums that exceed the range of their type, so any value is accepted.
     beyond = F.col(quote(magnitude_column_name(name))) == float("inf")
     return F.coalesce(near, F.lit(col=False)) | F.coalesce(beyond, F.lit(col=False)) | a.eqNullSafe(b)
+
+
+def _is_near(name: str, a: Column, b: Column) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(magnitude_column_name(name))))

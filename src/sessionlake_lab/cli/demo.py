@@ -1,4 +1,4 @@
-"""The demo: runs broker, sensors with faults, and all three layers for a minute, then verifies the session tables."""
+"""The demo: runs broker, two sources with faults, and all layers for a minute, then verifies the session tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from rich.console import Console
 from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import make_console, make_terminal_table, make_visible_text
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import EVENTS, QUARANTINE
+from sessionlake.delta.storage.reading import TableReader, starts_with
 from sessionlake.errors import MachineError
 from sessionlake.history.report.page import write_report
 from sessionlake.local import broker, class_archive
@@ -26,16 +28,23 @@ from sessionlake.local.broker_config import find_free_port
 from sessionlake.local.home import create_home
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations.pipeline import Layer, Pipeline
-from sessionlake.protocol.payload import PayloadFormat
-from sessionlake.settings.model import DEFAULT_FILE, PayloadSettings, Settings
-from sessionlake.settings.section import Integrity, OnViolation
+from sessionlake.settings.model import DEFAULT_FILE, Settings
 from sessionlake.spark.session import spark_session, stop_spark
 from sessionlake.streaming.errors import explain_errors
 from sessionlake_lab.cli.demo_late import LatePoints, send_late_points
+from sessionlake_lab.cli.demo_sources import (
+    BOOK_RATE,
+    PRODUCTS,
+    build_capture,
+    build_lake_settings,
+    build_sensor_settings,
+    verify_books,
+)
 from sessionlake_lab.cli.demo_view import DemoProgress
 from sessionlake_lab.compare import verify_session_rows
+from sessionlake_lab.simulate.books import BOOK_TOPIC, OrderBook, generate_book_messages, make_books
 from sessionlake_lab.simulate.readback import truth_from_broker
-from sessionlake_lab.simulate.run import SimulationReport, run_simulation
+from sessionlake_lab.simulate.run import SimulationReport, build_scenario, send_scenario
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +72,7 @@ NEXT = (
     "status",
     'query "SELECT reason, count(*) AS messages FROM silver.quarantine GROUP BY reason ORDER BY messages DESC"',
     "session show {session}",
+    'query "SELECT session_id, side, book_price, book_qty FROM silver.book ORDER BY session_id, side, book_price"',
 )
 _LOOK_SECONDS = 0.25
 # Shells report this plus the signal's number as the exit code of a process that a signal ended.
@@ -107,7 +117,9 @@ class _DemoRun:
     """One run of the demo. It stops everything that it has started, however it ends."""
 
     def __init__(self, settings: Settings, out: Console, stop: StopFlag, scenario: dict[str, Any]) -> None:
-        self._settings, self._out, self._stop, self._scenario = settings, out, stop, scenario
+        self._sensors, self._out, self._stop, self._scenario = settings, out, stop, scenario
+        self._settings = build_lake_settings(settings)
+        self._books = make_books(PRODUCTS, scenario["seed"])
         self._progress = DemoProgress()
         self._connected = threading.Event()
         self._late: LatePoints | None = None
@@ -122,16 +134,17 @@ class _DemoRun:
                 spark = spark_session(settings, app="demo", records_classes=True)
                 self._stop.install_handlers()
                 report = self._run_live_phase(spark, sensors)
-            _write_settings(settings)
+            _write_settings(self._sensors)
             out.print(f"{report.produced.messages:,} messages sent; comparing every session table with the truth …")
-            truth = _BackgroundThread(lambda: truth_from_broker(settings))
+            truth = _BackgroundThread(lambda: truth_from_broker(self._sensors))
             self._wait_for_thread(truth)
         finally:
             self._stop.set()
             if sensors is not None:
                 sensors.join()
             broker.stop_broker(settings)
-        if not _verify_tables(spark, settings, truth.value, out):
+        are_exact = _verify_tables(spark, settings, truth.value, out)
+        if not (_verify_books(spark, settings, self._books, out) and are_exact):
             return 1
         for title, sql in ANSWERS.items():
             self._check_stop()
@@ -149,9 +162,12 @@ class _DemoRun:
     def _run_sensors(self) -> SimulationReport:
         broker.start_broker(self._settings)
         self._connected.set()
-        return run_simulation(
-            self._settings, stop=self._stop, on_progress=self._progress.record_sent_messages, **self._scenario
+        scenario = build_scenario(self._sensors, mode="live", **self._scenario)
+        others = generate_book_messages(
+            self._books, start_ms=scenario.start_ms, duration_s=scenario.duration_s, rate=BOOK_RATE, seed=scenario.seed
         )
+        sent = self._progress.record_sent_messages
+        return send_scenario(self._sensors, scenario, pace=True, stop=self._stop, on_progress=sent, others=others)
 
     def _run_live_phase(self, spark: SparkSession, sensors: _BackgroundThread) -> SimulationReport:
         """Runs the layers until the sensors are done and every table has all messages."""
@@ -165,7 +181,7 @@ class _DemoRun:
             self._progress.phase = "the sensors are done, the layers catch up"
             self._wait_for_thread(_BackgroundThread(pipeline.process_all_available), pipeline)
             self._progress.phase = "two late points arrive"
-            self._late = send_late_points(spark, self._settings)
+            self._late = send_late_points(spark, self._sensors)
             self._wait_for_thread(_BackgroundThread(pipeline.process_all_available), pipeline)
         report: SimulationReport = sensors.value
         return report
@@ -227,36 +243,40 @@ def _lock_and_empty_home(settings: Settings) -> Iterator[None]:
 
 
 def _make_demo_settings(settings: Settings) -> Settings:
-    address = f"127.0.0.1:{find_free_port()}"
-    capture: dict[str, object] = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
-    capture |= {"format": PayloadFormat.JSON, "payload": PayloadSettings()}  # the simulated sensors send JSON
-    kafka = {"bootstrap_servers": address, "options": {}, "topic_pattern": r"capture\..+"}
-    return settings.model_copy(
+    """Returns the settings of the demo's sensors. Those of its lake are made from them."""
+    kafka = {"bootstrap_servers": f"127.0.0.1:{find_free_port()}", "options": {}}
+    demo_settings = settings.model_copy(
         update={
             "home": settings.home / "demo",
             "catalog": None,
             "checkpoints": None,
             "kafka": settings.kafka.model_copy(update=kafka),
-            "capture": settings.capture.model_copy(update=capture),
             "processors": (),  # the user's processors need columns that the demo may lack
         }
     )
+    return build_sensor_settings(demo_settings)
 
 
-def _write_settings(settings: Settings) -> None:
+def _write_settings(sensors: Settings) -> None:
     """Writes the demo's capture settings into its home, so that later commands on the home use the same ones."""
-    capture = settings.capture.model_dump(mode="json", include={"columns", "integrity", "on_violation"})
-    text = yaml.safe_dump({"capture": capture}, sort_keys=False)
-    (settings.home / DEFAULT_FILE).write_text(f"# The capture settings of the demo's tables.\n{text}", encoding="utf-8")
+    text = yaml.safe_dump({"capture": build_capture(sensors)}, sort_keys=False, allow_unicode=True)
+    (sensors.home / DEFAULT_FILE).write_text(f"# The capture settings of the demo's tables.\n{text}", encoding="utf-8")
+
+
+def _verify_books(spark: SparkSession, settings: Settings, books: Sequence[OrderBook], out: Console) -> bool:
+    outcome = verify_books(spark, settings, books)
+    is_exact = outcome.exact == outcome.books
+    out.print(make_visible_text(str(outcome), "bold green" if is_exact else "bold red"))
+    return is_exact
 
 
 def _verify_tables(spark: SparkSession, settings: Settings, truth: ExpectedTables, out: Console) -> bool:
-    outcome = verify_session_rows(spark, Lake(settings), truth)
+    outcome = verify_session_rows(spark, Lake(settings), truth, {BOOK_TOPIC})
     result = f"{outcome.exact} of {outcome.session_count} session tables exact"
     if not outcome.differences:
         out.print(
             make_visible_text(result, "bold green").append_text(
-                make_visible_text(f"; {_summarize_truth(truth)}", "not bold default")
+                make_visible_text(f"; {_summarize_integrity(Lake(settings).reader(spark))}", "not bold default")
             )
         )
         return True
@@ -270,15 +290,19 @@ def _verify_tables(spark: SparkSession, settings: Settings, truth: ExpectedTable
     return False
 
 
-def _summarize_truth(truth: ExpectedTables) -> str:
-    events = Counter((event["event"], event["action"]) for event in truth.integrity_events)
-    isolated = sorted({event["session_id"] for event in truth.integrity_events if event["action"] == "isolated"})
-    reasons = Counter(str(row["reason"]) for row in truth.quarantine).most_common()
+def _summarize_integrity(reader: TableReader) -> str:
+    """Returns how silver has judged the sensors' messages, as text."""
+    sensors = ("topic", starts_with, "capture.")
+    found = list(reader.read_rows(EVENTS, sensors, columns=["event", "action", "session_id"]))
+    events = Counter((event["event"], event["action"]) for event in found)
+    isolated = sorted({event["session_id"] for event in found if event["action"] == "isolated"})
+    quarantine = [str(row["reason"]) for row in reader.read_rows(QUARANTINE, sensors, columns=["reason"])]
+    reasons = Counter(quarantine).most_common()
     names = f": {', '.join(isolated[:_NAMED])}{', …' if len(isolated) > _NAMED else ''}" if isolated else ""
     quarantined = ", ".join(f"{count} {reason}" for reason, count in reasons[:_NAMED])
     return (
         f"{events['duplicate', 'dropped']} duplicates dropped; {len(isolated)} sessions isolated{names}; "
-        f"{len(truth.quarantine)} messages in quarantine ({quarantined}{', …' if len(reasons) > _NAMED else ''})"
+        f"{len(quarantine)} messages in quarantine ({quarantined}{', …' if len(reasons) > _NAMED else ''})"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,6 +77,10 @@ class LatePoints:
 def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | None:
     """Sends two updates of an open session, with correct seqs but late event times.
 
+    Args:
+        spark: The Spark session.
+        settings: The settings of the sensors: `kafka.topic_pattern` matches only their topics.
+
     Returns:
         What was sent; None if no open session has enough points.
 
@@ -83,12 +88,17 @@ def send_late_points(spark: SparkSession, settings: Settings) -> LatePoints | No
         BrokerError: Kafka does not accept the messages.
     """
     reader = Lake(settings).reader(spark)
-    opened = [row for row in reader.read_rows(SESSIONS, ("status", eq, "open")) if not row["gaps"]]
+    opened = [row for row in reader.read_rows(SESSIONS, ("status", eq, "open")) if _can_continue(settings, row)]
     for session in sorted(opened, key=itemgetter("messages"), reverse=True)[:_SESSIONS]:
         line = _read_longest_series(reader, session)
         if len(line) > _BACK:
             return _send_late_updates(spark, settings, session, line)
     return None
+
+
+def _can_continue(settings: Settings, session: Row) -> bool:
+    """Returns True if the session is a sensor's, and no message of it is missing."""
+    return not session["gaps"] and re.fullmatch(settings.kafka.topic_pattern, session["topic"]) is not None
 
 
 def _send_late_updates(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:

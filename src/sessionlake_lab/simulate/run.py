@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import time
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import MachineError, UsageError
@@ -15,10 +17,11 @@ from sessionlake_lab.simulate.generate import generate_messages
 from sessionlake_lab.simulate.scenario import FaultRates, MessageMix, Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from threading import Event
 
+    from sessionlake_lab.simulate.scenario import KafkaRecord
     from sessionlake_lab.simulate.sink import ProduceResult
 
 MODES = ("live", "burst", "bench")
@@ -99,6 +102,7 @@ def send_scenario(
     truth: Path | None = None,
     stop: Event | None = None,
     on_progress: Callable[[int], None] | None = None,
+    others: Iterable[KafkaRecord] = (),
 ) -> SimulationReport:
     """Sends a scenario's messages to the configured Kafka.
 
@@ -109,6 +113,7 @@ def send_scenario(
         truth: Folder to write the expected silver tables to, computed from all messages in the topics.
         stop: An event that ends the simulation early. Ctrl-C does the same.
         on_progress: Called with the number of messages sent so far, about every thousand messages.
+        others: Messages of other sources in order of time, which are sent between those of the scenario.
 
     Raises:
         UsageError: Bronze would not read the topics, or `capture.format` is not JSON.
@@ -127,7 +132,8 @@ def send_scenario(
         if error.name != "confluent_kafka":
             raise
         raise MachineError("the simulator needs a Kafka client", fix="Run `pip install 'sessionlake[local]'`") from None
-    messages = generate_messages(scenario, settings.capture.declared)
+    of_sensors = generate_messages(scenario, settings.capture.declared)
+    messages = heapq.merge(of_sensors, others, key=attrgetter("timestamp"))
     produced = sink.produce_messages(
         settings, messages, partitions=scenario.partitions, pace=pace, stop=stop, on_progress=on_progress
     )

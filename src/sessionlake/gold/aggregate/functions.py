@@ -8,7 +8,7 @@ an underscore.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -184,7 +184,7 @@ class Extreme(Aggregate):
         return ((name, self.type),)
 
     def event_states(self, name: str, events: pa.Table) -> Columns:
-        return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of].to_numpy()}
+        return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
         pick: Any = np.maximum if self.greatest else np.minimum
@@ -207,11 +207,13 @@ class Endmost(Aggregate):
         of: Name of the column.
         last: True for the last event, False for the first.
         format: Version of the stored columns.
+        type: Spark SQL type of the column, `double` or a decimal. The product's source says it, too.
     """
 
     of: str
     last: bool
     format: int = 2
+    type: str = field(default="double", repr=False)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -219,11 +221,11 @@ class Endmost(Aggregate):
 
     def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The other columns store the event's place in `ORDER`.
-        return (name, "double"), *((_state_column(name, part), sql) for part, _, sql in ORDER)
+        return (name, self.type), *((_state_column(name, part), sql) for part, _, sql in ORDER)
 
     def event_states(self, name: str, events: pa.Table) -> Columns:
         places = {_state_column(name, part): events[column].to_numpy() for part, column, _ in ORDER}
-        return {name: _read_doubles(events, self.of)} | places
+        return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]} | places
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
         a, b = left[_state_column(name, "ts")], right[_state_column(name, "ts")]

@@ -28,6 +28,7 @@ from sessionlake.gold.aggregate.sources import (
     are_session_keys,
     key_field,
 )
+from sessionlake.protocol.columns import arrow_type
 from sessionlake.protocol.names import ddl_of, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -160,7 +161,12 @@ class Product:
 
     @cached_property
     def _arrow_schema(self) -> pa.Schema:
-        return pa.schema([(name, _TIME if sql == "timestamp" else _ARROW[sql]) for name, sql in self.column_types])
+        return pa.schema(
+            [
+                (name, _TIME if sql == "timestamp" else _ARROW.get(sql) or arrow_type(sql))
+                for name, sql in self.column_types
+            ]
+        )
 
     def aggregate_changes(self, changes: pa.Table, declared: DeclaredColumns) -> pa.Table:
         """Returns the product's rows for these changes alone, before they are merged with the table."""

@@ -43,11 +43,14 @@ class DeclaredColumns:
         texts: Names of the columns of texts. Column i of these is called `text:<i>` in changes. It is null where the
             change did not set it.
         feeds: The topics that each feed reads, by name of the feed.
+        decimals: Names of the decimal columns that products aggregate exactly. Column i of these is called
+            `decimal:<i>` in changes. It is null where the change did not set it.
     """
 
     numbers: tuple[str, ...]
     texts: tuple[str, ...] = ()
     feeds: Mapping[str, FeedTopics] = field(default_factory=dict, hash=False)
+    decimals: tuple[str, ...] = ()
 
 
 def value_field(index: int) -> str:
@@ -60,6 +63,11 @@ def text_field(index: int) -> str:
     return f"text:{index}"
 
 
+def decimal_field(index: int) -> str:
+    """Returns the name, in changes, of the decimal column at this index."""
+    return f"decimal:{index}"
+
+
 class EventSource(ABC):
     """What counts as an event of a product. Subclasses extract the events from changes.
 
@@ -68,6 +76,11 @@ class EventSource(ABC):
     """
 
     topics: FeedTopics | None = None
+
+    @property
+    def column(self) -> str | None:
+        """The only declared column whose values are events, as exact decimals; None if those of all columns are."""
+        return None
 
     @property
     def numbers(self) -> bool:
@@ -119,6 +132,32 @@ class Texts(EventSource):
 
 
 @dataclass(frozen=True)
+class DecimalPoints(EventSource):
+    """One event for every number that a change sets in one decimal column.
+
+    The event has the exact decimal in `value`, and the name of the column in `metric`.
+
+    Attributes:
+        decimal_column: Name of the column.
+        type: Spark SQL type of the column. A product's logic depends on it.
+    """
+
+    decimal_column: str
+    type: str
+
+    @property
+    def column(self) -> str:
+        return self.decimal_column
+
+    def extract_events(
+        self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
+    ) -> pa.Table:
+        name = decimal_field(declared.decimals.index(self.column))
+        kind = changes.schema.field(name).type
+        return _extract_set_values(changes, [(self.column, name)], "metric", kind, copied_columns)
+
+
+@dataclass(frozen=True)
 class FeedEvents(EventSource):
     """The events of another source that are in topics of one feed.
 
@@ -129,6 +168,10 @@ class FeedEvents(EventSource):
 
     source: EventSource
     topics: FeedTopics
+
+    @property
+    def column(self) -> str | None:
+        return self.source.column
 
     @property
     def numbers(self) -> bool:

@@ -12,18 +12,29 @@ from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import ConfigError
-from sessionlake.feeds.topics import FeedTopics
+from sessionlake.gold.aggregate.decimals import DecimalMean, DecimalSum
 from sessionlake.gold.aggregate.final import BATCH, FinalTable, final_table
 from sessionlake.gold.aggregate.functions import Aggregate, Count, Derived, Endmost, Extreme, Mean, Sum, Variance
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sketches import Buckets, Distinct, Quantile, Registers
-from sessionlake.gold.aggregate.sources import PARTITION, POINTS, TEXTS, EventSource, FeedEvents, Rows, are_session_keys
+from sessionlake.gold.aggregate.sources import (
+    PARTITION,
+    POINTS,
+    TEXTS,
+    DecimalPoints,
+    EventSource,
+    FeedEvents,
+    Rows,
+    are_session_keys,
+)
 from sessionlake.gold.aggregate.standard import STANDARD
 from sessionlake.gold.declared.comments import final_comments, product_comments
 from sessionlake.gold.declared.references import declared_enriched_tables, enriched_schema, reference_schemas
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
+from sessionlake.protocol.columns import arrow_type
 from sessionlake.protocol.names import find_same_name, internal, same_name_text
+from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
     AggregateKind,
@@ -110,7 +121,7 @@ def _create_average(settings: Settings, declaration: AverageSettings) -> Rolling
         declaration.least_points,
         comment=f"Average over each point and the {points - 1} before it, by {', '.join(keys)}"
         + _describe_feed(declaration.feed),
-        topics=_find_feed_topics(settings, declaration.feed),
+        topics=None if declaration.feed is None else settings.capture.feed_topics(declaration.feed),
     )
 
 
@@ -132,8 +143,8 @@ def declared_products(settings: Settings) -> tuple[Product, ...]:
     _refuse_existing(table for one in settings.gold.products for table in one.tables)
     tiers = {name: span for name, span in settings.gold.retention if span is not None}
     standard = (replace(one, retention_ms=_to_milliseconds(tiers.get(one.name))) for one in STANDARD)
-    own = ((one, _find_feed_topics(settings, one.feed)) for one in settings.gold.products if one.source is None)
-    return (*standard, *(create_product(one, topics) for one, topics in own))
+    own = (one for one in settings.gold.products if one.source is None)
+    return (*standard, *(create_product(one, settings.capture) for one in own))
 
 
 def find_final_tables(products: Iterable[GoldTable]) -> list[FinalTable]:
@@ -239,26 +250,23 @@ def _refuse_same_results(product: Product, where: str) -> None:
         raise ConfigError(f"{where}: {same_name_text(*pair)}", fix="Give its results other names")
 
 
-def create_product(declared: ProductSettings, topics: FeedTopics | None = None) -> Product:
+def create_product(declared: ProductSettings, capture: CaptureSettings | None = None) -> Product:
     """Returns a declared product, which aggregates silver's changes or the rows of another table.
 
     Args:
         declared: The settings of the product.
-        topics: The topics of the feed that the settings name; None if they name none.
+        capture: The feeds and columns that the settings may name; None if they name neither a feed nor a column.
 
     Raises:
         ConfigError: its Python code cannot be used.
     """
     if declared.python is not None:
         return _load_python_product(declared, declared.python)
-    aggregates = {name: _AGGREGATES[kind] for name, kind in declared.aggregates.items()}
-    for kind in sorted({*declared.aggregates.values()}):
-        aggregates |= _HIDDEN_AGGREGATES.get(kind, {})
     found = Product(
         declared.name,
         declared.keys,
-        aggregates,
-        source=_create_source(declared) if topics is None else FeedEvents(_create_source(declared), topics),
+        _create_aggregates(declared, capture),
+        source=_create_source(declared, capture),
         bucket_ms=_to_milliseconds(declared.bucket),
         lateness_ms=_to_milliseconds(declared.lateness),
         retention_ms=_to_milliseconds(declared.retention),
@@ -272,15 +280,47 @@ def create_product(declared: ProductSettings, topics: FeedTopics | None = None) 
     return found
 
 
-def _create_source(declared: ProductSettings) -> EventSource:
+def _create_aggregates(declared: ProductSettings, capture: CaptureSettings | None) -> dict[str, Aggregate | Derived]:
+    functions, hidden = _AGGREGATES, _HIDDEN_AGGREGATES
+    if capture is not None and declared.source is None and declared.value is not None:
+        functions, hidden = _exact_aggregates(capture.find_column(declared.value).sql)
+    aggregates = {name: functions[kind] for name, kind in declared.aggregates.items()}
+    for kind in sorted({*declared.aggregates.values()}):
+        aggregates |= hidden.get(kind, {})
+    return aggregates
+
+
+def _exact_aggregates(
+    sql: str,
+) -> tuple[dict[AggregateKind, Aggregate | Derived], dict[AggregateKind, dict[str, Aggregate]]]:
+    """Returns the functions of a decimal column, and the columns with state that each of them needs.
+
+    Args:
+        sql: Spark SQL type of the column.
+    """
+    scale = arrow_type(sql).scale
+    total = DecimalSum("value", scale)
+    exact: dict[AggregateKind, Aggregate | Derived] = {
+        AggregateKind.SUM: total,
+        AggregateKind.MEAN: DecimalMean(_SUM, _COUNT, scale),
+        AggregateKind.MIN: Extreme("value", greatest=False, type=sql),
+        AggregateKind.MAX: Extreme("value", greatest=True, type=sql),
+        AggregateKind.FIRST: Endmost("value", last=False, type=sql),
+        AggregateKind.LAST: Endmost("value", last=True, type=sql),
+    }
+    return _AGGREGATES | exact, {AggregateKind.MEAN: {_COUNT: Count(), _SUM: total}}
+
+
+def _create_source(declared: ProductSettings, capture: CaptureSettings | None) -> EventSource:
     numbers = declared.of is EventKind.NUMBERS
     if declared.source is not None:
         return Rows(declared.source, declared.time, declared.value, declared.order, numbers)
-    return POINTS if numbers else TEXTS
-
-
-def _find_feed_topics(settings: Settings, feed: str | None) -> FeedTopics | None:
-    return None if feed is None else settings.capture.feed_topics(feed)
+    found: EventSource = POINTS if numbers else TEXTS
+    if capture is not None and declared.value is not None:
+        found = DecimalPoints(declared.value, capture.find_column(declared.value).sql)
+    if capture is not None and declared.feed is not None:
+        found = FeedEvents(found, capture.feed_topics(declared.feed))
+    return found
 
 
 def _describe_feed(feed: str | None) -> str:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition, sql_string
+from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
 from sessionlake.delta.schemas.tables import fixed_columns
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import create_table_function, subquery_sql
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.changes import declared_columns, late_condition
+from sessionlake.gold.changes import declared_columns, late_condition, source_condition
 from sessionlake.gold.declared.tables import GoldTable, declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -78,7 +78,7 @@ _EVENTS = """
 _OWN = """topic = figures_with.of_topic AND `partition` = figures_with.of_partition
     AND _offset = figures_with.of_offset AND _batch <= (SELECT batch FROM taken_in)"""
 _PRODUCT = """SELECT {columns}, count(*) AS events FROM (
-  SELECT *, {start} AS {window} FROM {kind} WHERE NOT {late} AND {of_feed}
+  SELECT *, {start} AS {window} FROM {kind} WHERE NOT {late} AND {of_source}
 ) AS e {kept} {within} GROUP BY {keys}"""
 _START = """CASE WHEN ts BETWEEN {first} AND {last} AND try_subtract(ts, pmod(ts, {length}L)) >= {first}
     THEN timestamp_millis(ts - pmod(ts, {length}L)) END"""
@@ -186,7 +186,7 @@ def _product_sql(product: Product, columns: str, keys: str, retained: str | None
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
         late=late_condition(product),
-        of_feed=feed_condition(product.source.topics),
+        of_source=source_condition(product.source),
         kept=_KEPT.format(retained=retained, table=sql_string(product.table_name), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )

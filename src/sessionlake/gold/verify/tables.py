@@ -12,13 +12,16 @@ from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
+from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.changes import (
     declared_columns,
     is_late_column,
     last_version_read,
     read_changes,
     require_all_changes,
+    select_decimals,
     select_events,
+    source_condition,
     with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
@@ -65,7 +68,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             truth = _expected_averages(numbers.where(feed_condition(table.topics)), table)
             averages.append(table)
         else:
-            events = (numbers if table.source.numbers else texts).where(feed_condition(table.source.topics))
+            events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
             on_time = expected_rows(events.where(~is_late_column(table)), table)
             truth = drop_expired(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
@@ -90,6 +93,20 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     found += verify_references(spark, lake, settings, tables)
     rules = verify_rules(spark, settings)
     return found if rules is None else [*found, rules]
+
+
+def _select_product_events(
+    product: Product, changes: DataFrame, declared: DeclaredColumns, events: DataFrame
+) -> DataFrame:
+    """Returns the events of a product.
+
+    Args:
+        changes: all changes that gold has read.
+        events: all numbers, or all texts, that changes set.
+    """
+    column = product.source.column
+    events = events if column is None else select_decimals(changes, declared, WITH_PLACE, column)
+    return events.where(source_condition(product.source))
 
 
 def expected_rows(events: DataFrame, product: Product) -> DataFrame:

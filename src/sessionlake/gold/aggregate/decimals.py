@@ -1,0 +1,133 @@
+"""Exact aggregates of a column of type `decimal(p,s)`. Sums are counted in units of 10^-s, as integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sessionlake.gold.aggregate.functions import Aggregate, Derived
+from sessionlake.gold.aggregate.groups import Columns, RowGroups
+from sessionlake.protocol.arrow import to_contiguous
+from sessionlake.protocol.names import quote
+
+MOST_DIGITS = 38
+"""The most digits of a decimal in Spark, Arrow and Delta."""
+_LIMB = 1 << 64
+_UNITS = np.dtype([("low", "<u8"), ("high", "<i8")])
+
+
+@dataclass(frozen=True)
+class DecimalSum(Aggregate):
+    """The exact sum of a decimal column, as `decimal(38,s)`. It is null if it has more than 38 digits.
+
+    The state is the number of units as a text, which has no limit. So a sum that had too many digits is right again
+    once further values make it smaller, and the result does not depend on the order of the events.
+
+    Attributes:
+        of: Name of the column.
+        scale: Number of digits after the point (s).
+    """
+
+    of: str
+    scale: int
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        return (self.of,)
+
+    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+        return (name, f"decimal({MOST_DIGITS},{self.scale})"), (units_column(name), "string")
+
+    def event_states(self, name: str, events: pa.Table) -> Columns:
+        # `merge_groups` reads units from decimals, too. It makes the texts once per row, not per event.
+        return {name: events[self.of], units_column(name): events[self.of]}
+
+    def combine(self, name: str, left: Columns, right: Columns) -> Columns:
+        return {units_column(name): left[units_column(name)] + right[units_column(name)]}
+
+    def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
+        units = units_column(name)
+        held = {units: read_units(parts[units])}
+        merged = groups.merge_rows(held, lambda one, other: self.combine(name, one, other))[units].tolist()
+        return {name: _to_decimals(merged, self.scale), units: pa.array(map(str, merged), pa.string())}
+
+    @property
+    def description(self) -> str:
+        return f"Exact sum of {self.of}; null if it has more than {MOST_DIGITS} digits"
+
+    def result_sql(self) -> str:
+        return f"try_sum({quote(self.of)})"
+
+    def magnitude_sql(self) -> str:
+        # SQL has no sum if a sum of some of the values has too many digits. Then any result is accepted.
+        return f"IF({self.result_sql()} IS NULL, double('Infinity'), 0D)"
+
+
+@dataclass(frozen=True)
+class DecimalMean(Derived):
+    """The double nearest to the exact mean of a decimal column.
+
+    Attributes:
+        sum: Name of the aggregate with the sum, a `DecimalSum`.
+        count: Name of the aggregate with the number of events.
+        scale: Number of digits of the column after the point.
+        value: Name of the events' column, for the SQL.
+    """
+
+    sum: str
+    count: str
+    scale: int
+    value: str = "value"
+
+    def compute(self, results: Columns) -> Any:
+        # Python divides integers exactly and rounds once.
+        units, counts = read_units(results[units_column(self.sum)]).tolist(), results[self.count].tolist()
+        return np.array([total / (n * 10**self.scale) for total, n in zip(units, counts, strict=True)], np.float64)
+
+    @property
+    def description(self) -> str:
+        return f"Mean of {self.value}: the double nearest to the exact mean"
+
+    def result_sql(self) -> str:
+        return f"avg(CAST({quote(self.value)} AS DOUBLE))"
+
+    def magnitude_sql(self) -> str:
+        return f"avg(abs(CAST({quote(self.value)} AS DOUBLE)))"
+
+
+def units_column(name: str) -> str:
+    """Returns the name of the column that stores the units of a `DecimalSum`.
+
+    Args:
+        name: Name of the result.
+    """
+    return f"_{name}_units"
+
+
+def read_units(column: pa.ChunkedArray | pa.Array) -> Any:
+    """Returns numbers of units as Python integers in a numpy array.
+
+    Args:
+        column: Decimals (128 bits) without nulls, or texts of integers.
+    """
+    values = to_contiguous(column) if isinstance(column, pa.ChunkedArray) else column
+    if not pa.types.is_decimal(values.type):
+        return np.array([int(text) for text in values.to_pylist()], object)
+    parts = np.frombuffer(values.buffers()[1], _UNITS)[values.offset : values.offset + len(values)]
+    return parts["high"].astype(object) * _LIMB + parts["low"].astype(object)
+
+
+def _to_decimals(units: Iterable[int], scale: int) -> pa.Array:
+    """Returns the decimals with these numbers of units; null for those with too many digits."""
+    every = list(units)
+    fits = pa.array([abs(one) < 10**MOST_DIGITS for one in every], pa.bool_())
+    content = b"".join(
+        one.to_bytes(16, "little", signed=True) if valid else bytes(16)
+        for one, valid in zip(every, fits.to_pylist(), strict=True)
+    )
+    kind = pa.decimal128(MOST_DIGITS, scale)
+    return pa.Array.from_buffers(kind, len(every), [fits.buffers()[1], pa.py_buffer(content)])

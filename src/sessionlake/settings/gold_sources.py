@@ -1,0 +1,28 @@
+"""Checks that gold's tables name feeds and columns that the section `capture` of the configuration declares."""
+
+from __future__ import annotations
+
+from sessionlake.feeds.topics import describe_unknown_feed
+from sessionlake.protocol.columns import is_decimal
+from sessionlake.settings.capture import CaptureSettings
+from sessionlake.settings.gold import GoldSettings
+
+
+def require_declared_sources(gold: GoldSettings, capture: CaptureSettings) -> None:
+    """Checks that the feeds that tables name exist, and that `value` of products names decimal columns.
+
+    Raises:
+        ValueError: A name is unknown; the text names the table and what is allowed.
+    """
+    feeds = [feed.name for feed in capture.feeds]
+    for key, declared in (("products", gold.products), ("averages", gold.averages)):
+        for one in declared:
+            if one.feed is not None and one.feed not in feeds:
+                raise ValueError(f"gold.{key}: {one.name}: feed: {describe_unknown_feed(one.feed, feeds)}")
+    decimals = [column.name for column in capture.declared if is_decimal(column.sql)]
+    for product in gold.products:
+        if product.source is None and product.value is not None and product.value not in decimals:
+            raise ValueError(
+                f"gold.products: {product.name}: value: without a source, value names a decimal column of a feed. "
+                f"There is none named {product.value!r}; decimal columns are {', '.join(decimals) or 'none'}"
+            )

@@ -1,0 +1,183 @@
+"""Simulates order books in the message form of an exchange, with a checksum of the book in every update.
+
+The form is that of Kraken's WebSocket API v1, channel `book`: arrays with texts for prices and quantities. A quantity
+of zero deletes a level, and a book keeps its best levels only. One update of each book is lost on its way. Its next
+checksum then does not fit, and a little later the exchange sends a snapshot, as after a new subscription.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+from sessionlake_lab.simulate.scenario import KafkaRecord
+
+BOOK_TOPIC = "exchange.book"
+DEPTH = 25
+"""Number of levels that each side of a book keeps."""
+_CHECKED = 10
+_SNAPSHOT_AFTER = 4
+"""Number of updates from the lost one to the next snapshot."""
+_TICKS = 10  # to a unit of the price
+_LOTS = 10**8  # to a unit of the quantity
+_DELETED, _ADDED = 0.2, 0.45  # upper ends of the random numbers that delete and add a level; the others change one
+_LEVEL = {"book_price": ".[0]", "book_qty": ".[1]", "price_text": ".[0]", "qty_text": ".[1]"}
+BOOK_FEED: dict[str, Any] = {
+    "name": "book",
+    "topics": BOOK_TOPIC.replace(".", r"\."),
+    "session": "[-1]",
+    "key": ["side", "book_price"],
+    "columns": {
+        "side": "string",
+        "book_price": {"type": "decimal(20,10)", "from": "text"},
+        "book_qty": {"type": "decimal(24,10)", "from": "text"},
+        "price_text": "string",
+        "qty_text": "string",
+    },
+    "keep": {"per": ["side"], "best": "book_price", "descending": ["bid"], "rows": DEPTH},
+    "check": {"checksum": "[-3].c", "with": "sessionlake.feeds.kraken:checksum", "rows": _CHECKED},
+    "messages": [
+        {
+            "when": {"[1].as": "present"},
+            "is": "snapshot",
+            "rows": [
+                {"each": f"[1].{name}[*]", "row": {"side": f"={side}", **_LEVEL}}
+                for name, side in (("as", "ask"), ("bs", "bid"))
+            ],
+        },
+        {
+            "is": "update",
+            "rows": [
+                {"each": f"[1:-2][*].{name}[*]", "row": {"side": f"={side}", **_LEVEL}, "delete": {"book_qty": 0}}
+                for name, side in (("a", "ask"), ("b", "bid"))
+            ],
+        },
+    ],
+}  # fmt: skip
+"""The feed that reads the books: an entry of `capture.feeds`."""
+
+
+@dataclass
+class OrderBook:
+    """A book, as the exchange has it.
+
+    Attributes:
+        product: Name of the product, which is the id of the book's session.
+        asks: Quantity by price, both as whole numbers: ticks and lots.
+        bids: The same for the other side.
+    """
+
+    product: str
+    asks: dict[int, int] = field(default_factory=dict)
+    bids: dict[int, int] = field(default_factory=dict)
+
+    def fill_levels(self, rng: Random, middle: int) -> None:
+        """Fills both sides with random levels around a price in ticks."""
+        self.asks = {middle + place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
+        self.bids = {middle - place: _draw_quantity(rng) for place in range(1, DEPTH + 1)}
+
+    def change_level(self, rng: Random) -> tuple[str, int, int]:
+        """Changes, adds or deletes a random level; returns side (`a` or `b`), price and quantity."""
+        name = rng.choice("ab")
+        levels = self.asks if name == "a" else self.bids
+        best = sorted(levels, reverse=name == "b")
+        price, chance = best[min(int(rng.expovariate(0.3)), len(best) - 1)], rng.random()
+        deletes = chance < _DELETED and len(best) > DEPTH // 2
+        if _DELETED <= chance < _ADDED:
+            price = self._draw_new_price(rng, name)
+        quantity = 0 if deletes else _draw_quantity(rng)
+        self.set_level(name, price, quantity)
+        return name, price, quantity
+
+    def set_level(self, name: str, price: int, quantity: int) -> None:
+        """Sets the quantity of a level, or deletes it if the quantity is 0. Drops levels beyond the depth."""
+        levels = self.asks if name == "a" else self.bids
+        levels[price] = quantity
+        if not quantity:
+            del levels[price]
+        for beyond in sorted(levels, reverse=name == "b")[DEPTH:]:
+            del levels[beyond]
+
+    def _draw_new_price(self, rng: Random, name: str) -> int:
+        """Returns a price on its own side of the other side's best price."""
+        if name == "a":
+            return max(self.bids, default=0) + 1 + rng.randrange(2 * DEPTH)
+        return max(min(self.asks, default=2 * DEPTH) - 1 - rng.randrange(2 * DEPTH), 1)
+
+    def compute_checksum(self) -> str:
+        """Returns the CRC32 of the ten best levels of each side: the digits of price and quantity, asks first."""
+        sides = sorted(self.asks.items())[:_CHECKED], sorted(self.bids.items(), reverse=True)[:_CHECKED]
+        digits = (int(text.replace(".", "")) for side in sides for level in side for text in _to_texts(*level))
+        return str(zlib.crc32("".join(map(str, digits)).encode()))
+
+    def list_rows(self) -> set[tuple[str, Decimal, Decimal]]:
+        """Returns side, price and quantity of all levels."""
+        return {
+            (side, Decimal(price) / _TICKS, Decimal(quantity) / _LOTS)
+            for side, levels in (("ask", self.asks), ("bid", self.bids))
+            for price, quantity in levels.items()
+        }
+
+    def write_snapshot(self) -> bytes:
+        """Returns the snapshot message."""
+        sides = {"as": sorted(self.asks.items()), "bs": sorted(self.bids.items(), reverse=True)}
+        return self._write({name: [_to_texts(*level) for level in levels] for name, levels in sides.items()})
+
+    def write_update(self, name: str, price: int, quantity: int) -> bytes:
+        """Returns the message of a changed level, with the checksum of the book."""
+        return self._write({name: [_to_texts(price, quantity)], "c": self.compute_checksum()})
+
+    def _write(self, content: dict[str, Any]) -> bytes:
+        return json.dumps([336, content, f"book-{DEPTH}", self.product], separators=(",", ":")).encode()
+
+
+def make_books(products: Sequence[str], seed: int) -> list[OrderBook]:
+    """Returns a filled book for each product."""
+    books = [OrderBook(product) for product in products]
+    for number, book in enumerate(books):
+        book.fill_levels(Random(f"{seed}:{number}"), 10_000 * (number + 1))  # noqa: S311 - a simulation
+    return books
+
+
+def generate_book_messages(
+    books: Sequence[OrderBook], *, start_ms: int, duration_s: float, rate: float, seed: int
+) -> Iterator[KafkaRecord]:
+    """Yields the messages of books in order of time, and changes the books accordingly.
+
+    Args:
+        books: The books, which must be filled.
+        start_ms: Time of the first message, ms.
+        duration_s: Time until the last message, seconds.
+        rate: Messages per second of each book.
+        seed: Seed of the random changes.
+    """
+    rng, count = Random(seed), int(duration_s * rate)  # noqa: S311 - a simulation
+    lost = max(count // 3, 1)
+    for number in range(count):
+        for book in books:
+            if number in {0, lost + _SNAPSHOT_AFTER}:
+                value: bytes | None = book.write_snapshot()
+            elif number == lost:
+                book.set_level("b", max(book.bids), _draw_quantity(rng))
+                value = None
+            elif number == lost + 1:  # of the other side, so that the lost level is still wrong
+                change = "a", min(book.asks), _draw_quantity(rng)
+                book.set_level(*change)
+                value = book.write_update(*change)
+            else:
+                value = book.write_update(*book.change_level(rng))
+            if value is not None:
+                yield KafkaRecord(BOOK_TOPIC, 0, book.product.encode(), value, start_ms + int(number * 1000 / rate))
+
+
+def _draw_quantity(rng: Random) -> int:
+    return rng.randrange(1, 50 * _LOTS)
+
+
+def _to_texts(price: int, quantity: int) -> list[str]:
+    return [f"{price // _TICKS}.{price % _TICKS}0000", f"{quantity // _LOTS}.{quantity % _LOTS:08d}"]
