@@ -12,7 +12,7 @@ import pytest
 
 from sessionlake.feeds.compiled import Compiled
 from sessionlake.feeds.events import Decoded
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
 from sessionlake.feeds.table import SessionTable
 from support.debezium_source import COLUMNS, KEYS, Source
 from support.feed_cases import feed
@@ -72,7 +72,7 @@ def test_the_fast_reader_reads_all_but_tombstones_itself(seed):
         source.transact()
     compiled = Compiled.of(feed_of(source))
     records = [KafkaRecord("shop.orders", 0, offset, 0, None, value) for offset, value in enumerate(source.sent)]
-    compiled.read(records)
+    compiled.read(KafkaRecords.of(records))
     assert compiled.slow == source.sent.count(None)
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from sessionlake.feeds.bulk import convert_times
 from sessionlake.feeds.compiled import Compiled
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import EventLists
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
+from sessionlake.feeds.times import milliseconds_of
 from support.event_lists import in_order
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN, feed
 from support.preset_cases import CUSTOMERS, DEBEZIUM, MAXWELL, ORDERS, SETTINGS, UPSERT
@@ -158,7 +160,9 @@ def test_the_made_code_gives_what_the_interpreter_gives(name, seed):
     text, frames = FRAMES[name]
     given, rnd = feed(text), random.Random(seed)
     records = messages(rnd, frames, 60, 0.5)
-    assert in_order(Compiled.of(given).read(records), given) == in_order(by_interpreter(given, records), given)
+    assert in_order(Compiled.of(given).read(KafkaRecords.of(records)), given) == in_order(
+        by_interpreter(given, records), given
+    )
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -167,7 +171,7 @@ def test_frames_as_they_are_need_no_interpreter(name):
     compiled = Compiled.of(feed(text))
     assert compiled.source is not None
     records = messages(random.Random(1), frames, 100, 0)
-    assert in_order(compiled.read(records), compiled.feed) == in_order(
+    assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(
         by_interpreter(feed(text), records), compiled.feed
     )
     assert compiled.slow == 0
@@ -191,5 +195,111 @@ messages:
     assert compiled.source is not None
     values = [{"kind": hostile, "x';raise SystemExit#": "s", "id": "1", "a\"b'c": "v"}, {"kind": "x"}]
     records = [KafkaRecord("h", 0, n, 0, None, json.dumps(value).encode()) for n, value in enumerate(values)]
-    found = compiled.read(records)
+    found = compiled.read(KafkaRecords.of(records))
     assert (found.session, found.row_id, found.values, compiled.slow) == (["s"], ["1"], [["1"], ["v"]], 0)
+
+
+UNREAD = """
+name: unread
+topics: u
+session: s
+key: [id]
+columns: {id: string, v: double, n: bigint}
+messages:
+  - {when: {deep.kind: [a, 1]}, is: update, rows: [{each: "list[*]", row: {id: ".[0]", v: ".[1]", n: ".[2].n"}}]}
+  - {is: ignore}
+"""
+HOSTILE = [
+    b"1", b"1e400", b"-1e-400", b"1e99999999999999999999", b"9" * 4300, b"9" * 4301, b"[" + b"8" * 5000 + b"]",
+    b'"\xff"', b'{"\xc3(": 1}', b'"\xc3\xa4"', b'"\\ud800"', b'"\\ud83d\\ude00"', b'"\\x"', b'"\n"', b"01", b"1.",
+    b"NaN", b"[1,]",
+    b"[" * 61 + b"]" * 61, b"[" * 65 + b"]" * 65, b'"' + b"[" * 99 + b'"', b'{"kind": "a"}', b'{"kind": "b"}',
+    b"null", b"-0.0", b"0.0", b"true", b'"a"',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["unread", "s", "deep", "list", "kind", "item", "place", "deep\\u0065"])
+def test_hostile_values_also_in_unread_and_repeated_fields_are_read_as_the_interpreter_does(name):
+    given, records = feed(UNREAD), []
+    for value in HOSTILE:
+        field = b'"%s": %s, ' % (name.encode(), value)
+        first, second = (value if name == part else b"0.5" for part in ("item", "place"))
+        inner = b'{%s"kind": "a"}' % (field if name == "kind" else b"")
+        items = b'[["i", %s, {"n": 1}, 5, %s]]' % (first, second)
+        fields = b'"s": "a", "deep": %s, "list": %s' % (inner, items)
+        for text in (b"{" + field + fields + b"}", b"{" + fields + b", " + field[:-2] + b"}"):
+            records.append(KafkaRecord("u", 0, len(records), 0, None, text))
+    compiled = Compiled.of(given)
+    assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_interpreter(given, records), given)
+    assert 0 < compiled.slow < len(records)
+
+
+DELETES = """
+name: deletes
+topics: d
+session: s
+key: [id]
+columns: {id: {type: "decimal(4,1)", from: text}, v: {type: "decimal(4,1)", from: text}}
+messages:
+  - {when: {op: d}, is: update, rows: [{row: {id: id, v: v}, delete: true}]}
+  - {is: update, rows: [{row: {id: id, v: v}, delete: {v: 0}}]}
+"""
+
+
+def test_decimals_of_deleted_rows_are_checked():
+    texts = [
+        "0",
+        "-0",
+        "0.0",
+        "0.00",
+        "00",
+        "0e5",
+        "0e-5",
+        "",
+        "-",
+        ".",
+        "--0",
+        "0.0.0",
+        ".0",
+        "+0",
+        "1e2",
+        "1e9",
+        "1.5",
+    ]
+    texts += ["99999", "٣", None]
+    pairs = [(id_, v) for id_ in ["7", *texts] for v in texts]
+    values = [json.dumps({"op": op, "s": "s", "id": id_, "v": v}).encode() for op in "du" for id_, v in pairs]
+    given = feed(DELETES)
+    records = [KafkaRecord("d", 0, number, 0, None, value) for number, value in enumerate(values)]
+    compiled = Compiled.of(given)
+    assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_interpreter(given, records), given)
+    assert compiled.slow < len(records)
+
+
+@pytest.mark.parametrize("most", [10, 60, 1000])
+def test_a_value_that_is_too_long_is_refused(most):
+    given = feed(UNREAD)
+    text = b'{"s": "a", "deep": {"kind": "a"}, "list": []}'
+    records = [KafkaRecord("u", 0, n, 0, None, text + b" " * (20 * n)) for n in range(60)]
+    found = Compiled.of(given).read(KafkaRecords.of(records), max_bytes=most)
+    assert [*found.refused] == [n for n, one in enumerate(records) if len(one.value or b"") > most]
+
+
+def test_times_of_many_messages_are_those_of_single_ones():
+    rnd, plain = random.Random(5), ["2021-07-15T03:06:43.095Z", "2021-04-17T16:43:37.075687Z", "0001-01-01T00:00:00Z"]
+    for _ in range(300):
+        times: list[Any] = [7, *plain] if rnd.random() < 0.2 else list(plain)
+        for _ in range(rnd.randrange(3)):
+            text = rnd.choice(plain)
+            place = rnd.randrange(len(text))
+            times.append(
+                text[:place] + rnd.choice(["", "0", "2", "6", "9", "Z", " ", "T", "+", "٣", "-"]) + text[place + 1 :]
+            )
+        exact, wrong = [], []
+        for number, time in enumerate(times):
+            try:
+                exact.append(time if isinstance(time, int) else milliseconds_of(time, "iso"))
+            except ValueError:
+                exact.append(0)
+                wrong.append(number)
+        assert convert_times(times) == (exact, wrong), times

@@ -22,7 +22,7 @@ from sessionlake.feeds.events import Delete as DeleteRow
 from sessionlake.feeds.events import Put as PutRow
 from sessionlake.feeds.feed import Kind, Presence
 from sessionlake.feeds.lists import EventLists
-from sessionlake.feeds.reader import load_json, load_json_fast, read
+from sessionlake.feeds.reader import KafkaRecords, load_json, load_json_fast, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.feeds import FeedSettings
 from support import feed_decoders
@@ -55,7 +55,8 @@ def given_result(monkeypatch: pytest.MonkeyPatch, result: Any, **changed: Any) -
     given, one = feed(GIVEN, **changed), record({}, topic="given", headers={"h": b"x"})
     found, lists = read(given, one), EventLists.of(given)
     lists.add(given, 0, found)
-    assert Compiled.of(given).read([one]) == lists  # the fast reader gives the same
+    by_fast_reader = Compiled.of(given).read(KafkaRecords.of([one]))
+    assert in_order(by_fast_reader, given) == in_order(lists, given)
     return found
 
 
@@ -84,7 +85,7 @@ def test_the_events_fold_to_a_table_and_the_fast_reader_gives_the_same():
         assert isinstance(found, Decoded)
         table.apply(found.events[0])
     assert table.rows == {"b": {"name": "b", "value": 3.0}}
-    lists = Compiled.of(given).read([*records, record(b"{")])
+    lists = Compiled.of(given).read(KafkaRecords.of([*records, record(b"{")]))
     assert (lists.row_id, lists.rows, lists.seq) == (["a", "b", "a", "b"], [2, 1, 1], [0, 1, 2])
     assert lists.refused[3].reason == "not_json"
 
@@ -270,7 +271,7 @@ def test_the_fast_reader_gives_what_the_exact_one_gives(monkeypatch, seed):
     for number, one in enumerate(records):
         exact.add(given, number, read(given, one))
     compiled = Compiled.of(given)
-    assert in_order(compiled.read(records), compiled.feed) == in_order(exact, compiled.feed)
+    assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(exact, compiled.feed)
     assert plain < 1 or compiled.slow < len(records)
 
 

@@ -16,7 +16,7 @@ from sessionlake.feeds.compiled import Compiled
 from sessionlake.feeds.events import Decoded, Delete, Put, Refusal
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, read
+from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
 from sessionlake.protocol.payload import ConfiguredSchemas, Payload, PayloadFormat
 from sessionlake.settings.capture import CaptureSettings
 from support.feed_cases import feed
@@ -75,7 +75,7 @@ def read_both(given: Feed, value: bytes | None, payload: PayloadReader, key: byt
     """What the interpreter reads; the fast reader must give the same."""
     record = KafkaRecord("orders", 0, 7, 1_000, key, value)
     found = read(given, record, payload=payload)
-    lists = Compiled.of(given, payload).read([record])
+    lists = Compiled.of(given, payload).read(KafkaRecords.of([record]))
     if isinstance(found, Refusal):
         assert lists.refused == {0: found}
     else:

@@ -223,3 +223,34 @@ def test_digits_keep_the_text_of_numbers():
     (event,) = events(digits.replace("delete: {qty: 0}", "absent: keep"), value)
     assert [row.values["qty"] for row in event.rows if isinstance(row, Put)] == ["2.00", "1e2"]
     assert [row.key[1] for row in event.rows] == [Decimal("1.5"), Decimal(3)]
+
+
+HUGE = "-1.5e-99999999999999999999"
+TYPES = ["bigint", "double", "decimal(38,9)", "string", "date", "timestamp", "boolean", "array<double>", "variant"]
+
+
+@pytest.mark.parametrize("digits", [False, True])
+@pytest.mark.parametrize("sql", TYPES)
+def test_a_number_that_no_decimal_can_hold_fits_no_column_and_harms_no_other(sql, digits):
+    columns: dict[str, Any] = {"id": "string", "v": sql} | (
+        {"d": {"type": "string", "from": "digits"}} if digits else {}
+    )
+    rules = [{"is": "update", "rows": [{"row": "all"}]}]
+    changed = {"session": "s", "key": ["id"], "columns": columns, "order": "arrival", "time": {"path": "t"}}
+    given = feed(BOOK, **changed, messages=rules)
+    text = f'{{"s": "a", "t": 1, "id": "i", "v": {HUGE}}}'
+    found = read(given, record(text.encode()))
+    if sql == "variant":
+        assert isinstance(found, Decoded)
+        assert [row.values["v"] for row in found.events[0].rows if isinstance(row, Put)] == [HUGE]
+    else:
+        assert isinstance(found, Refusal)
+        assert (found.reason, found.path) == ("bad_value", ".v")
+    found = read(given, record(text.replace('"v"', '"other"').encode()))
+    assert isinstance(found, Decoded)
+    assert [row.rescued for row in found.events[0].rows if isinstance(row, Put)] == [
+        f'{{"other":{HUGE},"s":"a","t":1}}'
+    ]
+    found = read(given, record(text.replace('"t": ', f'"t": {HUGE}, "x": ').encode()))
+    assert isinstance(found, Refusal)
+    assert (found.reason, found.path) == ("bad_value", "t")

@@ -6,6 +6,7 @@ has one part without changes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from sessionlake.feeds.compiled import compiled_reader
 from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
-from sessionlake.feeds.reader import KafkaRecord, feed_of
+from sessionlake.feeds.reader import KafkaRecords, feed_of
 from sessionlake.feeds.values import json_text
 from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes, to_contiguous
 from sessionlake.protocol.chunk import IGNORED, ChangeKind, Expectation, build_change_fields, chunk_schema
@@ -41,6 +42,7 @@ _TYPES = {
 }
 
 
+_NO_HEADERS: dict[str, bytes | None] = {}
 _EXPECTED = {None: None, "present": Expectation.PRESENT, "absent": Expectation.ABSENT}
 
 
@@ -192,14 +194,17 @@ def _drop_needless_events(lists: EventLists) -> None:
     )
 
 
-def _records(raw: pa.Table, places: Int64s) -> list[KafkaRecord]:
+def _records(raw: pa.Table, places: Int64s) -> KafkaRecords:
     """Returns the messages at some indices of a raw table."""
     rows = raw if len(places) == raw.num_rows else raw.take(pa.array(places))
-    names = ("topic", "partition", "offset", "kafka_ts", "key", "value")
-    columns = [rows[name].to_pylist() for name in names]
+    codes, topics = encode_as_codes(rows["topic"])
+    names = np.array(topics.to_pylist(), np.object_)
+    partitions, offsets, clocks = (rows[name].to_numpy().tolist() for name in ("partition", "offset", "kafka_ts"))
+    keys, values = (to_contiguous(rows[name]).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value"))
+    headers: list[Mapping[str, bytes | None]] = [_NO_HEADERS] * rows.num_rows
     if "headers" in rows.schema.names:
-        columns.append([{one["key"]: one["value"] for one in some or ()} for some in rows["headers"].to_pylist()])
-    return [KafkaRecord(*fields) for fields in zip(*columns, strict=True)]
+        headers = [{one["key"]: one["value"] for one in some or ()} for some in rows["headers"].to_pylist()]
+    return KafkaRecords(names[codes].tolist(), partitions, offsets, clocks, keys, values, headers)
 
 
 def _heads(raw: pa.Table, message: Int64s) -> list[pa.Array]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
 from typing import Any
 
 from sessionlake.feeds.feed import Feed, KeyFormat
-from sessionlake.feeds.paths import MISSING, Access, Constant, Each, Field, Index, Path, Slice, Start
+from sessionlake.feeds.paths import MISSING, Access, Constant, Field, Index, Path, Slice, Start, Step
+from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
 
@@ -15,9 +15,9 @@ CACHED = 100_000
 """Most entries of each cache. The caches keep session ids, row ids and converted values, which recur often."""
 
 
-_MICROSECONDS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
+MICROSECONDS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
 """Microseconds in each unit of before_point numbers that are kept as microseconds."""
-_YEAR_1, _YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
+YEAR_1, YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 
 class UnusualError(Exception):
@@ -33,11 +33,17 @@ def is_decimal_text(column: FeedColumn) -> bool:
     return column.sql.startswith("decimal") and column.how == "text"
 
 
-def _plain_decimal(sql: str) -> Any:
-    """Returns a function that is true for texts of digits, with an optional sign and point, that fit the type."""
+def columns_of_deletes(feed: Feed) -> set[str]:
+    """Returns the names of the columns whose values decide whether a row is deleted."""
+    parts = [part for rule in feed.rules for part in rule.rows]
+    return {column.name for part in parts if not isinstance(part.delete, bool) for column, _ in part.delete}
+
+
+def plain_decimal(sql: str) -> str:
+    """Returns a pattern of texts of digits, with an optional sign and point, that fit a decimal type."""
     precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
     before_point, fraction = precision - scale, rf"(?:\.[0-9]{{1,{scale}}})?" if scale else ""
-    return re.compile(rf"-?[0-9]{{1,{before_point}}}{fraction}" if before_point else rf"-?0{fraction}").fullmatch
+    return rf"-?[0-9]{{1,{before_point}}}{fraction}" if before_point else rf"-?0{fraction}"
 
 
 class CodeWriter:
@@ -45,23 +51,37 @@ class CodeWriter:
 
     Args:
         feed: The feed for which code is generated.
+        message: Shape of the decoded message. The writer adds all parts that the code reads.
 
     Attributes:
         names: Objects that the generated code uses, by their names in the code.
+        record_fields: Names of the fields of Kafka records that the code uses.
     """
 
-    def __init__(self, feed: Feed) -> None:
-        self._unavailable, self._key_format = feed.unavailable, feed.key_format
-        compared = {column.name for rule in feed.rules for part in rule.rows if not isinstance(part.delete, bool)
-                    for column, _ in part.delete} | {column.name for column in feed.key}  # fmt: skip
+    def __init__(self, feed: Feed, message: Shape) -> None:
+        self._unavailable, self._key_format, self._key = feed.unavailable, feed.key_format, feed.key
+        compared = columns_of_deletes(feed) | {column.name for column in feed.key}
         self._in_microseconds = {
             column.name for column in feed.columns.values()
-            if column.sql.startswith("timestamp") and column.how in _MICROSECONDS and column.name not in compared
+            if column.sql.startswith("timestamp") and column.how in MICROSECONDS and column.name not in compared
         }  # fmt: skip
         self.names: dict[str, Any] = {"Decimal": Decimal, "M": MISSING, "Unusual": UnusualError}
+        self.record_fields = {"value"}
         self._lines: list[str] = []
-        self._depth = 0
+        self._blocks: list[dict[tuple[str, Step], str]] = [{}]
+        self._shapes: dict[str, Shape] = {"d": message}
+        self._checked: set[str] = set()
         self._temporary = 0
+
+    @property
+    def _depth(self) -> int:
+        """Number of blocks around the next line. What an inner block found is forgotten at its end."""
+        return len(self._blocks) - 1
+
+    @_depth.setter
+    def _depth(self, depth: int) -> None:
+        del self._blocks[depth + 1 :]
+        self._blocks += [{} for _ in range(depth + 1 - len(self._blocks))]
 
     def _line(self, text: str) -> None:
         self._lines.append("    " * self._depth + text)
@@ -78,7 +98,9 @@ class CodeWriter:
     def _converted(self, column: FeedColumn, raw: str) -> str:
         """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result."""
         if self._unavailable:
-            wanted = self._constant(tuple(self._unavailable))
+            name = self._name()
+            self._line(f"{name} = {raw}")
+            raw, wanted = name, self._constant(tuple(self._unavailable))
             if all(type(one) is str for one in self._unavailable):
                 self._line(f"if type({raw}) is str and {raw} in {wanted}: {raw} = M")
             else:
@@ -88,11 +110,12 @@ class CodeWriter:
                 self._line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
             self._line(f"if type({raw}) is list and len({raw}) == 1: raise Unusual")
         name, base = self._name(), column.sql
-        if base == "string":
-            self._line(f"if type({raw}) is not str and {raw} is not M and {raw} is not None: raise Unusual")
+        null = "" if column in self._key else f" and {raw} is not M and {raw} is not None"
+        if self._is_text(column):
+            self._line(f"if type({raw}) is not str{null}: raise Unusual")
             return raw
         if base == "boolean":
-            self._line(f"if type({raw}) is not bool and {raw} is not M and {raw} is not None: raise Unusual")
+            self._line(f"if type({raw}) is not bool{null}: raise Unusual")
             return raw
         if base in INTEGER_BITS and column.how is None:
             top = 2 ** (INTEGER_BITS[base] - 1)
@@ -106,15 +129,13 @@ class CodeWriter:
             return name
         self._line(f"if {raw} is M or {raw} is None: {name} = {raw}")
         if column.name in self._in_microseconds:
-            factor = _MICROSECONDS[column.how or ""]
-            self._line(f"elif type({raw}) is int and {_YEAR_1 // factor} <= {raw} < {_YEAR_10000 // factor}:")
-            self._line(f"    {name} = {raw} * {factor}")
+            factor = MICROSECONDS[column.how or ""]
+            self._line(f"elif type({raw}) is int and {YEAR_1 // factor} <= {raw} < {YEAR_10000 // factor}:")
+            self._line(f"    {name} = {raw}{f' * {factor}' if factor > 1 else ''}")
             self._line(f"elif type({raw}) is float: raise Unusual")
         if column.how == "text":
             memory = self._constant({})
             self._line(f"elif type({raw}) is not str: raise Unusual")
-            if is_decimal_text(column):
-                self._line(f"elif {self._constant(_plain_decimal(column.sql))}({raw}): {name} = {raw}")
             self._line("else:")
             self._line(f"    {name} = {memory}.get({raw})")
             self._line(f"    if {name} is None:")
@@ -124,13 +145,22 @@ class CodeWriter:
             self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
         return name
 
-    def _find(self, path: Path, element: str | None) -> str:
+    def _is_text(self, column: FeedColumn) -> bool:
+        """Returns True if the column's values are kept as the texts that messages have."""
+        return column.sql == "string" or is_decimal_text(column)
+
+    def _find(self, path: Path, element: str | None, *, is_read: bool = True) -> str:
         """Adds lines that find the value at a path, from the variable `element` if the path starts there.
 
+        Args:
+            path: The path.
+            element: Variable of the element; None if the path must not start there.
+            is_read: False if only parts of the value are read, or whether there is one.
+
         Returns:
-            The variable that has the value.
+            The variable that has the value. It must not be changed.
         """
-        found = self._name()
+        found = ""
         for number, one in enumerate(path.alternatives):
             if isinstance(one, Constant) or one.entries:
                 raise NoCodeError
@@ -141,8 +171,13 @@ class CodeWriter:
             steps = one.steps[1:] if one.start is Start.HEADERS else one.steps
             for step in steps:
                 value = self._step(value, step)
+            if value in self._shapes:
+                self._shapes[value].is_read |= is_read or len(path.alternatives) > 1
             if one.separator is not None:
                 value = self._split(value, one.separator, one.part)
+            if len(path.alternatives) == 1:
+                return value
+            found = found or self._name()
             self._line(f"{found} = {value}")
             self._depth -= bool(number)
         return found
@@ -154,35 +189,58 @@ class CodeWriter:
             case Start.ELEMENT if element is not None:
                 return element
             case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
-                return f"record.{one.start.value}"
+                return self._record(one.start.value)
             case Start.KEY if self._key_format is not KeyFormat.TEXT:
                 return "key_value"
             case Start.KEY:
                 name = self._name()
-                self._line(f"{name} = M if record.key is None else record.key.decode()")
+                key = self._record("key")
+                self._line(f"{name} = M if {key} is None else {key}.decode()")
                 return name
             case Start.HEADERS if isinstance(one.steps[0], Field):
                 name = self._name()
-                self._line(f"{name} = record.headers.get({one.steps[0].name!r}, M)")
+                self._line(f"{name} = {self._record('headers')}.get({one.steps[0].name!r}, M)")
                 self._line(f"{name} = {name} if {name} is M else ({name} or b'').decode()")
                 return name
             case _:
                 raise NoCodeError
 
-    def _step(self, value: str, step: Field | Index | Slice | Each) -> str:
-        name = self._name()
+    def _record(self, name: str) -> str:
+        """Returns the variable that has a field of the Kafka record."""
+        self.record_fields.add(name)
+        return name
+
+    def _step(self, value: str, step: Step) -> str:
+        """Adds a line that goes one step further in the message, unless a line before did; returns the variable."""
+        for block in self._blocks:
+            if (value, step) in block:
+                return block[value, step]
+        name = self._blocks[-1][value, step] = self._name()
+        shape = self._shapes.get(value) or Shape()
         match step:
             case Field(field):
-                self._line(f"{name} = {value}.get({field!r}, M) if type({value}) is dict else M")
+                self._shapes[name] = shape.find_field(field)
+                found, is_there = f"{value}.get({field!r}, M)", f"type({value}) is dict"
             case Index(number):
+                self._shapes[name] = shape.find_place(number)
                 has = f"len({value}) > {number}" if number >= 0 else f"len({value}) >= {-number}"
-                self._line(f"{name} = {value}[{number}] if type({value}) is list and {has} else M")
+                found, is_there = f"{value}[{number}]", f"type({value}) is list and {has}"
             case Slice(first, end):
-                self._line(f"{name} = {value}[{'' if first is None else first}:{'' if end is None else end}]"
-                           f" if type({value}) is list else M")  # fmt: skip
+                shape.is_read = True
+                found = f"{value}[{'' if first is None else first}:{'' if end is None else end}]"
+                is_there = f"type({value}) is list"
             case _:
                 raise NoCodeError
+        is_checked = value in self._checked and (shape.kind is not None or isinstance(step, Field))
+        if shape.kind is not None and isinstance(step, Field | Index):
+            found = f"{value}.{shape.attribute_of(step[0])}"
+            is_there = f"type({value}) is {self._type(shape.kind)}"
+        self._line(f"{name} = {found}" if is_checked else f"{name} = {found} if {is_there} else M")
         return name
+
+    def _type(self, kind: type) -> str:
+        """Returns the name of a type in the code."""
+        return next((name for name, value in self.names.items() if value is kind), None) or self._constant(kind)
 
     def _split(self, value: str, separator: str, part: int) -> str:
         name = self._name()

@@ -8,19 +8,26 @@ test compares both readers on random messages.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
-from sessionlake.feeds.code import NoCodeError
+import numpy as np
+
+from sessionlake.feeds.bulk import convert_times, find_odd_decimals
+from sessionlake.feeds.caches import RowIds
+from sessionlake.feeds.code import NoCodeError, columns_of_deletes, is_decimal_text
 from sessionlake.feeds.decode_many import ManyReader
-from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.feed import Feed, Rule
+from sessionlake.feeds.feed import Feed, Ordering, Rule
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, make_message, read
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, message_maker, read
+from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.writer import FeedWriter
-from sessionlake.protocol.payload import Payload
+from sessionlake.protocol.payload import Payload, PayloadFormat
 
 
 @dataclass
@@ -37,6 +44,7 @@ class Compiled:
     source: str | None
     _function: Callable[..., None] | None
     _payload: PayloadReader | None
+    _row_ids: Sequence[RowIds] = ()
     slow: int = 0
 
     @classmethod
@@ -48,38 +56,73 @@ class Compiled:
             payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
         """
         if feed.decoder is not None:
-            many = ManyReader(feed, feed.decoder, lambda record: make_message(feed, record, payload))
+            many = ManyReader(feed, feed.decoder, message_maker(feed, payload))
             return cls(feed, None, many, payload)
+        message = Shape()
         try:
-            writer = FeedWriter(feed, payload)
-            source = writer.function()
+            FeedWriter(feed, payload, message).function()  # finds out which parts of a message are read
         except NoCodeError:
             return cls(feed, None, None, payload)
-        names = writer.names
+        kind = message.create_type() if feed.format is PayloadFormat.JSON else Any
+        writer = FeedWriter(feed, payload, message, kind)
+        source, names = writer.function(), writer.names
         exec(compile(source, f"<feed {feed.name}>", "exec"), names)  # noqa: S102 - users' texts enter only by `repr`
-        return cls(feed, source, names["read_all"], payload)
+        return cls(feed, source, names["read_all"], payload, writer.row_ids)
 
-    def read(self, records: Sequence[KafkaRecord], *, max_bytes: int = MAX_BYTES) -> EventLists:
+    def read(self, records: KafkaRecords, *, max_bytes: int = MAX_BYTES) -> EventLists:
         """Reads messages. The result for each message is the same as that of `reader.read`."""
         out = EventLists.of(self.feed)
-        unusual = [*range(len(records))] if self._function is None else []
+        unusual = [*range(len(records.value))] if self._function is None else []
         if self._function is not None:
-            rules: list[Rule] = []
+            rules: list[int] = []
             self._function(records, max_bytes, out, unusual, rules)
-            _fill_constants(out, rules)
+            if self.source is not None:
+                out.rows[:] = np.diff(np.array(out.rows, np.int64), prepend=0).tolist()
+            _fill_constants(out, self.feed, rules)
+            unusual += self._finish_columns(out)
         self.slow += len(unusual)
         for number in unusual:
-            out.add(self.feed, number, self._read_slowly(records[number], max_bytes))
+            record = records.record(number)
+            out.add(self.feed, number, read(self.feed, record, max_bytes=max_bytes, payload=self._payload))
         return out
 
-    def _read_slowly(self, record: KafkaRecord, max_bytes: int) -> Decoded | Refusal:
-        return read(self.feed, record, max_bytes=max_bytes, payload=self._payload)
+    def _finish_columns(self, out: EventLists) -> list[int]:
+        """Converts the columns that the generated code adds as they are in messages.
+
+        Returns:
+            The indices of messages that the interpreter must read. Their events are removed.
+        """
+        feed, bad = self.feed, set()
+        times = [rule.time or feed.time for rule in feed.rules]
+        if any(time.path is not None and time.how == "iso" for time in times):
+            out.ts[:], wrong = convert_times(out.ts)
+            bad |= {out.message[number] for number in wrong}
+        compared = columns_of_deletes(feed)
+        for column, cells in zip(feed.columns.values(), out.values, strict=True):
+            if not is_decimal_text(column) or (column in feed.key and not self._has_odd_keys()):
+                continue
+            for row in find_odd_decimals(cells, column):
+                try:
+                    cells[row] = column.convert(cells[row])
+                except ValueError:
+                    bad.add(_message_of_row(out, row))
+                if column.name in compared:
+                    bad.add(_message_of_row(out, row))
+        if bad:
+            out.keep_events([message not in bad for message in out.message])
+        return sorted(bad)
+
+    def _has_odd_keys(self) -> bool:
+        return any(one.has_odd_decimals for one in self._row_ids)
 
 
-def _fill_constants(out: EventLists, rules: list[Rule]) -> None:
+def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
     """Adds the fields that depend only on the rule of an event, or are the same for all events and rows."""
-    out.kind += [rule.kind.value for rule in rules]
-    out.restart += [rule.restart for rule in rules]
+    of_rule = {rule.number: rule for rule in feed.rules}
+    for name, one in (("kind", _kind_of), ("restart", _restarts), ("is_link", partial(_is_link, feed))):
+        found = {number: one(of_rule[number]) for number in set(rules)}
+        is_same = len(set(found.values())) == 1
+        getattr(out, name).extend([*found.values()][:1] * len(rules) if is_same else map(found.__getitem__, rules))
     out.chain += [None] * (len(out.message) - len(out.chain))
     out.scope += [_NO_SCOPE] * (len(out.message) - len(out.scope))
     out.rescued += [None] * (len(out.row_id) - len(out.rescued))
@@ -87,6 +130,23 @@ def _fill_constants(out: EventLists, rules: list[Rule]) -> None:
     out.after += [None] * (len(out.message) - len(out.after))
     out.deletes += [False] * (len(out.row_id) - len(out.deletes))
     out.expect += [None] * (len(out.row_id) - len(out.expect))
+
+
+def _kind_of(rule: Rule) -> str:
+    return rule.kind.value
+
+
+def _restarts(rule: Rule) -> bool:
+    return rule.restart
+
+
+def _is_link(feed: Feed, rule: Rule) -> bool:
+    return (rule.order or feed.order).kind is Ordering.LINK and not rule.restart
+
+
+def _message_of_row(out: EventLists, row: int) -> int:
+    """Returns the index of the message to which a row belongs."""
+    return out.message[bisect_right([*accumulate(out.rows)], row)]
 
 
 _NO_SCOPE: dict[str, Any] = {}

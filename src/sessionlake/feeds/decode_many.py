@@ -6,17 +6,21 @@ is then called again, which gives the same events. A test compares both on event
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from decimal import Decimal
+from math import isfinite
 from typing import Any
 
-from sessionlake.feeds.code import CACHED, UnusualError
+from sessionlake.feeds.code import CACHED, MICROSECONDS, YEAR_1, YEAR_10000, UnusualError, is_decimal_text
 from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, read_event_session, row_id_within_limit
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence, Rule
+from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
 from sessionlake.feeds.interpret import session_of
-from sessionlake.feeds.lists import FIELDS_OF_EVENT, FIELDS_OF_ROW, EventLists
+from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
-from sessionlake.feeds.reader import KafkaRecord
+from sessionlake.feeds.reader import KafkaRecords
+from sessionlake.feeds.values import Convert, FeedColumn
+from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN
 
 _WITH_ROWS: dict[Any, str] = {Kind.SNAPSHOT: Kind.SNAPSHOT.value, Kind.UPDATE: Kind.UPDATE.value}
@@ -29,19 +33,19 @@ class ManyReader:
     Args:
         feed: The feed.
         use: The feed's decoder.
-        make_message: Returns the message that the decoder receives.
+        make_message: Returns the message that the decoder receives, from the fields of a Kafka record.
     """
 
-    def __init__(self, feed: Feed, use: DecoderUse, make_message: Callable[[KafkaRecord], Message]) -> None:
+    def __init__(self, feed: Feed, use: DecoderUse, make_message: Callable[..., Message]) -> None:
         self._feed, self._use, self._make_message = feed, use, make_message
         self._key_names = tuple(column.name for column in feed.key)
-        self._columns = tuple((column.name, column.convert_python) for column in feed.columns.values())
         self._is_arrival = feed.order.kind is Ordering.ARRIVAL
         self._sessions: dict[Any, str] = {}
-        self._keys: dict[tuple[str, ...], tuple[tuple[Any, ...], str]] = {}
+        self._keys: dict[tuple[Any, ...], tuple[tuple[Any, ...], str]] = {}
+        self._names = frozenset(feed.columns)
 
     def __call__(
-        self, records: Sequence[KafkaRecord], max_bytes: int, out: EventLists, unusual: list[int], rules: list[Rule]
+        self, records: KafkaRecords, max_bytes: int, out: EventLists, unusual: list[int], rules: list[int]
     ) -> None:
         """Adds the events of messages to `out`, and the indices of unusual messages to `unusual`.
 
@@ -51,33 +55,49 @@ class ManyReader:
             ConfigError: The decoder cannot be loaded.
         """
         del rules
-        decode = self._use.load().decode
-        events = [getattr(out, name) for name in FIELDS_OF_EVENT]
-        per_row = [*(getattr(out, name) for name in FIELDS_OF_ROW), *out.values]
-        for number, record in enumerate(records):
+        decode, make_message = self._use.load().decode, self._make_message
+        events: list[list[Any]] = [
+            out.message,
+            out.session,
+            out.kind,
+            out.ts,
+            out.seq,
+            out.after,
+            out.is_link,
+            out.sent,
+            out.rows,
+        ]
+        per_row: list[list[Any]] = [out.deletes, out.row_id, out.expect, *out.values]
+        if self._feed.has_chains:
+            unusual += range(len(records.value))
+            return
+        add_rows = _RowAdder(self, self._feed, out)
+        fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
+        for number, record in enumerate(zip(*fields, records.headers, strict=True)):
             n_events, n_rows = len(out.rows), len(out.row_id)
             try:
-                if record.value is not None and len(record.value) > max_bytes:
+                message = make_message(*record)
+                if message.value is not None and len(message.value) > max_bytes:
                     raise UnusualError  # noqa: TRY301 - there is one place that removes what was added
-                message = self._make_message(record)
-                self._add(number, message, decode(message), out)
+                self._add(number, message, decode(message), out, add_rows)
             except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
                 for one in events:
                     del one[n_events:]
                 for one in per_row:
                     del one[n_rows:]
                 unusual.append(number)
+        out.restart += [False] * len(out.rows)
 
-    def _add(self, number: int, message: Message, given: Any, out: EventLists) -> None:
+    def _add(self, number: int, message: Message, given: Any, out: EventLists, add_rows: _RowAdder) -> None:
         _require_many(given)
-        first, first_row = len(out.session), len(out.row_id)
+        first, most = len(out.session), len(out.row_id) + MAX_ROWS
         for event in given:
-            if type(event) is not Event or self._feed.has_chains or event.chain is not None:
+            if type(event) is not Event or event.chain is not None:
                 raise UnusualError
-            if event.scope != {} or event.restart:
+            if event.scope or type(event.scope) is not dict or event.restart:
                 raise UnusualError
             n_rows = len(out.row_id)
-            self._add_rows(event, out, first_row + MAX_ROWS)
+            add_rows(event.rows, most)
             self._add_interval(event, message, out)
             session = event.session
             out.session.append(self._sessions.get(session) or self._session(session, message))
@@ -89,8 +109,7 @@ class ManyReader:
                 raise UnusualError
             if len(out.session) > first + MAX_EVENTS:
                 raise UnusualError
-        new = out.session[first:]
-        if len(new) > 1 and len(set(new)) < len(new):
+        if len(out.session) > first + 1 and len(set(out.session[first:])) < len(out.session) - first:
             raise UnusualError
 
     def _add_interval(self, event: Event, message: Message, out: EventLists) -> None:
@@ -109,9 +128,6 @@ class ManyReader:
         out.seq.append(seq)
         out.after.append(after)
         out.is_link.append(is_link)
-        out.restart.append(False)
-        out.chain.append(None)
-        out.scope.append({})
 
     def _session(self, given: Any, message: Message) -> str:
         if given is None:
@@ -125,59 +141,120 @@ class ManyReader:
         self._sessions[given] = found
         return found
 
-    def _add_rows(self, event: Event, out: EventLists, most: int) -> None:
-        _require_many(event.rows)
-        for row in event.rows:
-            is_put = type(row) is Put
-            if not is_put and type(row) is not Delete:
-                raise UnusualError
-            key, row_id = self._key(row.key)
-            own = dict(zip(self._key_names, key, strict=True))
-            values: Any = row.values if isinstance(row, Put) else own
-            if type(values) is not dict:
-                raise UnusualError
-            for (name, convert), cells in zip(self._columns, out.values, strict=True):
-                value = values.get(name, MISSING)
-                if name in own:
-                    self._require_same(value, own[name])
-                    cells.append(own[name])
-                elif value is MISSING or value is None:
-                    cells.append(value)
-                else:
-                    cells.append(convert(value))
-            if not values.keys() <= self._feed.columns.keys() and (self._use.rescue or not _are_texts(values)):
-                raise UnusualError
-            out.deletes.append(not is_put)
-            out.row_id.append(row_id)
-            out.rescued.append(None)
-            out.expect.append(None if row.expect is None else Presence(row.expect).value)
-            if len(out.row_id) > most:
-                raise UnusualError
-
-    def _require_same(self, value: Any, own: Any) -> None:
-        """Raises UnusualError unless a row's value in a key column is missing, or the key's in the same type."""
-        if value is not MISSING and (type(value) is not type(own) or value != own):
-            raise UnusualError
-
-    def _key(self, given: Any) -> tuple[tuple[Any, ...], str]:
+    def find_key(self, given: Any) -> tuple[tuple[Any, ...], str]:
+        """Converts a row's key; returns it with its row id. Raises UnusualError if anything may be wrong."""
         if isinstance(given, dict):
             given = tuple(map(given.get, self._key_names))
         if type(given) is not tuple:
             raise UnusualError
         raw: tuple[Any, ...] = given
-        is_text = all(type(part) is str for part in raw)
-        found = self._keys.get(raw) if is_text else None
-        if found is not None:
-            return found
         if len(raw) != len(self._key_names) or None in raw:
             raise UnusualError
         key = tuple(column.convert_python(part) for column, part in zip(self._feed.key, raw, strict=True))
+        if len(key) == 1 and type(key[0]) is int:
+            return key, f"[{key[0]}]"
         found = key, row_id_within_limit(key)
-        if is_text:
+        if all(type(part) is str for part in raw):
             if len(self._keys) > CACHED:
                 self._keys.clear()
             self._keys[raw] = found
         return found
+
+    @property
+    def known_keys(self) -> dict[tuple[Any, ...], tuple[tuple[Any, ...], str]]:
+        """Keys of texts with their row ids, by the key as the decoder gives it."""
+        return self._keys
+
+    def refuses_names(self, values: dict[Any, Any]) -> bool:
+        """Returns True if the row has undeclared columns that must be stored, or whose names are no texts."""
+        return not self._names.issuperset(values) and (self._use.rescue or not _are_texts(values))
+
+
+class _RowAdder:
+    """Adds rows of events to lists.
+
+    Args:
+        reader: The reader of the feed.
+        feed: The feed.
+        out: The lists.
+    """
+
+    def __init__(self, reader: ManyReader, feed: Feed, out: EventLists) -> None:
+        self._reader, self._out, self._known_keys = reader, out, reader.known_keys
+        cells = dict(zip(feed.columns, out.values, strict=True))
+        self._key = [(column.name, cells[column.name].append) for column in feed.key]
+        self._others = [
+            (column.name, *fast_convert(column), cells[column.name].append)
+            for column in feed.columns.values()
+            if column not in feed.key
+        ]
+
+    def __call__(self, rows: Any, most: int) -> None:
+        """Adds rows. Raises UnusualError if anything may be wrong, or if there are then more than `most` rows."""
+        _require_many(rows)
+        out = self._out
+        for row in rows:
+            key = row.key
+            key, row_id = (self._known_keys.get(key) if type(key) is tuple else None) or self._reader.find_key(key)
+            if type(row) is Put:
+                values: Any = row.values
+                if type(values) is not dict or self._reader.refuses_names(values):
+                    raise UnusualError
+                self._add_key(key, values)
+                for name, kind, convert, add in self._others:
+                    value = values.get(name, MISSING)
+                    add(value if type(value) is kind or value is MISSING or value is None else convert(value))
+            elif type(row) is Delete:
+                self._add_key(key, {})
+                for _, _, _, add in self._others:
+                    add(MISSING)
+            else:
+                raise UnusualError
+            out.deletes.append(type(row) is Delete)
+            out.row_id.append(row_id)
+            out.expect.append(None if row.expect is None else Presence(row.expect).value)
+            if len(out.row_id) > most:
+                raise UnusualError
+
+    def _add_key(self, key: tuple[Any, ...], values: dict[Any, Any]) -> None:
+        """Adds a row's key. Raises UnusualError unless the row's values of key columns are missing or the same."""
+        for (name, add), own in zip(self._key, key, strict=True):
+            value = values.get(name, MISSING)
+            if value is not MISSING and (type(value) is not type(own) or value != own):
+                raise UnusualError
+            add(own)
+
+
+def fast_convert(column: FeedColumn) -> tuple[type, Convert]:
+    """Returns the type of values that are kept as they are, and the function that converts others.
+
+    Texts of decimals are kept, and checked later. Times may become microseconds, which `EventLists` allows.
+    """
+    convert, factor = column.convert_python, MICROSECONDS.get(column.how or "")
+    if column.sql == "boolean":
+        return bool, convert
+    if column.sql == "string" or is_decimal_text(column):
+        return str, convert
+    if column.sql in INTEGER_BITS:
+        top = 2 ** (INTEGER_BITS[column.sql] - 1)
+        return Unused, lambda value: value if type(value) is int and -top <= value < top else convert(value)
+    if column.sql == "double":
+        return Unused, lambda value: _double(value) if type(value) is Decimal else convert(value)
+    if factor is not None and column.sql.startswith("timestamp"):
+        first, end = YEAR_1 // factor, YEAR_10000 // factor
+        return Unused, lambda value: value * factor if type(value) is int and first <= value < end else convert(value)
+    return Unused, convert
+
+
+class Unused:
+    """No value is of this type."""
+
+
+def _double(value: Decimal) -> float:
+    found = float(value)
+    if not isfinite(found):
+        raise UnusualError
+    return found
 
 
 def _require_many(given: Any) -> None:

@@ -43,10 +43,18 @@ def number_from_text(value: Any, pattern: re.Pattern[str], make: Callable[[str],
 
 
 def number_of(value: Any) -> Any:
-    """Converts `Digits` to an int, or if they have a point or an exponent to a Decimal. Other values are unchanged."""
+    """Converts `Digits` to an int, or if they have a point or an exponent to a Decimal. Other values are unchanged.
+
+    A number that no Decimal can hold, such as 1e99999999999999999999, becomes NaN, which fits no column.
+    """
     if not isinstance(value, Digits):
         return value
-    return int(value) if INTEGER.fullmatch(value) else Decimal(value)
+    if INTEGER.fullmatch(value):
+        return int(value)
+    try:
+        return Decimal(value)
+    except InvalidOperation:
+        return Decimal("NaN")
 
 
 def integer_of(value: Any, top: int) -> int:

@@ -18,16 +18,25 @@ from sessionlake.protocol.message import MAX_DEPTH
 from sessionlake.protocol.payload import PayloadFormat
 
 Parse = Callable[[bytes], Any]
+MOST_DIGITS = 4300
+"""Most digits of an integer in JSON. The interpreter refuses longer ones, also in fields that no path reads."""
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
-def create_parsers(feed: Feed, payload: PayloadReader | None) -> tuple[Parse, Parse]:
+def has_long_number(value: bytes) -> bool:
+    """Returns True if a JSON text may have an integer of more than `MOST_DIGITS` digits. It takes two passes in C."""
+    return b"0" * (MOST_DIGITS + 1) in value.translate(_DIGITS)
+
+
+def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any) -> tuple[Parse, Parse]:
     """Returns the functions for values and for keys. They raise an exception for all that the interpreter must read.
 
     Args:
         feed: The feed.
         payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+        kind: The type to decode JSON values into.
     """
-    json = _json_parser(feed)
+    json = _json_parser(feed, Any)
 
     def parse_key(key: bytes) -> Any:
         if feed.key_format is not KeyFormat.JSON:
@@ -36,14 +45,14 @@ def create_parsers(feed: Feed, payload: PayloadReader | None) -> tuple[Parse, Pa
             raise UnusualError
         return json(key)
 
-    return json if feed.format is PayloadFormat.JSON else parse_function(feed, payload), parse_key
+    return _json_parser(feed, kind) if feed.format is PayloadFormat.JSON else parse_function(feed, payload), parse_key
 
 
-def _json_parser(feed: Feed) -> Parse:
-    """Returns the parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
+def _json_parser(feed: Feed, kind: Any) -> Parse:
+    """Returns a parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
     exact = any(_is_exact(column) for column in feed.columns.values())
     exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
-    return msgspec.json.Decoder(float_hook=Decimal).decode if exact else msgspec.json.Decoder().decode
+    return msgspec.json.Decoder(kind, float_hook=Decimal if exact else None).decode
 
 
 def _wanted(feed: Feed) -> list[Any]:

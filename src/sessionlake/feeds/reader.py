@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -49,6 +50,33 @@ class KafkaRecord(NamedTuple):
     headers: Mapping[str, bytes | None] = MappingProxyType({})
 
 
+@dataclass(frozen=True)
+class KafkaRecords:
+    """Messages as Kafka has them, column by column.
+
+    Attributes:
+        topic, partition, offset, timestamp, key, value, headers: As in `KafkaRecord`, one for each message.
+    """
+
+    topic: list[str]
+    partition: list[int]
+    offset: list[int]
+    timestamp: list[int]
+    key: list[bytes | None]
+    value: list[bytes | None]
+    headers: list[Mapping[str, bytes | None]]
+
+    @classmethod
+    def of(cls, records: Iterable[KafkaRecord]) -> KafkaRecords:
+        """Returns messages column by column."""
+        columns = [list(column) for column in zip(*records, strict=True)]
+        return cls(*(columns or [[] for _ in KafkaRecord._fields]))
+
+    def record(self, number: int) -> KafkaRecord:
+        """Returns the message at an index."""
+        return KafkaRecord(*(getattr(self, name)[number] for name in KafkaRecord._fields))
+
+
 def feed_of(feeds: Sequence[Feed], topic: str) -> Feed | None:
     """Returns the first feed whose pattern matches the topic's whole name; None if none does."""
     return next((feed for feed in feeds if feed.topics.fullmatch(topic)), None)
@@ -71,7 +99,7 @@ def read(
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode(feed, feed.decoder, make_message(feed, record, payload))
+        return decode(feed, feed.decoder, message_maker(feed, payload)(*record))
     try:
         value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
@@ -115,14 +143,25 @@ def _required(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
     return payload
 
 
-def make_message(feed: Feed, record: KafkaRecord, payload: PayloadReader | None) -> Message:
-    """Returns a message as the feed's decoder class receives it."""
+def message_maker(feed: Feed, payload: PayloadReader | None) -> Callable[..., Message]:
+    """Returns the function that makes a message for the feed's decoder class from the fields of a Kafka record."""
     parse_json = load_digits if feed.needs_digits else load_json_fast
     parse = parse_json if feed.format is PayloadFormat.JSON else _required(feed, payload).read
-    return Message(
-        record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.headers,
-        tuple(column.name for column in feed.key), tuple(feed.columns), parse_json, parse,
-    )  # fmt: skip
+    key_columns, columns = tuple(column.name for column in feed.key), tuple(feed.columns)
+
+    def make_message(
+        topic: str,
+        partition: int,
+        offset: int,
+        timestamp: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Mapping[str, bytes | None],
+    ) -> Message:
+        record = topic, partition, offset, timestamp, key, value, headers
+        return Message(*record, key_columns, columns, parse_json, parse)
+
+    return make_message
 
 
 def load_digits(value: bytes) -> Any:
@@ -132,16 +171,17 @@ def load_digits(value: bytes) -> Any:
 
 def load_json_fast(value: bytes) -> Any:
     """Parses JSON as `load_json` does, several times faster. Whatever is unusual is left to `load_json`."""
-    if value.count(b"[") + value.count(b"{") <= MAX_DEPTH and b"\\u" not in value:
+    is_flat = len(value) <= 2 * MAX_DEPTH or value.count(b"[") + value.count(b"{") <= MAX_DEPTH
+    if is_flat and b"\\u" not in value:
         try:
             return _EXACT.decode(value)
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, InvalidOperation):
             pass
     return load_json(value)
 
 
 def load_json(value: bytes, *, digits: bool = False) -> Any:
-    """Parses JSON. Numbers with a point or an exponent become exact decimals.
+    """Parses JSON. Numbers with a point or an exponent become exact decimals, or `Digits` if none can hold them.
 
     Args:
         value: The JSON text in UTF-8.
@@ -154,4 +194,11 @@ def load_json(value: bytes, *, digits: bool = False) -> Any:
         text = value.decode()
     except UnicodeDecodeError:
         raise InvalidJsonError(Reason.NOT_UTF8) from None
-    return parse_json(text, Digits, Digits) if digits else parse_json(text, Decimal)
+    return parse_json(text, Digits, Digits) if digits else parse_json(text, _number)
+
+
+def _number(text: str) -> Decimal | Digits:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # the exponent has too many digits
+        return Digits(text)

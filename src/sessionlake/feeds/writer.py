@@ -6,17 +6,19 @@ the code only through `repr` or as values, so they cannot become code.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
-from sessionlake.feeds.code import CACHED, CodeWriter, NoCodeError, is_decimal_text
+from sessionlake.feeds.caches import RowIds, SessionIds
+from sessionlake.feeds.code import CodeWriter, NoCodeError, is_decimal_text, plain_decimal
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rows, Rule, Time
-from sessionlake.feeds.interpret import session_of
-from sessionlake.feeds.parsers import create_parsers
-from sessionlake.feeds.paths import Access, Constant, Each, Path, Start
+from sessionlake.feeds.parsers import MOST_DIGITS, create_parsers, has_long_number
+from sessionlake.feeds.paths import Access, Constant, Each, Field, Path, Start
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.row_ids import row_id_of
-from sessionlake.feeds.times import iso_milliseconds, milliseconds_of
+from sessionlake.feeds.shapes import Shape
+from sessionlake.feeds.times import milliseconds_of
 from sessionlake.feeds.values import FeedColumn, typed_constant
+from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH, MAX_ID_BYTES
 from sessionlake.protocol.payload import PayloadFormat
@@ -27,67 +29,89 @@ _SAFE_MS: Final = 2**53
 class FeedWriter(CodeWriter):
     """Generates the function of one feed, line by line. Methods append lines and return the names of variables.
 
+    Args:
+        feed: The feed.
+        payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
+        message: Shape of the decoded message.
+        kind: The type to decode messages into. It must be that of the shape, or `Any`.
+
     Attributes:
         names: Objects that the generated code uses, by their names in the code.
+        row_ids: The caches of row ids in the code.
     """
 
-    def __init__(self, feed: Feed, payload: PayloadReader | None) -> None:
+    def __init__(self, feed: Feed, payload: PayloadReader | None, message: Shape, kind: Any = Any) -> None:
         if feed.needs_digits:
             raise NoCodeError
+        super().__init__(feed, message)
         self._feed = feed
-        super().__init__(feed)
-        loads, load_key = create_parsers(feed, payload)
+        self.row_ids: list[RowIds] = []
+        loads, load_key = create_parsers(feed, payload, kind)
         self.names |= {
-            "is_too_deep": is_too_deep, "iso_milliseconds": iso_milliseconds,
+            "has_long_number": has_long_number, "is_too_deep": is_too_deep,
             "loads": loads, "load_key": load_key, "milliseconds_of": milliseconds_of,
-            "row_id_of": row_id_of, "session_of": session_of,
         }  # fmt: skip
 
     def function(self) -> str:
         """Returns the code of `read_all(records, max_bytes, out, unusual, rules)`.
 
-        It adds the rule of each event to `rules`, and the indices of messages for the interpreter to `unusual`. Lists
-        with the same value for all events or rows stay empty.
+        Until all messages are read, `out.rows` has the number of rows up to each event, and times may be ISO texts.
+        The function adds the number of the rule of each event to `rules`, and the indices of messages for the
+        interpreter to `unusual`. Lists with the same value for all events or rows stay empty.
         """
         feed = self._feed
         parts = [part for rule in feed.rules for part in rule.rows]
-        of_event = ["message", "session", "ts", "seq", "is_link", "rows"]
+        of_event = ["message", "session", "ts", "seq", "rows"]
         of_event += ["after"] * any(order.other or order.kind is Ordering.STEP for order in self._orders())
         of_event += ["sent"] * (feed.check is not None and feed.check.sent is not None)
         of_row = ["row_id", *["deletes"] * any(part.delete for part in parts)]
         of_row += ["expect"] * any(part.expect for part in parts)
         self._added = {*of_event, *of_row}
+        self._depth = 3
+        self._message()
+        body, self._lines, self._depth = self._lines, [], 0
         self._line("def read_all(records, max_bytes, out, unusual, rules):")
-        self._depth += 1
+        self._depth = 1
         for name in (*of_event, *of_row):
             self._line(f"add_{name} = out.{name}.append")
         for number in range(len(feed.columns)):
             self._line(f"add_c{number} = out.values[{number}].append")
-        self._line("add_rule, n_events, n_rows = rules.append, 0, 0")
-        self._line("sessions, row_ids, row_id_list = {}, {}, out.row_id")
-        self._line(f"events = [{', '.join(f'out.{name}' for name in of_event)}, rules]")
+        self._line("add_rule, row_id_list, ends = rules.append, out.row_id, out.rows")
         self._line(f"per_row = [{', '.join(f'out.{name}' for name in of_row)}, *out.values]")
-        self._line("for number, record in enumerate(records):")
-        self._depth += 1
-        self._line("raw = record.value")
-        self._line("n_events, n_rows = len(out.rows), len(row_id_list)")
+        # A value with more levels than allowed has as many closing brackets, or it is no JSON.
+        self._line(f"unchecked = min(max_bytes, {2 * MAX_DEPTH})")
+        fields = sorted(self.record_fields)
+        columns = ", ".join(f"records.{name}" for name in fields)
+        self._line(f"for number, {', '.join(fields)} in zip(range(len(records.value)), {columns}):")
+        self._depth = 2
         self._line("try:")
-        self._depth += 1
-        self._line("if raw is None or len(raw) > max_bytes: raise Unusual")
-        if feed.format is PayloadFormat.JSON:
-            deep = f'raw.count(b"[") + raw.count(b"{{") > {MAX_DEPTH} and is_too_deep(raw.decode())'
-            self._line(f"if {deep}: raise Unusual")
-        self._line("d = loads(raw)")
-        if feed.key_format is not KeyFormat.TEXT:
-            self._line("key_value = M if record.key is None else load_key(record.key)")
-        self._rules()
-        self._depth -= 1
+        self._lines += body
         self._line("except Exception:")
-        self._depth += 1
-        self._line("for one in events: del one[n_events:]")
-        self._line("for one in per_row: del one[n_rows:]")
+        self._depth = 3
+        self._line("for one in per_row: del one[ends[-1] if ends else 0 :]")
         self._line("unusual.append(number)")
         return "\n".join(self._lines) + "\n"
+
+    def _message(self) -> None:
+        """Adds the lines that read one message."""
+        if self._feed.format is PayloadFormat.JSON:
+            self._line("if len(value) > unchecked:")
+            self._line("    if len(value) > max_bytes: raise Unusual")
+            deep = f'value.count(b"[") + value.count(b"{{") > {MAX_DEPTH} and is_too_deep(value.decode())'
+            self._line(f"    if {deep}: raise Unusual")
+            self._line(f"    if len(value) > {MOST_DIGITS} and has_long_number(value): raise Unusual")
+            self._line("if not value.isascii(): value.decode()")
+        else:
+            self._line("if value is None or len(value) > max_bytes: raise Unusual")
+        self._line("d = loads(value)")
+        kind, bodies = self._shapes["d"].kind, {body for rule in self._feed.rules for body in _bodies(rule)}
+        if kind is not None and bodies <= {Body.TOMBSTONE, Body.OBJECT}:
+            self._line(f"if type(d) is not {self._type(kind)}: raise Unusual")
+            self._checked.add("d")
+        if self._feed.key_format is not KeyFormat.TEXT:
+            key = self._record("key")
+            self._line(f"key_value = M if {key} is None else load_key({key})")
+        self._rules()
 
     # -- rules
 
@@ -116,18 +140,20 @@ class FeedWriter(CodeWriter):
 
     def _condition(self, condition: Condition) -> str:
         if condition.path is None:
-            types = {Body.ARRAY: "list", Body.OBJECT: "dict", Body.TEXT: "str"}
             wanted = condition.wanted if isinstance(condition.wanted, tuple) else ()
-            return f"type(d) in ({''.join(f'{types[one]}, ' for one in wanted if one in types)})"
-        value = self._find(condition.path, element=None)
+            types = {Body.ARRAY: ["list"], Body.OBJECT: ["dict"], Body.TEXT: ["str"], Body.TOMBSTONE: []}
+            if (kind := self._shapes["d"].kind) is not None:
+                types[Body.OBJECT if self._shapes["d"].fields else Body.ARRAY].append(self._type(kind))
+            return f"type(d) in ({''.join(f'{name}, ' for one in wanted for name in types[one])})"
+        value = self._find(condition.path, element=None, is_read=not isinstance(condition.wanted, Presence))
         if isinstance(condition.wanted, Presence):
             return f"{value} is {'' if condition.wanted is Presence.ABSENT else 'not '}M"
         tests = []
         for one in condition.wanted:
             if one is None:
                 tests.append(f"{value} is None")
-            elif isinstance(one, bool):
-                tests.append(f"{value} is {one}")
+            elif isinstance(one, bool | str):
+                tests.append(f"{value} is {one}" if isinstance(one, bool) else f"{value} == {str(one)!r}")
             else:
                 tests.append(f"({value} == {self._constant(one)} and {value} is not True and {value} is not False)")
         return f"({' or '.join(tests)})"
@@ -139,41 +165,39 @@ class FeedWriter(CodeWriter):
             self._line(f"sent = None if {found} is M else {found}")
         self._session(rule.session or feed.session)
         self._time(rule.time or feed.time)
-        self._interval(order)
+        seq, after = self._interval(order)
         for part in rule.rows:
             self._part(part)
         if feed.refuse_repeats:
-            self._line("if len(set(row_id_list[n_rows:])) != len(row_id_list) - n_rows: raise Unusual")
-        is_link = order.kind is Ordering.LINK and not rule.restart
-        self._line("add_message(number); add_session(session); add_ts(ts); add_seq(seq)")
-        self._line(f"add_is_link({is_link}); add_rule({self._constant(rule)})")
+            self._line("own = row_id_list[ends[-1] if ends else 0 :]")
+            self._line("if len(set(own)) < len(own): raise Unusual")
+        self._line(f"add_message(number); add_session(session); add_ts(ts); add_seq({seq}); add_rule({rule.number})")
         if "after" in self._added:
-            self._line(f"add_after({'None' if rule.restart else 'after'})")
+            self._line(f"add_after({'None' if rule.restart else after})")
         if "sent" in self._added:
             self._line("add_sent(sent)")
-        self._line("add_rows(len(row_id_list) - n_rows)")
+        self._line("add_rows(len(row_id_list))")
 
     def _session(self, paths: tuple[Path, ...]) -> None:
         parts = [self._find(path, element=None) for path in paths]
-        for path, part in zip(paths, parts, strict=True):
-            numbers = {Start.PARTITION, Start.OFFSET, Start.TIMESTAMP}
-            if all(isinstance(one, Access) and one.start in numbers for one in path.alternatives):
-                self._line(f"{part} = str({part})")
-            self._line(f"if type({part}) is not str: raise Unusual")
-        self._line(f"parts = ({''.join(f'{part}, ' for part in parts)})")
-        self._line("session = sessions.get(parts)")
-        self._line("if session is None:")
-        self._line(f"    if len(sessions) > {CACHED}: sessions.clear()")
-        self._line("    session = sessions[parts] = session_of(parts)")
-        self._line("    if session is None: raise Unusual")
+        numbers = {Start.PARTITION, Start.OFFSET, Start.TIMESTAMP}
+        for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
+            if not all(isinstance(one, Access) and one.start in numbers for one in path.alternatives):
+                self._line(f"if type({part}) is not str: raise Unusual")
+            elif len(paths) == 1:
+                parts[number] = f"str({part})"
+        cache = self._constant(SessionIds())
+        key = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+        self._line(f"session = {cache}.get({key})")
+        self._line(f"if session is None: session = {cache}.compute({key})")
 
     def _time(self, time: Time) -> None:
         if time.path is None:
-            self._line("ts = record.timestamp")
+            self._line(f"ts = {self._record('timestamp')}")
             return
         value = self._find(time.path, element=None)
         if time.or_kafka:
-            self._line(f"if {value} is M or {value} is None: ts = record.timestamp")
+            self._line(f"if {value} is M or {value} is None: ts = {self._record('timestamp')}")
             self._line("else:")
         else:
             self._line("if True:")
@@ -182,30 +206,31 @@ class FeedWriter(CodeWriter):
             self._line(f"if type({value}) is not int: raise Unusual")
             self._line(f"ts = {value}{'' if time.how == 'epoch_ms' else ' // 1000'}")
         elif time.how == "iso":
-            self._line(f"ts = iso_milliseconds({value}, {self._constant({})})")
+            self._line(f"if type({value}) is not str: raise Unusual")
+            self._line(f"ts = {value}")
         else:
             self._line(f"ts = milliseconds_of({value}, {time.how!r}, from_text={time.from_text})")
-        self._line(f"if not {-_SAFE_MS} < ts < {_SAFE_MS}: raise Unusual")
+        if time.how != "iso":
+            self._line(f"if not {-_SAFE_MS} < ts < {_SAFE_MS}: raise Unusual")
         self._depth -= 1
 
-    def _interval(self, order: Order) -> None:
+    def _interval(self, order: Order) -> tuple[str, str]:
+        """Adds lines that find the message's place in the order; returns code for its seq and for its after."""
         if order.kind is Ordering.NONE:
-            self._line("seq, after = None, None")
-            return
+            return "None", "None"
         if order.kind is Ordering.ARRIVAL or order.seq is None:
-            self._line("seq, after = record.offset, None")
-            return
-        self._line(f"seq = {self._number(order.seq)}")
-        self._line("if seq < 0: raise Unusual")
+            return self._record("offset"), "None"
+        seq = self._number(order.seq)
+        self._line(f"if {seq} < 0: raise Unusual")
         match order.kind:
             case Ordering.STEP:
-                self._line("after = seq - 1")
+                return seq, f"{seq} - 1"
             case Ordering.LINK if order.other is not None:
-                self._line(f"after = {self._number(order.other)}")
+                return seq, self._number(order.other)
             case Ordering.RANGE if order.other is not None:
-                self._line(f"after = {self._number(order.other)} - 1")
+                return seq, f"{self._number(order.other)} - 1"
             case _:
-                self._line("after = None")
+                return seq, "None"
 
     def _number(self, path: Path) -> str:
         value = self._find(path, element=None)
@@ -220,7 +245,7 @@ class FeedWriter(CodeWriter):
             return
         element = "d"
         if part.source is not None:
-            element = self._find(part.source, element=None)
+            element = self._find(part.source, element=None, is_read=False)
             self._line(f"if {element} is M or {element} is None: raise Unusual")
         self._row(part, element)
 
@@ -236,10 +261,12 @@ class FeedWriter(CodeWriter):
             if not isinstance(step, Each):
                 value = self._step(value, step)
                 continue
-            self._line(f"if {value} is not M and {value} is not None:")
+            self._line(f"if type({value}) is not list:")
+            self._line(f"    if {value} is not M and {value} is not None: raise Unusual")
+            self._line("else:")
             self._depth += 1
-            self._line(f"if type({value}) is not list: raise Unusual")
             item = self._name()
+            self._shapes[item] = (self._shapes.get(value) or Shape()).find_items()
             self._line(f"for {item} in {value}:")
             self._depth += 1
             value = item
@@ -251,19 +278,15 @@ class FeedWriter(CodeWriter):
     def _row(self, part: Rows, element: str) -> None:
         feed = self._feed
         places = {name: number for number, name in enumerate(feed.columns)}
-        raw = {column.name: (column, self._value(column, path, element)) for column, path in part.values}
-        if part.by_name:
-            self._line(f"if type({element}) is not dict: raise Unusual")
-            for column in part.by_name:
-                name = self._name()
-                self._line(f"{name} = {element}.get({column.name!r}, M)")
-                raw[column.name] = (column, self._converted(column, name))
-        if part.rescue:
-            self._refuse_undeclared(element)
+        raw = self._raw_values(part, element)
         key = [raw[column.name][1] for column in feed.key]
-        self._line(f"if {' or '.join(f'{one} is M or {one} is None' for one in key)}: raise Unusual")
+        unknown = [one for column, one in zip(feed.key, key, strict=True) if not self._is_text(column)]
+        for one in unknown:
+            self._line(f"if {one} is M or {one} is None: raise Unusual")
         self._row_id(feed.key, key)
         deleted = self._deleted(part, raw)
+        if deleted != "False":
+            self._refuse_odd_decimals(deleted, [one for one in raw.values() if one[0] not in feed.key])
         added = {places[name]: value for name, (_, value) in raw.items()}
         for number, name in enumerate(feed.columns):
             value = added.get(number, "M")
@@ -278,10 +301,40 @@ class FeedWriter(CodeWriter):
         if "expect" in self._added:
             self._line(f"add_expect({None if part.expect is None else part.expect.value!r})")
 
-    def _refuse_undeclared(self, element: str) -> None:
+    def _raw_values(self, part: Rows, element: str) -> dict[str, tuple[FeedColumn, str]]:
+        """Adds lines that read a row's columns; returns each column with the variable that has its value."""
+        shape, was_checked = self._shapes.get(element) or Shape(), element in self._checked
+        if (shape.kind is not None or part.by_name) and not was_checked:
+            kind = "dict" if shape.kind is None else self._type(shape.kind)
+            self._line(f"if type({element}) is not {kind}: raise Unusual")
+            self._checked.add(element)
+        raw = {column.name: (column, self._value(column, path, element)) for column, path in part.values}
+        for column in part.by_name:
+            raw[column.name] = (column, self._converted(column, self._step(element, Field(column.name))))
+        shape.refuses.add(part.rescue)
+        if part.rescue:
+            self._refuse_undeclared(element, shape)
+        if not was_checked:
+            self._checked.discard(element)
+        return raw
+
+    def _refuse_odd_decimals(self, deleted: str, values: list[tuple[FeedColumn, str]]) -> None:
+        """Adds a check of a deleted row's decimals, which are not added to the lists unless they are in the key."""
+        for column, value in values:
+            if is_decimal_text(column):
+                is_plain = self._constant(re.compile(plain_decimal(column.sql)).fullmatch)
+                self._line(f"if {deleted} and type({value}) is str and not {is_plain}({value}): raise Unusual")
+
+    def _refuse_undeclared(self, element: str, shape: Shape) -> None:
         """Adds a check that leaves rows with undeclared fields to the interpreter, which stores these fields."""
-        declared = self._constant(frozenset(self._feed.columns))
-        self._line(f"if not {element}.keys() <= {declared}: raise Unusual")
+        columns = self._feed.columns
+        if shape.kind is None:
+            for name in columns:
+                shape.find_field(name)
+            self._line(f"if not {element}.keys() <= {self._constant(frozenset(columns))}: raise Unusual")
+        for name in shape.fields if shape.kind is not None else ():
+            if name not in columns:
+                self._line(f"if {element}.{shape.attribute_of(name)} is not M: raise Unusual")
 
     def _deleted(self, part: Rows, raw: dict[str, tuple[FeedColumn, str]]) -> str:
         """Returns code for "the row is deleted": `True`, `False`, or the variable `deleted`, which it sets."""
@@ -308,25 +361,21 @@ class FeedWriter(CodeWriter):
         # A text that is kept has only digits, a point and a sign.
         as_text = f"{self._constant(column.convert)}({value}) == {self._constant(wanted)}"
         as_text = f"not {value}.strip('-0.')" if wanted == 0 else as_text
-        return f"(({as_text}) if type({value}) is str else {test})"
+        return f"(type({value}) is str and {as_text})"
 
     def _row_id(self, key: tuple[FeedColumn, ...], values: list[str]) -> None:
         if len(key) == 1 and key[0].sql == "string":
             self._line(f"row_id = {values[0]}")
             self._line(f"if not 0 < len(row_id) <= {MAX_ID_BYTES // 4}: raise Unusual")
             return
+        if len(key) == 1 and key[0].sql in INTEGER_BITS:
+            self._line(f"row_id = f'[{{{values[0]}}}]'")
+            return
+        self.row_ids.append(RowIds(key))
+        cache = self._constant(self.row_ids[-1])
         self._line(f"key = ({''.join(f'{value}, ' for value in values)})")
-        self._line("row_id = row_ids.get(key)")
-        self._line("if row_id is None:")
-        self._line(f"    if len(row_ids) > {CACHED}: row_ids.clear()")
-        typed = [
-            f"{self._constant(column.convert)}({value}) if type({value}) is str else {value}"
-            if is_decimal_text(column)
-            else value
-            for column, value in zip(key, values, strict=True)
-        ]
-        self._line(f"    row_id = row_ids[key] = row_id_of(({''.join(f'{one}, ' for one in typed)}))")
-        self._line(f"    if len(row_id) > {MAX_ID_BYTES // 4}: raise Unusual")
+        self._line(f"row_id = {cache}.get(key)")
+        self._line(f"if row_id is None: row_id = {cache}.compute(key)")
 
     def _value(self, column: FeedColumn, path: Path, element: str) -> str:
         """Adds lines that read a column's value in the variable `element`; returns the variable that has it."""
@@ -335,6 +384,11 @@ class FeedWriter(CodeWriter):
         if any(isinstance(one, Constant) for one in path.alternatives):
             raise NoCodeError
         return self._converted(column, self._find(path, element))
+
+
+def _bodies(rule: Rule) -> list[Any]:
+    """Returns the types of messages that the rule names."""
+    return [body for one in rule.when if one.path is None and isinstance(one.wanted, tuple) for body in one.wanted]
 
 
 def _uses_parent(part: Rows) -> bool:

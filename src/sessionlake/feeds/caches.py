@@ -1,0 +1,61 @@
+"""Computes session ids and row ids once for each distinct value. Generated code keeps them in dicts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sessionlake.feeds.code import CACHED, UnusualError, is_decimal_text, plain_decimal
+from sessionlake.feeds.interpret import session_of
+from sessionlake.feeds.row_ids import row_id_of
+from sessionlake.feeds.values import FeedColumn
+from sessionlake.protocol.message import MAX_ID_BYTES
+
+
+class SessionIds(dict[Any, str]):
+    """Session ids by their text, or by a tuple of texts and integers."""
+
+    def compute(self, texts: Any) -> str:
+        """Computes and adds a session id. Raises UnusualError if it cannot be used."""
+        session = session_of([str(text) for text in (texts if type(texts) is tuple else (texts,))])
+        if session is None:
+            raise UnusualError
+        if len(self) >= CACHED:
+            self.clear()
+        self[texts] = session
+        return session
+
+
+class RowIds(dict[tuple[Any, ...], str]):
+    """Row ids by key. A key has the values of the key columns; a decimal may be its text as sent.
+
+    Attributes:
+        columns: The key columns.
+        has_odd_decimals: True if a text was no plain decimal: digits with an optional sign and point.
+    """
+
+    def __init__(self, columns: tuple[FeedColumn, ...]) -> None:
+        super().__init__()
+        self.columns = columns
+        self.has_odd_decimals = False
+        self._plain = [re.compile(plain_decimal(column.sql)) if is_decimal_text(column) else None for column in columns]
+
+    def compute(self, key: tuple[Any, ...]) -> str:
+        """Computes and adds the row id of a key.
+
+        Raises:
+            UnusualError: The id may be too long.
+            ValueError: A text is no decimal that fits its column.
+        """
+        values = list(key)
+        for place, (column, plain) in enumerate(zip(self.columns, self._plain, strict=True)):
+            if plain is not None and type(text := key[place]) is str:
+                values[place] = column.convert(text)
+                self.has_odd_decimals |= plain.fullmatch(text) is None
+        row_id = row_id_of(tuple(values))
+        if len(row_id) > MAX_ID_BYTES // 4:
+            raise UnusualError
+        if len(self) >= CACHED:
+            self.clear()
+        self[key] = row_id
+        return row_id
