@@ -28,6 +28,9 @@ from unit.test_feed_table import frames, recorded
 Frame = tuple[int, bytes]
 """Kafka timestamp (ms) and value of a message."""
 PRODUCTS = ("XBT/USD", "ETH/USD")
+# Tables that a batch of a clean recording does not write to.
+SELDOM = ("integrity_events", "session_cuts", "quarantine", "session_snapshot")
+REACHED = [death for death in DEATHS if not death.place.partition("silver.")[2].startswith(SELDOM)]
 
 
 def configured(folder: Path, broker: Settings, feed: dict[str, Any]) -> Settings:
@@ -78,7 +81,7 @@ def run_and_die(
 
 
 @pytest.mark.timeout(len(DEATHS) * SECONDS)
-@pytest.mark.parametrize("deaths", [SOME, pytest.param(DEATHS, marks=pytest.mark.soak)], ids=["some", "all"])
+@pytest.mark.parametrize("deaths", [SOME, pytest.param(REACHED, marks=pytest.mark.soak)], ids=["some", "all"])
 def test_books_with_checksums_are_exact_after_kills(
     spark: Any, broker_settings: Settings, tmp_path: Path, deaths: Sequence[Death]
 ) -> None:
@@ -101,6 +104,6 @@ def test_books_with_checksums_are_exact_after_kills(
 @pytest.mark.timeout(len(DEATHS) * SECONDS)
 def test_every_checksum_of_a_recording_fits_after_kills(spark: Any, broker_settings: Settings, tmp_path: Path) -> None:
     messages = frames("KRAKEN.ws.50.0")
-    settings = run_and_die(spark, broker_settings, tmp_path, yaml.safe_load(KRAKEN), list(messages), DEATHS)
+    settings = run_and_die(spark, broker_settings, tmp_path, yaml.safe_load(KRAKEN), list(messages), REACHED)
     sessions = rows_of(spark, Lake(settings), "silver.sessions")
     assert (sum(row["checks"] for row in sessions), sum(row["checks_failed"] for row in sessions)) == (4269, 0)
