@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from decimal import Decimal
 from math import isfinite
+from types import GeneratorType
 from typing import Any
 
 from sessionlake.feeds.code import CACHED, MICROSECONDS, YEAR_1, YEAR_10000, UnusualError, is_decimal_text
@@ -26,6 +27,8 @@ from sessionlake.protocol.message import INT64_MAX, INT64_MIN
 _WITH_ROWS: dict[Any, str] = {Kind.SNAPSHOT: Kind.SNAPSHOT.value, Kind.UPDATE: Kind.UPDATE.value}
 _KINDS = _WITH_ROWS | {Kind.HEARTBEAT: Kind.HEARTBEAT.value, Kind.END: Kind.END.value}
 
+_MANY = frozenset({list, tuple, GeneratorType})
+
 
 class ManyReader:
     """Reads messages of one feed into lists.
@@ -42,7 +45,6 @@ class ManyReader:
         self._is_arrival = feed.order.kind is Ordering.ARRIVAL
         self._sessions: dict[Any, str] = {}
         self._keys: dict[tuple[Any, ...], tuple[tuple[Any, ...], str]] = {}
-        self._names = frozenset(feed.columns)
 
     def __call__(
         self, records: KafkaRecords, max_bytes: int, out: EventLists, unusual: list[int], rules: list[int]
@@ -71,7 +73,7 @@ class ManyReader:
         if self._feed.has_chains:
             unusual += range(len(records.value))
             return
-        add_rows = _RowAdder(self, self._feed, out)
+        add_rows = _RowAdder(self, self._feed, out, rescue=self._use.rescue)
         fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
         for number, record in enumerate(zip(*fields, records.headers, strict=True)):
             n_events, n_rows = len(out.rows), len(out.row_id)
@@ -89,7 +91,8 @@ class ManyReader:
         out.restart += [False] * len(out.rows)
 
     def _add(self, number: int, message: Message, given: Any, out: EventLists, add_rows: _RowAdder) -> None:
-        _require_many(given)
+        if type(given) not in _MANY:
+            _require_many(given)
         first, most = len(out.session), len(out.row_id) + MAX_ROWS
         for event in given:
             if type(event) is not Event or event.chain is not None:
@@ -165,10 +168,6 @@ class ManyReader:
         """Keys of texts with their row ids, by the key as the decoder gives it."""
         return self._keys
 
-    def refuses_names(self, values: dict[Any, Any]) -> bool:
-        """Returns True if the row has undeclared columns that must be stored, or whose names are no texts."""
-        return not self._names.issuperset(values) and (self._use.rescue or not _are_texts(values))
-
 
 class _RowAdder:
     """Adds rows of events to lists.
@@ -177,10 +176,12 @@ class _RowAdder:
         reader: The reader of the feed.
         feed: The feed.
         out: The lists.
+        rescue: True if undeclared columns are stored.
     """
 
-    def __init__(self, reader: ManyReader, feed: Feed, out: EventLists) -> None:
-        self._reader, self._out, self._known_keys = reader, out, reader.known_keys
+    def __init__(self, reader: ManyReader, feed: Feed, out: EventLists, *, rescue: bool) -> None:
+        self._reader, self._out, self._known_keys, self._rescue = reader, out, reader.known_keys, rescue
+        self._has_names = frozenset(feed.columns).issuperset
         cells = dict(zip(feed.columns, out.values, strict=True))
         self._key = [(column.name, cells[column.name].append) for column in feed.key]
         self._others = [
@@ -191,14 +192,15 @@ class _RowAdder:
 
     def __call__(self, rows: Any, most: int) -> None:
         """Adds rows. Raises UnusualError if anything may be wrong, or if there are then more than `most` rows."""
-        _require_many(rows)
+        if type(rows) not in _MANY:
+            _require_many(rows)
         out = self._out
         for row in rows:
             key = row.key
             key, row_id = (self._known_keys.get(key) if type(key) is tuple else None) or self._reader.find_key(key)
             if type(row) is Put:
                 values: Any = row.values
-                if type(values) is not dict or self._reader.refuses_names(values):
+                if type(values) is not dict or (not self._has_names(values) and self._refuses(values)):
                     raise UnusualError
                 self._add_key(key, values)
                 for name, kind, convert, add in self._others:
@@ -215,6 +217,10 @@ class _RowAdder:
             out.expect.append(None if row.expect is None else Presence(row.expect).value)
             if len(out.row_id) > most:
                 raise UnusualError
+
+    def _refuses(self, values: dict[Any, Any]) -> bool:
+        """Returns True if undeclared columns of a row must be stored, or if their names are no texts."""
+        return self._rescue or not _are_texts(values)
 
     def _add_key(self, key: tuple[Any, ...], values: dict[Any, Any]) -> None:
         """Adds a row's key. Raises UnusualError unless the row's values of key columns are missing or the same."""
@@ -259,7 +265,7 @@ def _double(value: Decimal) -> float:
 
 def _require_many(given: Any) -> None:
     """Raises UnusualError unless a decoder may yield this for events or rows."""
-    if type(given) is not list and (isinstance(given, str | bytes | dict) or not hasattr(given, "__iter__")):
+    if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__iter__"):
         raise UnusualError
 
 
