@@ -28,10 +28,12 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOu
 from sessionlake.notebook.book import Book
 from sessionlake.operations.forgetting.forget import Forgetting
 from sessionlake.operations.pipeline import Layer, claim_layers
+from sessionlake.operations.rebuild.processors import rebuild_processor
 from sessionlake.operations.rebuild.replay import SessionSelection
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
-from sessionlake.settings.model import Settings, SilverSettings
+from sessionlake.processors import job as processors
+from sessionlake.settings.model import ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.silver.decisions import record_decision
 from sessionlake.silver.job import SilverStoppedError
@@ -105,6 +107,45 @@ def test_a_changed_mapping_is_refused_until_a_rebuild_which_brings_quarantined_m
     sent += arrive(spark, corrected, message_of_books(2, part_of("B", asks=[["2", "0"], ["3", "1"]])), first=2)
     through_silver(spark, corrected)
     assert_rows_are_the_definition(spark, corrected, sent, ledger=False)
+
+
+_COUNTER = """
+from dataclasses import dataclass
+from sessionlake.processors import Processor
+
+@dataclass
+class Count:
+    seen: int = 0
+
+class Counter(Processor[Count]):
+    state = Count
+    output = {"seen": "bigint"}
+
+    def on_message(self, state, message):
+        state.seen += 1
+        yield {"seen": state.seen}
+"""
+
+
+def test_a_processor_refuses_a_changed_mapping_until_its_rebuild(spark, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "feed_counter.py").write_text(_COUNTER)
+    own = ProcessorSettings(name="counter", target="feed_counter:Counter")
+    settings, corrected = (
+        lake_with(tmp_path, feed).model_copy(update={"processors": (own,)})
+        for feed in (books("p", time={"path": "when"}), books("p"))
+    )
+    full = message_of_books(0, part_of("A", full=True, bids=[["1", "1"]]))
+    arrive(spark, settings, full)
+    processors.start(spark, settings, "counter", once=True).wait()
+    assert rows_of(spark, Lake(settings), own.output_table) == []
+    with pytest.raises(LakeError, match=r"feed 'books' has changed in: time.*rebuild processor:counter"):
+        processors.start(spark, corrected, "counter", once=True)
+    rebuild_processor(spark, corrected, "counter")
+    assert [row["seen"] for row in rows_of(spark, Lake(corrected), own.output_table)] == [1]
+    arrive(spark, corrected, message_of_books(1, part_of("A", bids=[["1", "5"]])), first=1)
+    processors.start(spark, corrected, "counter", once=True).wait()
+    assert sorted(row["seen"] for row in rows_of(spark, Lake(corrected), own.output_table)) == [1, 2]
 
 
 def test_new_columns_and_new_feeds_start_at_once(spark, tmp_path):

@@ -28,6 +28,7 @@ from sessionlake.processors.outputs import ProcessorOutput, ProcessorReport, rea
 from sessionlake.processors.shard import MessageProcessor, create_message_processor
 from sessionlake.processors.stored import require_readable_states
 from sessionlake.protocol.names import quote
+from sessionlake.settings.feed_history import list_mappings
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.settings.processors import ProductProcessor
 from sessionlake.silver.decisions import read_binding_decisions
@@ -40,6 +41,7 @@ from sessionlake.silver.job import (
     sum_ledger_counts,
     sum_partition_counts,
 )
+from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.packing import build_packed_stream
 from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
 from sessionlake.spark.interpreted import without_code_generation
@@ -132,6 +134,8 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         fold = handover.ResumedFold(fold, str(handover.find_active_folder(settings, config.layer)))
     first_batch = begin.first_batch if begin else 0
     log = load_offset_log(spark, lake, settings, config.layer, first_batch)
+    last_batch, topics = handover.read_next_batch(settings, config.layer) - 1, {topic for topic, _ in log.last_offsets}
+    refuse_changed_feeds(lake.reader(spark), settings, last_batch, topics, config.layer)
     times = StreamTimesLog.start_log(spark, settings, config.layer, log.last_offsets)
     stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, config, processor, log, times)
@@ -238,6 +242,7 @@ class _ProcessorBatch:
                     outputs=self._append_outputs(folded, reports, txn),
                     **sum_ledger_counts(partitions),
                     config_hash=self._hash,
+                    feeds=list_mappings(self._settings.capture),
                 )
                 self._lake.storage.require_claims()  # another process may have taken the layer over
                 self._times.add_batch_notes(partitions, reports)

@@ -1,4 +1,4 @@
-"""Refuses to read messages by feeds that have changed since silver read earlier messages of the same topics."""
+"""Refuses to read messages by feeds that have changed since a layer read earlier messages of the same topics."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from sessionlake.settings.model import Settings
 
 
 def refuse_changed_feeds(
-    reader: TableReader, settings: Settings, batch: int, topics: Iterable[str], doing: str = SILVER
+    reader: TableReader, settings: Settings, batch: int, topics: Iterable[str], layer: str = SILVER, doing: str = ""
 ) -> None:
-    """Checks that topics are read by the same mapping as before, so that silver's tables have one meaning.
+    """Checks that topics are read by the same mapping as before, so that the layer's tables have one meaning.
 
     Args:
         reader: Reads the ledger.
         settings: The settings of the lake.
-        batch: The number of silver's last batch; -1 before the first.
-        topics: The topics that silver has read.
-        doing: What wants to read messages, for the error.
+        batch: The number of the layer's last batch; -1 before the first.
+        topics: The topics that the layer has read.
+        layer: Silver, or the layer of a processor.
+        doing: What wants to read messages, for the error; the layer by default.
 
     Raises:
         LakeError: A topic is read otherwise than before.
     """
     if batch < 0 or not settings.capture.feeds:  # without feeds, messages of other forms go to quarantine
         return
-    former = _read_mappings(reader, batch)
+    former = _read_mappings(reader, layer, batch)
     changed = None if former is None else find_changed_feed(former, settings.capture, topics)
     if changed is not None:
+        what = SILVER if layer == SILVER else f"processor:{layer.removeprefix('processor-')}"
         raise LakeError(
-            f"{doing}: the messages of topic {changed.topic} would be read in another way than before: {changed.text}",
-            why="Silver's tables would have messages that were read in two ways",
-            fix="Run `sessionlake rebuild silver`, which reads all messages by the present capture.feeds, or set "
+            f"{doing or layer}: the messages of topic {changed.topic} would be read in another way than before: "
+            f"{changed.text}",
+            why="Its tables would have messages that were read in two ways",
+            fix=f"Run `sessionlake rebuild {what}`, which reads all messages by the present capture.feeds, or set "
             "capture.feeds as they were",
         )
 
 
-def _read_mappings(reader: TableReader, batch: int) -> list[FeedMapping] | None:
+def _read_mappings(reader: TableReader, layer: str, batch: int) -> list[FeedMapping] | None:
     """Returns how the feeds of a batch read messages; None if the ledger does not say it."""
-    of_batch = ("layer", eq, SILVER), ("batch_id", ge, batch)
+    of_batch = ("layer", eq, layer), ("batch_id", ge, batch)
     rows = list(reader.read_rows(LEDGER, *of_batch, columns=["batch_id", "committed_at", "feeds"]))
     latest = max(rows, key=itemgetter("committed_at"), default=None)
     if latest is None or latest["feeds"] is None:

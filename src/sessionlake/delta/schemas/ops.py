@@ -144,7 +144,7 @@ OPS_SCHEMAS: dict[str, TableSchema] = {
             Column(
                 "feeds",
                 _FEEDS,
-                "How silver read messages: hashes of each feed's mapping; empty without feeds, null if not of silver",
+                "How messages were read: hashes of each feed's mapping; empty without feeds, null in other layers",
             ),
         ),
         "One row per micro-batch of each layer: what it read and what it wrote",

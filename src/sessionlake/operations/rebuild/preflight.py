@@ -139,7 +139,7 @@ def _require_unchanged_feeds(reader: TableReader, settings: Settings) -> None:
         LakeError: The mapping of a feed has changed.
     """
     topics = {topic for topic, _ in read_last_offsets(reader, SILVER)}
-    refuse_changed_feeds(reader, settings, handover.read_next_batch(settings) - 1, topics, "rebuild silver")
+    refuse_changed_feeds(reader, settings, handover.read_next_batch(settings) - 1, topics, doing="rebuild silver")
 
 
 def require_silver_current(spark: SparkSession, lake: Lake, version: int) -> None:
