@@ -135,6 +135,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "a part of a format, of a unit or of an algorithm": (
         "bronze.archive.members._EXTRA",
         "delta.folders.writable._INDEXED",
+        "gold.aggregate.decimals.MOST_DIGITS",
+        "gold.aggregate.decimals._LIMB",
         "gold.aggregate.functions._SPLIT",
         "gold.aggregate.order._HEX_DIGITS",
         "gold.aggregate.sketches.QUANTILE_ERROR",

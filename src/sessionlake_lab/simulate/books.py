@@ -140,7 +140,7 @@ def make_books(products: Sequence[str], seed: int) -> list[OrderBook]:
     """Returns a filled book for each product."""
     books = [OrderBook(product) for product in products]
     for number, book in enumerate(books):
-        book.fill_levels(Random(f"{seed}:{number}"), 10_000 * (number + 1))  # noqa: S311 - a simulation
+        book.fill_levels(Random(f"{seed}:{number}"), 10_000 * (number + 1))  # noqa: S311 - a simulation needs no secret numbers
     return books
 
 
@@ -156,7 +156,7 @@ def generate_book_messages(
         rate: Messages per second of each book.
         seed: Seed of the random changes.
     """
-    rng, count = Random(seed), int(duration_s * rate)  # noqa: S311 - a simulation
+    rng, count = Random(seed), int(duration_s * rate)  # noqa: S311 - a simulation needs no secret numbers
     lost = max(count // 3, 1)
     for number in range(count):
         for book in books:
