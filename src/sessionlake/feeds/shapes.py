@@ -66,7 +66,7 @@ class Shape:
         A value of another kind than the paths expect is decoded to Python's types.
         """
         names = list(self.fields)
-        is_plain = all(map(_PLAIN_NAME.fullmatch, names)) and len(self.refuses) < 2  # noqa: PLR2004 - there are two ways to refuse
+        is_plain = all(map(_PLAIN_NAME.fullmatch, names)) and len(self.refuses) < 2  # noqa: PLR2004 - the set has both truths
         ways = bool(names) + bool(self.places) + (self.items is not None)
         if self.is_read or not is_plain or ways != 1:
             return Any
