@@ -317,9 +317,7 @@ def test_another_name_over_the_same_table_and_a_column_of_another_type_take_a_re
     counted.settings = counted.settings.model_copy(update={"processors": (typed,)})
     with pytest.raises(LakeError, match=r"in the output of processor counted.*`sessionlake rebuild processor:counted`"):
         counted.run()
-    assert str(preview_rebuild(counted.spark, counted.settings, "counted")).startswith(
-        "column seen in one of them alone"
-    )
+    assert str(preview_rebuild(counted.spark, counted.settings, "counted")).startswith("column seen in only one table")
 
     renamed = own.model_copy(update={"name": "renamed"})
     counted.settings = counted.settings.model_copy(update={"processors": (renamed,)})
