@@ -1,4 +1,4 @@
-"""Killed between commits, a feed that keeps rows in silver's state goes on: the books and every checksum are right."""
+"""Kills silver between commits while a feed keeps rows in its state: books and checksums are right afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of a decimal column: exact sums of up to 38 digits in any batches, told by Python's own integers."""
+"""Products of a decimal column: sums of up to 38 digits in any batches equal the sums of Python's integers."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def fates(silver: Silver, count: int, changed: set[int]) -> str:
 
 
 def judged(bodies: Sequence[dict[str, Any]], rules: CaptureSettings, times: Sequence[int] = ()) -> tuple[str, Silver]:
-    """Fates and tables of these messages, each in a batch of its own; the same must come of a single batch."""
+    """Returns the fates and tables of these messages. One batch for each and one batch for all must agree."""
     messages, found = sent(bodies, times), []
     for batches in ([[message] for message in messages], [messages]):
         folder = Folder(rules, 1, random.Random(0))

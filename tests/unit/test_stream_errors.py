@@ -1,4 +1,4 @@
-"""What Spark really says when something fails (see `support/record_spark_errors.py`), and what the operator is told."""
+"""Errors as Spark raises them (see `support/record_spark_errors.py`), and what the operator is told."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_every_record_is_expected_to_be_told_somehow() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_failure_is_told_by_what_it_is(name: str) -> None:
     kind, text = EXPECTED[name]
-    told = explain_layer_error(recorded(name), "silver", NOWHERE)
-    assert (type(told), str(told)[: len(text)]) == (kind, text)
+    error = explain_layer_error(recorded(name), "silver", NOWHERE)
+    assert (type(error), str(error)[: len(text)]) == (kind, text)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,8 +129,8 @@ def test_no_text_advises_what_loses_data(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fold_fails", "fold_fails_unheard", "batch_fails"])
 def test_words_that_a_failure_quotes_make_it_no_matter_of_the_checkpoint(name: str) -> None:
-    told = str(explain_layer_error(recorded(name), "silver", NOWHERE))
-    assert not [word for word in ("checkpoint", "backup", "clean-home", "Kafka") if word in told]
+    error = str(explain_layer_error(recorded(name), "silver", NOWHERE))
+    assert not [word for word in ("checkpoint", "backup", "clean-home", "Kafka") if word in error]
 
 
 @pytest.mark.parametrize("name", ["corrupt_offsets", "corrupt_commits", "corrupt_metadata"])
@@ -138,11 +138,11 @@ def test_json_that_spark_cannot_read_is_looked_for_in_the_checkpoint(name: str, 
     place = {"corrupt_metadata": "metadata"}.get(name, f"{name.removeprefix('corrupt_')}/0")
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text("{" if place == "metadata" else "v1\n{not json", encoding="utf-8")
-    told = explain_layer_error(recorded(name), "silver", str(tmp_path))
-    assert type(told) is LakeError
-    assert f"the checkpoint {tmp_path} is damaged: {place} is not complete JSON" in str(told)
-    assert "sessionlake recover silver" in str(told)
-    assert "clean-home" not in str(told)
+    error = explain_layer_error(recorded(name), "silver", str(tmp_path))
+    assert type(error) is LakeError
+    assert f"the checkpoint {tmp_path} is damaged: {place} is not complete JSON" in str(error)
+    assert "sessionlake recover silver" in str(error)
+    assert "clean-home" not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_a_state_that_could_not_be_loaded_for_want_of_room_is_no_damage(
 ) -> None:
     text = f"[CANNOT_LOAD_STATE_STORE.{condition}] An error occurred during loading state. SQLSTATE: 58030"
     text = f"An error occurred while calling o1.save.\n: org.apache.spark.SparkException: {text}\n\tat a.B.c(B.scala:1)"
-    told = explain_layer_error(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
-    assert type(told) is kind
-    assert "checkpoint" not in str(told)
+    error = explain_layer_error(PassedError(f"{text}\nCaused by: {cause}\n\tat a.B.c(B.scala:1)"), "silver", NOWHERE)
+    assert type(error) is kind
+    assert "checkpoint" not in str(error)
 
 
 def test_every_error_of_this_package_comes_back_from_a_worker_as_itself() -> None:
@@ -168,8 +168,8 @@ def test_every_error_of_this_package_comes_back_from_a_worker_as_itself() -> Non
     assert len(kinds) > 5
     for kind in kinds:
         raised = _traceback(f"sessionlake.errors.{kind.__name__}: look\nat it\nwhere: shard 1")
-        told = explain_layer_error(CapturedError(f"\n  An exception was thrown.\n{raised}\n", None), "gold", NOWHERE)
-        assert (type(told), str(told)) == (kind, "gold: look\nat it")
+        error = explain_layer_error(CapturedError(f"\n  An exception was thrown.\n{raised}\n", None), "gold", NOWHERE)
+        assert (type(error), str(error)) == (kind, "gold: look\nat it")
 
 
 def test_only_the_last_line_of_a_traceback_says_what_was_raised() -> None:
@@ -198,8 +198,11 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     text = f": org.apache.spark.SparkException: Job aborted.\n\tat a.B.c(B.scala:3)\nCaused by: {kafka}: 5 bytes\n"
     assert str(parse_failure(PassedError(text))) == f"{kafka}: 5 bytes"
     query = PublishQuery("publish", NOWHERE, "rows")
-    told = query._explain(PassedError(text))
-    assert (type(told), str(told).partition(".")[0]) == (BrokerError, "publish: a row is larger than topic rows allows")
+    error = query._explain(PassedError(text))
+    assert (type(error), str(error).partition(".")[0]) == (
+        BrokerError,
+        "publish: a row is larger than topic rows allows",
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,8 +220,8 @@ def test_a_job_s_failure_tells_its_cause() -> None:
     ],
 )
 def test_a_publication_tells_what_a_failure_means_for_it(name: str, kind: type[SessionlakeError], text: str) -> None:
-    told = PublishQuery("publish", NOWHERE, "rows")._explain(recorded(name))
-    assert (type(told), str(told)[: len(text)]) == (kind, text)
+    error = PublishQuery("publish", NOWHERE, "rows")._explain(recorded(name))
+    assert (type(error), str(error)[: len(text)]) == (kind, text)
 
 
 def test_what_a_fold_raises_says_of_which_shard() -> None:
@@ -287,9 +290,9 @@ def test_a_result_that_is_too_big_for_the_driver_is_known_by_how_spark_begins_to
 def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     said = "[SPARK_JOB_CANCELLED] Job 3 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA"
     text = f"An error occurred while calling o1.x.\n: org.apache.spark.SparkException: {said}\n\tat a.B.c(B.scala:1)"
-    for told in (find_explanation, partial(explain_sql_error, "query")):
+    for error in (find_explanation, partial(explain_sql_error, "query")):
         with pytest.raises(KeyboardInterrupt):
-            told(PassedError(text))
+            error(PassedError(text))
 
 
 @pytest.mark.parametrize(
@@ -302,9 +305,9 @@ def test_a_job_that_was_cancelled_is_ctrl_c_s() -> None:
     ],
 )
 def test_what_stops_a_command_is_one_error_with_its_reason(error: Exception, kind: type, text: str) -> None:
-    told = find_explanation(error)
-    assert type(told) is kind
-    assert text in str(told)
+    error = find_explanation(error)
+    assert type(error) is kind
+    assert text in str(error)
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), BrokenPipeError(32, "Broken pipe")])

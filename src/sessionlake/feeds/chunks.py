@@ -106,7 +106,8 @@ class FeedDecoder:
             for index, refusal in lists.refused.items():
                 reasons[mine[index]] = CODE_OF[refusal.reason]
             self._drop_future_events(lists, raw, mine, reasons)
-            _drop_needless_events(lists)
+            if feed.has_chains:
+                _drop_needless_events(lists)
             ignored = np.ones(len(mine), np.bool_)
             ignored[lists.message] = False
             reasons[mine[ignored & (reasons[mine] == 0)]] = IGNORED
@@ -179,8 +180,6 @@ class FeedDecoder:
 
 def _drop_needless_events(lists: EventLists) -> None:
     """Removes events that only advance a chain from messages that have another event in the same chain."""
-    if Kind.IGNORE.value not in lists.kind:
-        return
     advanced = {
         (message, chain)
         for message, chain, kind in zip(lists.message, lists.chain, lists.kind, strict=True)
@@ -248,7 +247,7 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
     seq = [NO_SEQ if one is None else one for one in lists.seq]
     arrays = [
         *heads,
-        pa.array([session or None for session in lists.session], pa.string()),
+        pa.array(lists.session, pa.string(), mask=types == MessageType.MALFORMED),
         pa.array(types),
         pa.array(np.array(seq, np.int64), mask=np.array(seq, np.int64) == NO_SEQ),
         pa.array(lists.ts, pa.int64()),

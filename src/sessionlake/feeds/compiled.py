@@ -8,11 +8,9 @@ test compares both readers on random messages.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -97,7 +95,7 @@ class Compiled:
         if any(time.path is not None and time.how == "iso" for time in times):
             out.ts[:], wrong = convert_times(out.ts)
             bad |= {out.message[number] for number in wrong}
-        compared = columns_of_deletes(feed)
+        compared, bad_rows = columns_of_deletes(feed), list[int]()
         for column, cells in zip(feed.columns.values(), out.values, strict=True):
             if not is_decimal_text(column) or (column in feed.key and not self._has_odd_keys()):
                 continue
@@ -105,9 +103,10 @@ class Compiled:
                 try:
                     cells[row] = column.convert(cells[row])
                 except ValueError:
-                    bad.add(_message_of_row(out, row))
+                    bad_rows.append(row)
                 if column.name in compared:
-                    bad.add(_message_of_row(out, row))
+                    bad_rows.append(row)
+        bad |= _messages_of_rows(out, bad_rows)
         if bad:
             out.keep_events([message not in bad for message in out.message])
         return sorted(bad)
@@ -144,9 +143,10 @@ def _is_link(feed: Feed, rule: Rule) -> bool:
     return (rule.order or feed.order).kind is Ordering.LINK and not rule.restart
 
 
-def _message_of_row(out: EventLists, row: int) -> int:
-    """Returns the index of the message to which a row belongs."""
-    return out.message[bisect_right([*accumulate(out.rows)], row)]
+def _messages_of_rows(out: EventLists, rows: Sequence[int]) -> set[int]:
+    """Returns the indices of the messages to which these rows belong."""
+    events = np.searchsorted(np.cumsum(out.rows), rows, side="right")
+    return {out.message[event] for event in events.tolist()}
 
 
 _NO_SCOPE: dict[str, Any] = {}

@@ -45,7 +45,6 @@ from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.settings.section import Integrity
 
 _CLASSES = list(Integrity)
-_NOT_CONTINUING = (Link.RESTART, Link.REPEATED)
 
 
 def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutcome:
@@ -91,7 +90,7 @@ def _find_run_starts(batch: ShardBatch) -> Bools:
     )
     breaks = np.ones(len(stream.seq), np.bool_)
     breaks[1:] = in_seq & ~_follows_without_gap(stream, slice(1, None), stream.seq[:-1])
-    breaks[1:] |= (stream.type[:-1] == MessageType.END) | np.isin(stream.link[1:], _NOT_CONTINUING)
+    breaks[1:] |= (stream.type[:-1] == MessageType.END) | (stream.link[1:] == Link.RESTART)
     breaks[1:] |= stream.now[1:] - stream.time[:-1] > timeout
     breaks[1:] |= stream.now[1:] - stream.time[1:] > timeout
     breaks[stream.starts] = True
@@ -102,7 +101,7 @@ def _follows_without_gap(stream: MessageArrays, places: Int64s | slice, last: In
     """Returns a boolean for each message at the indices `places`: True if it follows seq `last` without a gap."""
     seq, after, link = stream.seq[places], stream.after[places], stream.link[places]
     continues = np.where(link == Link.LINK, after == last, (after <= last) | (link == Link.CHAINED))
-    found: Bools = (seq > last) & continues & ~np.isin(link, _NOT_CONTINUING)
+    found: Bools = (seq > last) & continues & (link != Link.RESTART) & (link != Link.REPEATED)
     return found
 
 
@@ -122,11 +121,7 @@ def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
     in_time = (stream.now[first] - since <= timeout) & (stream.now[first] - stream.time[first] <= timeout)
     follows = (cursors["last_seq"] != NO_SEQ) & _follows_without_gap(stream, first, cursors["last_seq"])
     follows &= ~is_once | (cursors["taken_to"] == cursors["last_seq"])
-    goes_on = (
-        known
-        & (cursors["status"] == Status.OPEN)
-        & (follows | (is_none & ~np.isin(stream.link[first], _NOT_CONTINUING)))
-    )
+    goes_on = known & (cursors["status"] == Status.OPEN) & (follows | (is_none & (stream.link[first] != Link.RESTART)))
     starts_anywhere = _list_rule_values(batch, lambda r: r.starts_with_anything).astype(np.bool_)
     begins = ~known & (is_none | is_once | starts_anywhere | (stream.type[first] == MessageType.SNAPSHOT))
     begins &= stream.link[first] != Link.REPEATED

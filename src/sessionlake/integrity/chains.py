@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sessionlake.integrity.outcome import unwrap_counter
 from sessionlake.integrity.rules import RuleLookup, Rules
 from sessionlake.protocol.arrow import build_session_key, split_session_key
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_message_time
@@ -125,9 +126,7 @@ class ChainFollower:
             read_times: Returns the stream times at some of the messages.
         """
         places = np.flatnonzero(pc.is_valid(messages["chain"]).to_numpy())
-        if not len(places):
-            return messages
-        for _, parts in groupby(_list_rows(messages, places, read_times), lambda row: row[1:5]):
+        for _, parts in groupby(_list_rows(messages, places, read_times), _place_in_chain):
             self._follow_message(list(parts))
         return _replace(_replace(messages, "link", self._links), "seq", self._seqs)
 
@@ -144,7 +143,7 @@ class ChainFollower:
         elif any(part.link == Link.RESTART for part in parts):
             chain.sessions, chain.last_seq = set(), first.seq
         else:
-            seq = _unwrap_seq(first.seq, chain.last_seq, rules.modulo)
+            seq = unwrap_counter(first.seq, chain.last_seq, rules.modulo) if rules.modulo else first.seq
             for part in parts:
                 self._seqs[part.place] = seq
             if _is_repeated(parts, seq, chain.last_seq):
@@ -215,8 +214,11 @@ def _list_rows(messages: pa.Table, places: Int64s, read_times: ReadTimes) -> Ite
     }
     columns |= {name: chosen[name].to_pylist() for name in _Row._fields if name not in columns}
     rows = [_Row(*fields) for fields in zip(*(columns[name] for name in _Row._fields), strict=True)]
-    rows.sort(key=lambda row: (row.topic, row.partition, row.offset, row.chain))
-    yield from rows
+    yield from sorted(rows, key=_place_in_chain)
+
+
+def _place_in_chain(row: _Row) -> tuple[str, int, int, str]:
+    return row.topic, row.partition, row.offset, row.chain
 
 
 def _has_fallen_silent(chain: ChainCursor, now: int, time: int, rules: Rules) -> bool:
@@ -224,14 +226,6 @@ def _has_fallen_silent(chain: ChainCursor, now: int, time: int, rules: Rules) ->
     if NO_KAFKA_TIME in {chain.time, now}:
         return False
     return time - chain.time > rules.session_timeout or now - chain.time > 2 * rules.session_timeout
-
-
-def _unwrap_seq(seq: int, last_seq: int, modulo: int | None) -> int:
-    """Returns the seq as a number that rises for ever, for a counter that starts again at 0 after `modulo - 1`."""
-    if modulo is None:
-        return seq
-    steps = (seq - last_seq) % modulo
-    return last_seq + (steps if steps <= modulo // 2 else steps - modulo)
 
 
 def _is_repeated(parts: Sequence[_Row], seq: int, last_seq: int) -> bool:

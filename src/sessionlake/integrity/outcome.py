@@ -99,9 +99,17 @@ class MessageHeader:
         """
         if NO_SEQ in {self.seq, last_seq} or self.link == Link.RESTART:
             return self
-        steps = (self.seq - last_seq) % modulo
-        seq = last_seq + (steps if steps <= modulo // 2 else steps - modulo)
+        seq = unwrap_counter(self.seq, last_seq, modulo)
         return replace(self, seq=seq, after=seq - 1)
+
+
+def unwrap_counter(value: int, last_seq: int, modulo: int) -> int:
+    """Returns the seq, which rises for ever, of a counter that starts again at 0 after `modulo - 1`.
+
+    The seq is at most half of the circle ahead of `last_seq`, or less than half of it behind.
+    """
+    steps = (value - last_seq) % modulo
+    return last_seq + (steps if steps <= modulo // 2 else steps - modulo)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,14 @@ class StateDifference:
 
 def find_first_difference(stored: ShardState, rebuilt: ShardState) -> StateDifference | None:
     """Returns the first difference between two states of one shard; None if they are equal."""
-    for compared in _COMPARISONS:
+    for compared in (
+        _compare_sessions,
+        _compare_clocks,
+        _compare_cursors,
+        _compare_memories,
+        _compare_held_messages,
+        _compare_chains,
+    ):
         for difference in compared(stored, rebuilt):
             return difference
     return None
@@ -218,13 +225,3 @@ def _list_rows(held: pa.Table | None) -> list[dict[str, Any]]:
 def _message_key(row: dict[str, Any]) -> tuple[str, int, int]:
     topic, partition, offset = (row[name] for name in _COORDINATES)
     return topic, partition, offset
-
-
-_COMPARISONS = (
-    _compare_sessions,
-    _compare_clocks,
-    _compare_cursors,
-    _compare_memories,
-    _compare_held_messages,
-    _compare_chains,
-)

@@ -57,7 +57,7 @@ class Link(IntEnum):
     RESTART = 2
     """There is never a gap: the session's order starts again at this message."""
     CHAINED = 3
-    """The message is the next one of its chain, which several sessions share: it is no duplicate, without a gap."""
+    """The message is the next one of its chain, which several sessions share: it is no duplicate, and no gap is before it."""
     REPEATED = 4
     """The message is a duplicate: its chain has already had its seq."""
 

@@ -142,7 +142,7 @@ class FeedSettings(Section):
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
         if self.hold:
             self._refuse_hold(classes)
-        orders = self._list_orders()
+        orders = self.list_orders()
         is_counting = all(not isinstance(order, str) and order.is_step for order in orders)
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
             if self.holds_rows:
@@ -167,7 +167,7 @@ class FeedSettings(Section):
                 f"{where}: a snapshot with order: none has no seq with which held messages can be compared; give it an "
                 f"order, {instead}"
             )
-        for order in self._list_orders():
+        for order in self.list_orders():
             if order == "arrival":
                 raise ValueError(
                     f"{where}: with order: arrival, the seq is the Kafka offset, so that every held message is older "
@@ -180,7 +180,7 @@ class FeedSettings(Section):
                     f"remove order.{key}, {instead}"
                 )
 
-    def _list_orders(self) -> set[OrderSettings | str]:
+    def list_orders(self) -> set[OrderSettings | str]:
         """Returns the orders of the messages that are not ignored."""
         rules = [rule for rule in self.messages if rule.is_ is not Kind.IGNORE]
         return {rule.order or self.order for rule in rules} or {self.order}
@@ -238,7 +238,7 @@ def _feed(settings: FeedSettings) -> Feed:
 
 def _check_chains(settings: FeedSettings) -> None:
     """Raises ValueError if some orders have a chain and others do not."""
-    orders = [rule.order or settings.order for rule in settings.messages if rule.is_ is not Kind.IGNORE]
+    orders = [*settings.list_orders()]
     chained = [not isinstance(order, str) and order.chain is not None for order in orders]
     if any(chained) and not all(one or order == "none" for one, order in zip(chained, orders, strict=True)):
         raise ValueError(

@@ -115,18 +115,24 @@ class MessageJudge:
         Raises:
             Violation: The policy is `fail`.
         """
-        rules, life, kafka = terms.rules, session.life, parsed.kafka
+        life = session.life
+        isolates = self._record_violation(terms.rules, parsed, event, life.next_seq)
+        if isolates:
+            life.status = life.status if life.status == ENDED else BROKEN
+            self._reject_message(terms, session, parsed, event)
+        return not isolates
+
+    def _record_violation(self, rules: CaptureRules, parsed: ParsedMessage, event: str, expected: int | None) -> bool:
+        """Records a violation. Returns True if the policy is `isolate`, False if it is `record`."""
+        kafka = parsed.kafka
         if rules.on_violation == "fail":
             raise TruthViolationError(
                 rules.integrity, event, kafka.topic, kafka.partition, parsed.session_id, kafka.offset,
-                life.next_seq, parsed.seq,
+                expected, parsed.seq,
             )  # fmt: skip
-        passes = rules.on_violation == "record"
-        self.outcomes.record_event(parsed, event, "recorded" if passes else "isolated", life.next_seq)
-        if not passes:
-            life.status = life.status if life.status == ENDED else BROKEN
-            self._reject_message(terms, session, parsed, event)
-        return passes
+        isolates = rules.on_violation == "isolate"
+        self.outcomes.record_event(parsed, event, "isolated" if isolates else "recorded", expected)
+        return isolates
 
     def stop_waiting(self, terms: TopicRules, session: SessionState) -> None:
         """Quarantines all messages that wait for a snapshot, because none will come."""
@@ -141,20 +147,13 @@ class MessageJudge:
 
     def _give_up_oldest(self, terms: TopicRules, session: SessionState) -> None:
         """Quarantines the oldest waiting message: an orphan, or part of a session that broke after its snapshot."""
-        life, rules = session.life, terms.rules
+        life = session.life
         parsed = life.waiting.pop(0)
         if life.next_seq is not None:
             self._quarantine_message(session, parsed, "session_broken")
             return
-        if life.status != BROKEN:
-            if rules.on_violation == "fail":
-                raise TruthViolationError(
-                    rules.integrity, "orphan", parsed.kafka.topic, parsed.kafka.partition, parsed.session_id,
-                    parsed.kafka.offset, None, parsed.seq,
-                )  # fmt: skip
-            isolate = rules.on_violation == "isolate"
-            self.outcomes.record_event(parsed, "orphan", "isolated" if isolate else "recorded", None)
-            life.status = BROKEN if isolate else life.status
+        if life.status != BROKEN and self._record_violation(terms.rules, parsed, "orphan", None):
+            life.status = BROKEN
         self._quarantine_message(session, parsed, "orphan")
 
     def _reject_message(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, reason: str) -> None:
@@ -257,16 +256,9 @@ class MessageJudge:
 
     def _judge_unfilled_gap(self, rules: CaptureRules, life: LifeState, gap: OpenGap) -> None:
         first = next(seq for seq in range(gap.start, gap.end) if not is_known_seq(life, seq))
-        parsed = gap.revealed_by
-        if rules.on_violation == "fail":
-            raise TruthViolationError(
-                rules.integrity, "gap", parsed.kafka.topic, parsed.kafka.partition, parsed.session_id,
-                parsed.kafka.offset, first, parsed.seq,
-            )  # fmt: skip
-        isolate = rules.on_violation == "isolate"
-        self.outcomes.record_event(parsed, "gap", "isolated" if isolate else "recorded", first)
+        isolates = self._record_violation(rules, gap.revealed_by, "gap", first)
         has_newer_snapshot = life.epoch_seq is not None and life.epoch_seq >= gap.end
-        if isolate and life.status == OPEN and not has_newer_snapshot:
+        if isolates and life.status == OPEN and not has_newer_snapshot:
             life.status = BROKEN
             life.open_gaps.clear()
 

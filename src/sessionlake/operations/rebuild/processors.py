@@ -7,7 +7,7 @@ the same command finishes it; until then the processor does not start.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,6 @@ from sessionlake.processors.load import hash_config
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.settings.feed_history import list_mappings
 from sessionlake.settings.model import ProcessorSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts, ShardReport
 from sessionlake.silver.job import select_table_rows, sum_partition_counts
@@ -270,8 +269,9 @@ class _ProcessorRebuilder:
         replaced = journal.run_step(processor.output_table, lambda: self._replace_table(plan))
         journal.run_step(PROCESSOR_ERRORS, lambda: self._publish_errors(plan))
         output = TableOutput(processor.output_table, replaced["version"], replaced["rows"])
-        entry = build_ledger_entry(processor.layer, plan, [output], hash_config(self._settings, processor))
-        Ledger(lake).write_entry(spark, replace(entry, feeds=list_mappings(self._settings.capture)))
+        hashed = hash_config(self._settings, processor)
+        entry = build_ledger_entry(processor.layer, plan, [output], hashed, self._settings.capture)
+        Ledger(lake).write_entry(spark, entry)
         finish_publishing(spark, lake, processor.layer, journal, self.remove_staging_tables)
 
     def _replace_table(self, plan: PublishPlan) -> dict[str, int]:

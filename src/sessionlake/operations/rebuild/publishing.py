@@ -16,7 +16,8 @@ from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.entries import LedgerEntry, OffsetRange, TableOutput
-from sessionlake.settings.model import Settings
+from sessionlake.settings.feed_history import list_mappings
+from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake.silver.fold.schemas import PartitionCounts
 from sessionlake.silver.job import list_offset_ranges, sum_ledger_counts
 from sessionlake.streaming import handover
@@ -126,12 +127,16 @@ def add_batch_column(rows: DataFrame, batch: int) -> DataFrame:
 
 
 def build_ledger_entry(
-    layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], settings_hash: str
+    layer: str, plan: PublishPlan, outputs: Sequence[TableOutput], settings_hash: str, capture: CaptureSettings
 ) -> LedgerEntry:
     """Returns the rebuild's entry for the ledger.
 
     Args:
+        layer: The rebuilt layer.
+        plan: What the rebuild publishes.
+        outputs: The tables that were replaced.
         settings_hash: The hash of the configuration.
+        capture: The settings by which messages were read.
     """
     return LedgerEntry(
         layer=layer,
@@ -142,6 +147,7 @@ def build_ledger_entry(
         offsets=tuple(OffsetRange(*item) for item in plan.ranges),
         outputs=tuple(outputs),
         config_hash=settings_hash,
+        feeds=list_mappings(capture),
         **plan.counts,  # type: ignore[arg-type]  # the names of counts are int fields of the entry
     )
 

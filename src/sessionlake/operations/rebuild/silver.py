@@ -8,7 +8,7 @@ former tables. If the publication is interrupted, the same command finishes it; 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,7 +42,6 @@ from sessionlake.operations.rebuild.replay import (
     replay_messages,
 )
 from sessionlake.protocol.arrow import SESSION
-from sessionlake.settings.feed_history import list_mappings
 from sessionlake.settings.model import Settings
 from sessionlake.silver.job import LAYER
 from sessionlake.silver.merge.merger import TableMerger
@@ -224,8 +223,8 @@ def _publish_tables(spark: SparkSession, settings: Settings, lake: Lake, journal
     outputs = [TableOutput(table, report["version"], report["rows"]) for table, report in reports.items()]
     if plan.empties_gold:
         journal.run_step(GOLD, lambda: reset_gold(spark, settings, lake, plan.rebuild, plan.batch, plan.started_at))
-    entry = build_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings))
-    Ledger(lake).write_entry(spark, replace(entry, feeds=list_mappings(settings.capture)))
+    entry = build_ledger_entry(LAYER, plan, outputs, hash_settings_of_layers(settings), settings.capture)
+    Ledger(lake).write_entry(spark, entry)
     Ledger(lake).write_entry(spark, _build_merge_entry(settings, plan))
     delete_records_of_removed_rows(spark, lake, REPLAYED)
     finish_publishing(spark, lake, LAYER, journal, lambda: remove_staging_tables(spark, settings))

@@ -40,6 +40,22 @@ def clear_unknown_times(batch: ShardBatch, first_timed_offsets: Int64s, outcome:
     outcome.clear_unknown_times(np.append(held, first_timed_offsets[batch.new_messages.lane]), of_session)
 
 
+def compute_arrival_times(
+    messages: pa.Table, clock_indices: Int64s, stretch_times: StretchTimes, clock: ShardClock
+) -> Int64s:
+    """Returns the stream time at each message, ms.
+
+    Args:
+        messages: Messages of the batch, in any order.
+        clock_indices: The lane of each message.
+        stretch_times: Stream times of the batch.
+        clock: The clock of the shard.
+    """
+    offsets, maxima = messages["offset"].to_numpy(), messages["clock"].to_numpy()
+    times = stretch_times.compute_message_times(clock_indices, offsets, maxima)
+    return clock.replace_unknown_times(clock_indices, times)
+
+
 def build_message_arrays(
     messages: pa.Table, session_numbers: Int64s, clock_indices: Int64s, stretch_times: StretchTimes, clock: ShardClock
 ) -> MessageArrays:
@@ -56,21 +72,17 @@ def build_message_arrays(
     def numbers(name: str) -> Any:
         return messages[name].to_numpy()
 
-    offset = numbers("offset")
-    now = clock.replace_unknown_times(
-        clock_indices, stretch_times.compute_message_times(clock_indices, offset, numbers("clock"))
-    )
     starts = np.flatnonzero(np.diff(session_numbers, prepend=-1))
     return MessageArrays(
         starts=starts,
         type=numbers("type"),
         seq=pc.fill_null(messages["seq"], NO_SEQ).to_numpy(),
         ts=numbers("ts"),
-        offset=offset,
+        offset=numbers("offset"),
         kafka_ts=numbers("kafka_ts"),
         partition=numbers("partition"),
         lane=clock_indices.astype(np.int32),
-        now=now,
+        now=compute_arrival_times(messages, clock_indices, stretch_times, clock),
         size=numbers("size"),
         changes=pc.fill_null(pc.list_value_length(messages["changes"]), 0).to_numpy().astype(np.int64),
         after=pc.fill_null(messages["after"], ANY_SEQ).to_numpy(),

@@ -32,6 +32,7 @@ from sessionlake.settings.capture import CaptureSettings
 from sessionlake.silver.fold.arrays import (
     build_message_arrays,
     clear_unknown_times,
+    compute_arrival_times,
     find_session_numbers,
     sort_by_session,
 )
@@ -137,10 +138,9 @@ class ShardJudge:
 
     def _read_stream_times(self, messages: pa.Table) -> Int64s:
         """Returns the stream time at each message, ms."""
-        lanes = self._find_clock_indices(messages)
-        offsets, maxima = messages["offset"].to_numpy(), messages["clock"].to_numpy()
-        times = self._stretch_times.compute_message_times(lanes, offsets, maxima)
-        return self._state.clock.replace_unknown_times(lanes, times)
+        return compute_arrival_times(
+            messages, self._find_clock_indices(messages), self._stretch_times, self._state.clock
+        )
 
     @property
     def has_due_sessions(self) -> bool:
@@ -163,8 +163,6 @@ class ShardJudge:
         messages, owner, keys = sort_by_session(messages)
         places = self._state.find_cursor_indices(keys)
         silent = self._find_due_sessions(places)
-        in_gap = self._state.find_cursor_indices(pa.array([*self._chain_gaps], pa.string()))
-        silent = np.union1d(silent, np.setdiff1d(in_gap[in_gap >= 0], places))
         keys = pa.concat_arrays([keys, self._state.keys.take(pa.array(silent))])
         places, names = np.append(places, silent), split_session_keys(keys)
         held, held_bounds = self._remove_held_messages(keys, messages.schema)
@@ -183,11 +181,7 @@ class ShardJudge:
             ),
             held_bounds=held_bounds,
             decisions=self._index_decisions(names),
-            chain_gaps={
-                number: self._chain_gaps[key] for number, key in enumerate(keys.to_pylist()) if key in self._chain_gaps
-            }
-            if self._chain_gaps
-            else {},
+            chain_gaps=self._number_chain_gaps(keys),
             open_rows=rows.open_rows,
         )
         self._load_sessions(batch, places)
@@ -291,7 +285,8 @@ class ShardJudge:
     def _find_due_sessions(self, sessions_with_messages: Int64s) -> Int64s:
         """Returns the indices of cursors without messages in the batch that must be judged.
 
-        Such a session has a gap that was not filled in time, or held messages that its expiry releases.
+        Such a session has a gap that was not filled in time, held messages that its expiry releases, or a gap of its
+        chain.
 
         Args:
             sessions_with_messages: Indices of the cursors with messages.
@@ -302,6 +297,9 @@ class ShardJudge:
         silence, timeout = self._measure_idle_times()
         due = (cursors["held"] > 0) & (silence > timeout)
         due |= cursors["due"] < self._state.clock.stream_times[cursors["lane"]]
+        if self._chain_gaps:
+            in_gap = self._state.find_cursor_indices(pa.array([*self._chain_gaps], pa.string()))
+            due[in_gap[in_gap >= 0]] = True
         due[sessions_with_messages[sessions_with_messages >= 0]] = False
         return np.flatnonzero(due)
 
@@ -332,6 +330,12 @@ class ShardJudge:
                 rows if state.held_messages is None else pa.concat_tables([state.held_messages, rows])
             ).combine_chunks()
 
+    def _number_chain_gaps(self, keys: pa.Array) -> dict[int, list[ChainGap]]:
+        """Returns the gaps of chains by the number of the session that they concern."""
+        if not self._chain_gaps:
+            return {}
+        return {number: self._chain_gaps[key] for number, key in enumerate(keys.to_pylist()) if key in self._chain_gaps}
+
     def _index_decisions(self, session_parts: tuple[pa.Array, pa.Array, pa.Array]) -> dict[int, dict[int, Decision]]:
         found: dict[int, dict[int, Decision]] = {}
         if self._decisions:
@@ -354,6 +358,8 @@ class ShardJudge:
         )
 
     def _list_silent_chains(self) -> list[str]:
+        if not self._state.chains:  # most lakes have none, and listing stream times costs time
+            return []
         return list_silent_chains(self._state.chains, self._rules, self._state.clock.stream_times_by_partition)
 
     def _mark_expired_sessions(self) -> Int64s:
