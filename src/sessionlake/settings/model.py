@@ -11,6 +11,7 @@ If a key is set in several places, the first of these applies:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -346,6 +347,16 @@ def _find_config_file(file: str | Path | None) -> Path | None:
     return next((path for path in (own, Path(DEFAULT_FILE)) if path.is_file()), None)
 
 
+def find_variable_faults(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yields the environment variables of the package that set no key, each with a text that says so."""
+    for name in variables:
+        if name.startswith(ENV_PREFIX) and name not in _PROCESS_VARIABLES:
+            parts = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
+            known = _list_known_keys(parts[:-1])
+            if parts[0] not in Settings.model_fields or (known and parts[-1] not in known):
+                yield name, f"the environment variable {name} sets no key; known are {', '.join(known)}"
+
+
 def _refuse_unknown_variables() -> None:
     known = set(Settings.model_fields)
     for name in os.environ:
@@ -381,7 +392,7 @@ def _list_known_keys(location: tuple[int | str, ...]) -> list[str]:
             continue
         field = model.model_fields.get(part)
         model = _LISTED.get(str(part)) or (field.annotation if field else None)
-        if model is None:
+        if not hasattr(model, "model_fields"):
             return []
     return sorted(field.alias or name for name, field in model.model_fields.items())
 

@@ -65,6 +65,10 @@ def _find_content_faults(
         where = "queryLines" if "queryLines" in dataset else "query"
         for line, text in own.faults:
             yield (*key, where, *((line - 1,) if where == "queryLines" else ())), f"{dataset['name']}: {text}"
+        for position, one in enumerate(parameters):
+            if f":{one['keyword']}" not in sql:
+                text = f"{dataset['name']}: the query does not use the parameter {one['keyword']!r}"
+                yield (*key, "parameters", position, "keyword"), text
         yield from _find_copy_faults(key, dataset, sql, queries)
         yield from _find_prefix_faults(key, parameters, own, schemas)
     for kind in ("datasets", "pages"):

@@ -206,7 +206,8 @@ def _apply_presets(config: Tree) -> None:
             resource.setdefault("id", f"<{kind}.{key}.id>")  # the workspace gives it
             _add_prefix(kind, resource, presets.get("name_prefix", ""))
             for when in {"continuous", "schedule", "trigger"} & resource.keys() if paused else ():
-                resource[when].setdefault("pause_status", paused)
+                if isinstance(resource[when], dict):
+                    resource[when].setdefault("pause_status", paused)
 
 
 def _apply_identities(config: Tree) -> None:
@@ -223,12 +224,14 @@ def _apply_identities(config: Tree) -> None:
 
 
 def _add_prefix(kind: str, resource: Tree, prefix: str) -> None:
-    if kind in {"jobs", "sql_warehouses"}:
-        resource["name"] = f"{prefix}{resource.get('name', '')}"
-    elif kind in {"dashboards", "alerts"}:
-        resource["display_name"] = f"{prefix}{resource.get('display_name', '')}"
+    field = "display_name" if kind in {"dashboards", "alerts"} else "name"
+    name = resource.get(field)
+    if not isinstance(name, str):
+        return
+    if kind in {"jobs", "sql_warehouses", "dashboards", "alerts"}:
+        resource[field] = f"{prefix}{name}"
     elif kind == "schemas":
-        resource["name"] = re.sub(r"\W+", "_", prefix).lstrip("_") + str(resource.get("name", ""))
+        resource[field] = re.sub(r"\W+", "_", prefix).lstrip("_") + name
 
 
 def _resolve_references(node: Any, config: Tree, seen: tuple[str, ...]) -> Any:

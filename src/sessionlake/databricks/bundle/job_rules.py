@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from sessionlake.databricks.bundle.files import Tree
+from sessionlake.databricks.bundle.models import suggest
 from sessionlake.settings.file import KeyPath
 
 JobFault = tuple[KeyPath, str]
@@ -87,7 +88,10 @@ def _find_command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
     """Yields faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
-        if wheel.get("package_name") != PACKAGE:
+        name = str(wheel.get("package_name", PACKAGE))
+        if name != PACKAGE:
+            if wheel.get("entry_point") == ENTRY_POINT or suggest(name, [PACKAGE]):
+                yield (*key, "package_name"), f"the entry point is one of the package {PACKAGE}, not of {name!r}"
             continue
         if wheel["entry_point"] != ENTRY_POINT:
             yield (*key, "entry_point"), f"the entry point of a job must be {ENTRY_POINT}, not {wheel['entry_point']!r}"

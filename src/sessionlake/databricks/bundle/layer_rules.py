@@ -7,10 +7,14 @@ from collections.abc import Iterator
 
 from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
 from sessionlake.databricks.bundle.job_rules import PACKAGE, JobFault, find_order
+from sessionlake.settings.file import KeyPath
 
 LAYERS = ("bronze", "silver", "gold")
 _RUN, _ALL, _ONCE = "run", "all", "--once"
 _RUNNING = "UNPAUSED"
+_ENDLESS = {"run", "maintain", "publish"}
+"""Commands that run until they are stopped, unless they have the option --once."""
+_PARAMETERS = ("tasks", 0, "python_wheel_task", "parameters")
 
 
 def find_layer_faults(target: ResolvedTarget) -> Iterator[tuple[str, JobFault]]:
@@ -27,11 +31,15 @@ def find_layer_faults(target: ResolvedTarget) -> Iterator[tuple[str, JobFault]]:
     for layer, keys in always.items():
         if len(keys) > 1:
             text = f"the jobs {' and '.join(sorted(keys))} both run {layer}, which must have one writer"
-            yield from ((key, (("tasks",), text)) for key in keys)
+            yield from ((key, (_PARAMETERS, text)) for key in keys)
     for layer, keys in running.items():
         if len(keys) > 1:
             text = f"the jobs {' and '.join(sorted(keys))} both run {layer} and are not paused. Pause one of them"
-            yield from ((key, ((), text)) for key in keys)
+            yield from ((key, (_find_trigger(target.jobs[key]), text)) for key in keys)
+
+
+def _find_trigger(job: Tree) -> KeyPath:
+    return ("continuous" if "continuous" in job else "schedule", "pause_status")
 
 
 def _list_commands(job: Tree) -> list[list[str]]:
@@ -59,7 +67,7 @@ def _find_run_faults(job: Tree) -> Iterator[JobFault]:
         key = ("tasks", number, "python_wheel_task", "parameters")
         if "continuous" in job and _ONCE in words:
             yield key, f"a continuous job must not run {_ONCE}: each run would start a new cluster"
-        if "schedule" in job and layers[number] and _ONCE not in words:
+        if "schedule" in job and words[:1] and words[0] in _ENDLESS and _ONCE not in words:
             yield key, f"a job with a schedule must run {_ONCE}: otherwise its run does not end before its timeout"
     yield from _find_order_faults(job, layers)
 

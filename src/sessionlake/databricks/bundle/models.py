@@ -23,6 +23,10 @@ from typing import Any
 from sessionlake.settings.file import KeyPath
 
 MODEL_FILE = Path(__file__).with_name("models.json")
+NOT_A_KEY = " is not a key of "
+"""Words of a fault about a key itself, not about its value."""
+REQUIRED = "is required, but missing or empty"
+"""Words of a fault about a key that is missing."""
 ModelFault = tuple[KeyPath, str]
 """Path of keys within the resource, and the fault's description."""
 _UNKNOWN = re.compile(r"<[\w. -]+>|.*\$\{.+\}.*", re.DOTALL)
@@ -98,14 +102,14 @@ def _find_class_faults(models: Models, name: str, value: dict[str, Any], key: Ke
     known = models.list_keys(name)
     for own, content in value.items():
         if own not in known:
-            text = f"{own!r} is not a key of {name.rpartition('.')[2]}, so a deployment ignores it"
+            text = f"{own!r}{NOT_A_KEY}{name.rpartition('.')[2]}, so a deployment ignores it"
             hint = suggest(own, list(known)) or f". It has the keys {', '.join(known)}"
             yield (*key, own), text + hint
         else:
             yield from find_model_faults(models, known[own], content, (*key, own))
     for own in models.classes[name]:
         if own.endswith("!") and value.get(own[:-1]) in (None, "", [], {}):
-            yield (*key, own[:-1]), f"{_say((*key, own[:-1]))} is required, but missing or empty. Add it"
+            yield (*key, own[:-1]), f"{_say((*key, own[:-1]))} {REQUIRED}. Add it"
 
 
 def _is_scalar(kind: str, value: Any) -> bool:

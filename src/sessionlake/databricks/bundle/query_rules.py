@@ -145,8 +145,6 @@ def _find_parameter_faults(tree: Any, sql: str, parameters: frozenset[str]) -> I
         line = next((n for n, text in enumerate(sql.splitlines(), 1) if f":{name}" in text), 1)
         known = ", ".join(sorted(parameters)) or "none"
         yield line, f"the parameter :{name} is not declared; declared are {known}. Declare it, or leave it out"
-    for name in sorted(parameters - used):
-        yield 1, f"the parameter {name!r} is declared but the query does not use it"
 
 
 def _find_function_faults(tree: Any) -> Iterator[tuple[int | None, str]]:

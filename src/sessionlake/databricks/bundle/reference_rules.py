@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from sessionlake.databricks.bundle.files import (
@@ -46,18 +47,31 @@ _USER = {"userName", "short_name", "domain_friendly_name", "displayName", "id"}
 
 def find_reference_faults(files: BundleFiles) -> Iterator[FileFault]:
     """Yields the faults of all references and variables of a bundle."""
-    declared, used = files.merged_content.get("variables") or {}, set()
+    declared = files.merged_content.get("variables") or {}
     for document in files.documents.values():
         for key, text in iterate_texts(document.content):
             for path in REFERENCE.findall(text):
-                used.add(path)
                 wrong = _explain_dangling_reference(files, path) or _explain_complex_reference(declared, path, text)
                 if wrong:
-                    yield files.make_fault(f"${{{path}}}{wrong}", *key)
+                    fault = files.make_fault(f"${{{path}}}{wrong}", *key)
+                    yield replace(fault, line=fault.line + _find_line_below(text, f"${{{path}}}"))
             if "description" not in key[-1:]:
                 for broken in _MALFORMED.findall(text):
                     yield files.make_fault(f"{broken!r} is no reference. Write ${{var.name}}", *key)
-    yield from _find_variable_faults(files, declared, used)
+    yield from _find_variable_faults(files, declared)
+
+
+def find_unused_variables(files: BundleFiles) -> Iterator[FileFault]:
+    """Yields the variables to which nothing refers."""
+    texts = (text for document in files.documents.values() for _, text in iterate_texts(document.content))
+    used = {path.split(".")[1] for text in texts for path in REFERENCE.findall(text) if path.startswith("var.")}
+    for name in (files.merged_content.get("variables") or {}).keys() - used - DEPLOYMENT_VARIABLES:
+        yield files.make_fault(f"variable {name} is not used", "variables", name)
+
+
+def _find_line_below(text: str, part: str) -> int:
+    """Returns how many lines below its key a part of a text of many lines is."""
+    return text[: text.index(part)].count("\n") + 1 if "\n" in text.strip("\n") else 0
 
 
 def look_up_default(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -> tuple[Any, tuple[str | int, ...]]:
@@ -70,14 +84,11 @@ def look_up_default(files: BundleFiles, node: Any, key: tuple[str | int, ...]) -
     return found, ("variables", variable, "default")
 
 
-def _find_variable_faults(files: BundleFiles, declared: Tree, used: set[str]) -> Iterator[FileFault]:
-    read = {part.removeprefix("var.").partition(".")[0] for part in used if part.startswith("var.")}
+def _find_variable_faults(files: BundleFiles, declared: Tree) -> Iterator[FileFault]:
     for name, own in declared.items():
         spec = own if isinstance(own, dict) else {}
         if not spec.get("description"):
             yield files.make_fault(f"variable {name} has no description", "variables", name)
-        if name not in read and name not in DEPLOYMENT_VARIABLES:
-            yield files.make_fault(f"variable {name} is not used", "variables", name)
         if "default" in spec and "lookup" in spec:
             yield files.make_fault(f"variable {name} has a default and a lookup", "variables", name)
         is_complex = isinstance(spec.get("default"), dict | list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,11 +17,13 @@ from sessionlake.databricks.bundle.files import (
     ResolvedTarget,
     iterate_texts,
 )
+from sessionlake.databricks.bundle.job_rules import PACKAGE
 from sessionlake.databricks.bundle.models import find_model_faults, suggest
 from sessionlake.databricks.bundle.root_models import ROOT, read_all_models
 from sessionlake.settings.file import KeyPath
 from sessionlake.settings.model import DEFAULT_FILE
 
+_VERSION = re.compile(r"(>=|<=|>|<|=|~|\^|!=)?\s*\d+(\.\d+){0,2}")
 _BUILT = "dist"
 """The folder in which a build puts an artifact's wheel."""
 _BUILDERS = ("uv build", "python -m build", "python3 -m build", "poetry build", "hatch build", "pip wheel", "make ")
@@ -33,7 +36,24 @@ def find_root_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
         for key, text in find_model_faults(read_all_models(), ROOT, content):
             yield FileFault(name, document.line(key) or 1, text)
     yield from _find_target_faults(files)
+    version = str((files.merged_content.get("bundle") or {}).get("databricks_cli_version", ">= 1.9.0"))
+    if not all(_VERSION.fullmatch(part.strip()) for part in version.split(",")):
+        text = f"{version!r} is no constraint of a version, such as '>= 1.9.0'"
+        yield files.make_fault(text, "bundle", "databricks_cli_version")
+    yield from _find_function_faults(files)
     yield from _find_file_faults(files, folder)
+
+
+def _find_function_faults(files: BundleFiles) -> Iterator[FileFault]:
+    """Yields functions that a deployment calls and that do not exist. They are looked for in the source's text."""
+    for kind in ("mutators", "resources"):
+        for number, name in enumerate((files.merged_content.get("python") or {}).get(kind) or ()):
+            module, _, function = str(name).partition(":")
+            if module.partition(".")[0] != PACKAGE:
+                continue
+            source = Path(__file__).parents[3].joinpath(*module.split(".")).with_suffix(".py")
+            if not source.is_file() or f"\ndef {function}(" not in source.read_text(encoding="utf-8"):
+                yield files.make_fault(f"there is no function {name}", "python", kind, number)
 
 
 def find_path_faults(files: BundleFiles, folder: Path, target: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
@@ -61,7 +81,8 @@ def _find_target_faults(files: BundleFiles) -> Iterator[FileFault]:
     default = [name for name, target in files.targets.items() if target.get("default")]
     if len(default) != 1:
         text = f"exactly one target must have default: true, found {', '.join(default) or 'none'}"
-        yield files.make_fault(text, "targets")
+        named = next((name for name, target in files.targets.items() if "default" in target), None)
+        yield files.make_fault(text, "targets", *((named, "default") if named else ()))
     for name, target in files.targets.items():
         mode = target.get("mode")
         if mode not in {DEVELOPMENT, PRODUCTION}:

@@ -25,9 +25,9 @@ from sessionlake.databricks.bundle.files import (
 from sessionlake.databricks.bundle.identity_rules import LEVELS, find_permission_faults
 from sessionlake.databricks.bundle.job_rules import Refused, find_job_faults
 from sessionlake.databricks.bundle.layer_rules import find_layer_faults
-from sessionlake.databricks.bundle.models import find_model_faults, read_models
+from sessionlake.databricks.bundle.models import NOT_A_KEY, REQUIRED, find_model_faults, read_models
 from sessionlake.databricks.bundle.query_rules import Columns, check_query, list_lake_columns
-from sessionlake.databricks.bundle.reference_rules import find_reference_faults, look_up_default
+from sessionlake.databricks.bundle.reference_rules import find_reference_faults, find_unused_variables, look_up_default
 from sessionlake.databricks.bundle.root_rules import find_path_faults, find_root_faults
 from sessionlake.databricks.bundle.value_rules import find_value_faults
 from sessionlake.errors import ConfigError
@@ -60,11 +60,12 @@ def find_bundle_faults(folder: Path, variables: Mapping[str, Any], refused: Refu
         *find_reference_faults(files),
         *_find_kind_faults(files),
     ]
+    found += [] if found else _find_written_faults(files)
     if not found:
         context = _read_context(files, folder, refused)
         found = [*_find_query_faults(context)]
         found += [fault for name in files.targets for fault in _find_target_faults(context, name, variables)]
-    return sorted({*found, *find_settings_faults(folder, files)})
+    return sorted({*found, *find_unused_variables(files), *find_settings_faults(folder, files)})
 
 
 def find_settings_faults(folder: Path, files: BundleFiles) -> Iterator[FileFault]:
@@ -185,6 +186,19 @@ def _find_kind_faults(files: BundleFiles) -> Iterator[FileFault]:
                 yield files.make_fault(f"resources of the kind {kind!r} are not supported", *key, "resources", kind)
 
 
+def _find_written_faults(files: BundleFiles) -> list[FileFault]:
+    """Returns the faults of resources as the files write them, before targets are merged and references filled in."""
+    models, found = read_models(), []
+    for name, document in files.documents.items():
+        for where, scope, key in list_scopes(document.content):
+            for kind, own, resource in list_resources(scope):
+                for path, text in find_model_faults(models, models.kinds[kind], resource):
+                    if REQUIRED not in text:  # another file may have the key
+                        line = document.line((*key, "resources", kind, own, *path)) or 1
+                        found.append(FileFault(name, line, f"{where}{kind}.{own}: {text}"))
+    return found
+
+
 def _find_target_faults(context: _Context, name: str, variables: Mapping[str, Any]) -> Iterator[FileFault]:
     files = context.files
     try:
@@ -197,10 +211,14 @@ def _find_target_faults(context: _Context, name: str, variables: Mapping[str, An
         root = ("resources", kind, key)
         for path, text, line in _find_resource_faults(context, target, kind, resource):
             yield _make_fault_at(files, name, (*root, *path), f"{kind}.{key}: {text}", line)
-    if wrong := [*find_layer_faults(target)] if _has_tasks(target) else []:
-        for job, (path, text) in wrong:
-            yield _make_fault_at(files, name, ("resources", "jobs", job, *path), f"jobs.{job}: {text}")
-    for path, text in (*find_path_faults(files, context.folder, target), *_find_user_faults(target, other)):
+    for job, (path, text) in find_layer_faults(target) if _fits_models(target) else ():
+        yield _make_fault_at(files, name, ("resources", "jobs", job, *path), f"jobs.{job}: {text}")
+    others = (
+        *find_path_faults(files, context.folder, target),
+        *_find_user_faults(target, other),
+        *_find_prefix_faults(target),
+    )
+    for path, text in others:
         yield _make_fault_at(files, name, path, text)
     if target.is_production:
         yield from _find_unprotected_resources(files, target)
@@ -211,7 +229,7 @@ def _find_resource_faults(
 ) -> Iterator[tuple[KeyPath, str, int]]:
     """Yields the faults of one resource: the path of keys, the text, and the line within a text of many lines, or 0."""
     models = read_models()
-    own = {name: value for name, value in resource.items() if name != "id"}
+    own = _without_id(resource)
     wrong = [*find_model_faults(models, models.kinds[kind], own)]
     yield from ((path, text, 0) for path, text in wrong)
     if wrong:
@@ -227,8 +245,17 @@ def _find_resource_faults(
         yield from find_dashboard_faults(own, context.columns, schemas, context.queries)
 
 
-def _has_tasks(target: ResolvedTarget) -> bool:
-    return all(isinstance(job.get("tasks"), list) and job["tasks"] for job in target.jobs.values())
+def _fits_models(target: ResolvedTarget) -> bool:
+    """Returns True if all jobs of a target have tasks, and the keys and types of their model."""
+    models = read_models()
+    return all(
+        job.get("tasks") and not any(find_model_faults(models, models.kinds["jobs"], _without_id(job)))
+        for job in target.jobs.values()
+    )
+
+
+def _without_id(resource: Tree) -> Tree:
+    return {name: value for name, value in resource.items() if name != "id"}
 
 
 def _list_schemas(files: BundleFiles, target: ResolvedTarget) -> dict[str, str]:
@@ -248,33 +275,44 @@ def _find_user_faults(target: ResolvedTarget, other: ResolvedTarget) -> Iterator
             yield key, f"target {target.name}: depends on who deploys, so a second user's deployment would change it"
 
 
+def _find_prefix_faults(target: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
+    """Yields a value of `schema_prefix` with which the dashboard shows the tables of another deployment."""
+    prefix = target.config["var"].get("schema_prefix")
+    names = [own.get("name") for own in target.resources_of_kind("schemas").values()]
+    if prefix is not None and names and f"{prefix}ops" not in names:
+        text = f"target {target.name}: with schema_prefix {prefix!r} the dashboard looks for the schema '{prefix}ops'"
+        known = ", ".join(map(str, names))
+        yield ("targets", target.name, "variables", "schema_prefix"), f"{text}, but there are {known}"
+
+
 def _make_fault_at(files: BundleFiles, target: str, key: KeyPath, text: str, line: int = 0) -> FileFault:
-    fault = files.make_fault(text, *_find_definition(files, target, key))
+    fault = files.make_fault(text, *_find_definition(files, target, key, is_value=NOT_A_KEY not in text))
     return replace(fault, line=fault.line + line)
 
 
-def _find_definition(files: BundleFiles, target: str, key: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Returns the keys that lead to where a value is defined: in its own place, or in the variable it refers to."""
+def _find_definition(files: BundleFiles, target: str, key: KeyPath, *, is_value: bool = True) -> KeyPath:
+    """Returns the keys that lead to where a value is defined: in its own place, or in the variable it refers to.
+
+    Args:
+        files: The bundle's files.
+        target: The target of the deployment.
+        key: Path of keys in the resolved target.
+        is_value: True to find the value; False to find the last key itself, which may have a variable as its value.
+    """
     node: Any = files.merged_content
-    for depth in range(len(key) + 1):
+    for depth in range(len(key) + is_value):
         if isinstance(node, str) and (found := REFERENCE.fullmatch(node)) and found[1].startswith("var."):
             variable = found[1].removeprefix("var.")
-            setting = ("targets", target, "variables", variable)
-            is_overridden = variable in files.targets[target].get("variables", {})
-            default = ("variables", variable, "default", *key[depth:])
-            # A wrong name within a variable's value is reported there, even if its value is another variable.
-            return (
-                setting
-                if is_overridden
-                else _find_definition(files, target, default)
-                if depth < len(key) - 1
-                else default
-            )
+            if variable in (files.targets[target].get("variables") or {}):
+                return ("targets", target, "variables", variable, *key[depth:])
+            return _find_definition(files, target, ("variables", variable, "default", *key[depth:]), is_value=is_value)
+        if depth == len(key):
+            break
         try:
             node = node[key[depth]]
         except (LookupError, TypeError):
             break
-    in_target = ("targets", target, *key)
+    in_target: KeyPath = ("targets", target, *key)
     return in_target if files.count_existing_keys(*in_target) - 2 > files.count_existing_keys(*key) else key
 
 

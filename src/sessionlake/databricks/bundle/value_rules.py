@@ -11,6 +11,7 @@ from sessionlake.databricks.bundle.cron import find_cron_fault
 from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
 from sessionlake.databricks.bundle.models import is_unknown, suggest
 from sessionlake.settings.file import KeyPath
+from sessionlake.settings.model import find_variable_faults
 
 ValueFault = tuple[KeyPath, str]
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s.]+")
@@ -35,6 +36,7 @@ _AT_LEAST = {
     "timeout_seconds": 0,
 }
 _PAIRS = (("min_workers", "max_workers"), ("min_num_clusters", "max_num_clusters"))
+_FOLDERS = ("Volumes", "Workspace")
 _VOLUME_PATH = re.compile(r"/Volumes/([^/]+)/([^/]+)/([^/]+)(/.*)?")
 _SCHEMA_RIGHTS = {"ALL_PRIVILEGES", "APPLY_TAG", "CREATE_FUNCTION", "CREATE_MATERIALIZED_VIEW", "CREATE_MODEL",
                   "CREATE_TABLE", "CREATE_VOLUME", "EXECUTE", "EXTERNAL_USE_SCHEMA", "MANAGE", "MODIFY", "READ_VOLUME",
@@ -48,18 +50,19 @@ def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iter
     for key, name, value in _iterate(resource):
         if value is None or is_unknown(value):
             continue
-        check = _CHECKS.get(name)
-        if check and isinstance(value, str) and (fault := check(value)):
-            yield key, fault
-        low = _AT_LEAST.get(name)
-        if low is not None and _to_number(value) is not None and (_to_number(value) or 0) < low:
-            yield key, f"{name} must be at least {low}, found {value}"
-        if name.startswith("on_") and isinstance(value, list):
-            yield from (((*key, n), f"{one!r} is no email address") for n, one in _find_wrong_addresses(value))
-        if isinstance(value, dict):
+        if isinstance(value, str):
+            check = _CHECKS.get(name)
+            faults = (check(value) if check else None, _explain_path(target, value))
+            yield from ((key, fault) for fault in faults if fault)
+        elif isinstance(value, dict):
             yield from _find_pair_faults(key, name, value)
-        if isinstance(value, str) and (fault := _explain_volume_path(target, value)):
-            yield key, fault
+        elif isinstance(value, list) and name.startswith("on_"):
+            yield from (((*key, n), f"{one!r} is no email address") for n, one in _find_wrong_addresses(value))
+        low, number = _AT_LEAST.get(name), _to_number(value)
+        if low is not None and number is not None and number < low:
+            yield key, f"{name} must be at least {low}, found {value}"
+    fault = _explain_name(str(resource.get("name", "unnamed"))) if kind in {"schemas", "volumes"} else None
+    yield from [(("name",), fault)] if fault else []
     yield from _find_grant_faults(kind, resource)
     yield from _find_parent_faults(target, kind, resource)
 
@@ -95,12 +98,16 @@ def _find_pair_faults(key: KeyPath, name: str, value: Tree) -> Iterator[ValueFau
         given = [own for own in _IDENTITIES if value.get(own)]
         if len(given) != 1:
             yield key, f"{name} must name exactly one of {', '.join(sorted(_IDENTITIES))}, found {len(given)}"
+    if name == "spark_env_vars":
+        yield from (((*key, own), text) for own, text in find_variable_faults(value))
 
 
-def _explain_volume_path(target: ResolvedTarget, text: str) -> str | None:
+def _explain_path(target: ResolvedTarget, text: str) -> str | None:
     """Returns why a path in the lake's catalog leads to no volume; None if it leads to one."""
-    found = _VOLUME_PATH.fullmatch(text)
-    if not text.startswith("/Volumes"):
+    found, first = _VOLUME_PATH.fullmatch(text), text.split("/")[1] if text.startswith("/") else ""
+    if first not in _FOLDERS and (hint := suggest(first, list(_FOLDERS))):
+        return f"the path {text!r} begins with no folder of a workspace{hint}"
+    if first != "Volumes":
         return None
     if not found:
         return f"{text!r} is no path of a volume: it must be /Volumes/<catalog>/<schema>/<volume>"
