@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -21,12 +22,12 @@ from sessionlake.cli.show import make_console, make_terminal_table, make_visible
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, QUARANTINE
 from sessionlake.delta.storage.reading import TableReader, starts_with
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineError, SessionlakeError
 from sessionlake.history.report.page import write_report
 from sessionlake.local import broker, class_archive
 from sessionlake.local.broker_config import find_free_port
 from sessionlake.local.home import create_home
-from sessionlake.local.signals import StopFlag
+from sessionlake.local.signals import StopFlag, was_interrupted
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.settings.model import DEFAULT_FILE, Settings
 from sessionlake.spark.session import spark_session, stop_spark
@@ -102,11 +103,14 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
         try:
             with explain_errors():
                 code = _DemoRun(demo_settings, out, stop, scenario).run_and_verify()
-        except _InterruptedError:
+        except (_InterruptedError, KeyboardInterrupt, SessionlakeError) as error:
+            is_interrupted = stop.signal or was_interrupted() or not isinstance(error, SessionlakeError)
+            if not is_interrupted:
+                raise
             out.print(
                 f"interrupted: everything was stopped, and committed data stays in {_shorten_path(demo_settings.home)}"
             )
-            return _SIGNALLED + stop.signal
+            return _SIGNALLED + (stop.signal or signal.SIGINT)
         finally:
             stop_spark()
     out.print(f"{time.monotonic() - begun:.0f} s in all", style="dim")
@@ -131,8 +135,9 @@ class _DemoRun:
         try:
             with self._progress.draw_during_block(out):
                 sensors = _BackgroundThread(self._run_sensors)  # while Spark starts
-                spark = spark_session(settings, app="demo", records_classes=True)
-                self._stop.install_handlers()
+                with self._stop.raise_on_signal():
+                    spark = spark_session(settings, app="demo", records_classes=True)
+                    self._stop.install_handlers()
                 report = self._run_live_phase(spark, sensors)
             _write_settings(self._sensors)
             out.print(f"{report.produced.messages:,} messages sent; comparing every session table with the truth …")
