@@ -7,7 +7,8 @@ from sessionlake.feeds.decoder import Event, Message, Put
 class Meters:
     def decode(self, message: Message) -> Iterable[Event]:
         found = message.json()
-        yield Event(found["meter"], "update", rows=[Put((name,), {"value": v}) for name, v in found["values"].items()])
+        rows = [Put((name,), {"value": value}) for name, value in found["values"].items()]
+        yield Event(session=found["meter"], rows=rows)
 ```
 
 The feed names the class: `decoder: "my_module:Meters"`. It declares `columns` and `key`, but no `messages`.

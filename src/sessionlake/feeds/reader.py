@@ -99,7 +99,7 @@ def read(
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode(feed, feed.decoder, message_maker(feed, payload)(*record))
+        return decode(feed, feed.decoder, Message(*record, *constants_of_messages(feed, payload)))
     try:
         value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
@@ -143,25 +143,11 @@ def _required(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
     return payload
 
 
-def message_maker(feed: Feed, payload: PayloadReader | None) -> Callable[..., Message]:
-    """Returns the function that makes a message for the feed's decoder class from the fields of a Kafka record."""
+def constants_of_messages(feed: Feed, payload: PayloadReader | None) -> tuple[Any, ...]:
+    """Returns the arguments of `Message` after the fields of a Kafka record. They are the same for all messages."""
     parse_json = load_digits if feed.needs_digits else load_json_fast
     parse = parse_json if feed.format is PayloadFormat.JSON else _required(feed, payload).read
-    key_columns, columns = tuple(column.name for column in feed.key), tuple(feed.columns)
-
-    def make_message(
-        topic: str,
-        partition: int,
-        offset: int,
-        timestamp: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Mapping[str, bytes | None],
-    ) -> Message:
-        record = topic, partition, offset, timestamp, key, value, headers
-        return Message(*record, key_columns, columns, parse_json, parse)
-
-    return make_message
+    return tuple(column.name for column in feed.key), tuple(feed.columns), parse_json, parse
 
 
 def load_digits(value: bytes) -> Any:
