@@ -11,7 +11,7 @@ import yaml
 
 import sessionlake
 from sessionlake import errors
-from sessionlake.cli.app import INTERRUPTED
+from sessionlake.cli.failures import INTERRUPTED
 from support.docs import ROOT
 
 PACKAGE = Path(sessionlake.__file__).parent

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import redirect_stderr
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,7 @@ from sessionlake.cli.context import (
     with_spark_if_needed,
 )
 from sessionlake.cli.export import export
+from sessionlake.cli.failures import call_with_readable_errors
 from sessionlake.cli.forget import forget
 from sessionlake.cli.groups import GROUPS
 from sessionlake.cli.metrics import metrics
@@ -41,14 +43,13 @@ from sessionlake.cli.reshard import reshard
 from sessionlake.cli.show import OutputFormat, show_rows, write_line, write_text
 from sessionlake.cli.sql import query
 from sessionlake.cli.types import types
-from sessionlake.errors import MachineError, SessionlakeError, UsageError
+from sessionlake.errors import MachineError, UsageError
+from sessionlake.local.signals import record_interrupts
 from sessionlake.visible import visible_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEBUG = "SESSIONLAKE_DEBUG"
-INTERRUPTED = 130
 # Other packages add commands by entry points in this group. The entry point's name is the command's name.
 _COMMANDS = "sessionlake.commands"
 
@@ -69,32 +70,7 @@ class _CommandGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with redirect_stderr(visible_stream(sys.stderr)):
-            return self._invoke_with_readable_errors(ctx)
-
-    def _invoke_with_readable_errors(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except SessionlakeError as error:
-            _print_error(error, str(error))
-            raise typer.Exit(error.exit_code) from error
-        except KeyboardInterrupt:
-            say("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # the reader of the answer, such as `head`, has closed the pipe
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return None
-        except (typer.Exit, typer.Abort):
-            raise
-        except Exception as error:
-            if _is_usage_error(error):
-                raise
-            from sessionlake.streaming.errors import find_explanation
-
-            if (readable_error := find_explanation(error)) is not None:
-                _print_error(error, str(readable_error))
-                raise typer.Exit(readable_error.exit_code) from error
-            _print_error(error, f"unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
-            raise typer.Exit(1) from error
+            return call_with_readable_errors(lambda: TyperGroup.invoke(self, ctx))
 
 
 app = typer.Typer(
@@ -115,7 +91,8 @@ for _name, _group in GROUPS.items():
 def main() -> None:
     """Runs the command line. Returns if the command succeeded, otherwise exits with its exit code."""
     try:
-        app()
+        with record_interrupts():
+            app()
     except SystemExit as end:
         if end.code:  # Databricks counts a job that raises SystemExit as failed, even with code 0
             raise
@@ -166,7 +143,8 @@ def run(
 
     Bronze copies messages from Kafka, silver rebuilds the session tables from them, gold computes analytics from these.
     """
-    settings = settings_of(config)
+    begun, settings = time.monotonic(), settings_of(config)
+    from sessionlake.cli.once import run_once_and_report
     from sessionlake.cli.run import choose_processor, report_failure
     from sessionlake.local.signals import StopFlag
     from sessionlake.operations import pipeline
@@ -176,7 +154,7 @@ def run(
     pipeline.require_settings(settings, layer)
     with StopFlag() as stop, start_spark_for_block(settings, stop=stop, lasting=True) as spark:
         if once:
-            say("done" if pipeline.run_once(spark, settings, layer, stop, report_failure) else "stopped")
+            run_once_and_report(spark, settings, layer, stop, begun)
             return
         parts = ", ".join(pipeline.list_layers_to_run(settings, layer))
         say(f"running {parts} into {settings.place}; Ctrl-C stops")
@@ -188,10 +166,10 @@ def run(
 def status(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """Show each layer's progress, and how far behind it is."""
     settings = settings_of(config)
-    from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
+    from sessionlake.cli.status import show_statuses
+    from sessionlake.history.status import layer_statuses
 
-    layers = with_reader(settings, lambda reader: layer_statuses(reader, settings))
-    show_rows(STATUS_COLUMNS, [layer.to_row() for layer in layers], form)
+    show_statuses(with_reader(settings, lambda reader: layer_statuses(reader, settings)), form)
 
 
 @app.command()
@@ -378,22 +356,6 @@ def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
         return str(decided)
 
     say(with_spark_if_needed(settings, record_chosen_decision))
-
-
-def _print_error(error: BaseException, text: str) -> None:
-    if os.environ.get(DEBUG):
-        import traceback
-
-        traceback.print_exception(error)
-    say(f"error: {text}")
-
-
-def _is_usage_error(error: Exception) -> bool:
-    return hasattr(error, "format_message")  # Typer prints its own errors, and exits with 2
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:400]
 
 
 if __name__ == "__main__":

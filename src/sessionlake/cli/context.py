@@ -84,8 +84,8 @@ def start_spark_for_block(
         with explain_errors():
             with stop.raise_on_signal() if stop else nullcontext():
                 spark = spark_session(settings, app=app, long_running=lasting)
-            if stop:
-                stop.install_handlers()
+                if stop:
+                    stop.install_handlers()
             yield spark
     finally:
         stop_spark()

@@ -17,6 +17,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from sessionlake.cli.layout import fits, turn_table
 from sessionlake.delta.storage.far_times import OutOfRangeTime
 from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line
 
@@ -40,6 +41,8 @@ class OutputFormat(StrEnum):
 
 def show_rows(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO | None = None) -> None:
     """Writes rows in a format.
+
+    A table that is too wide for a terminal is turned: its rows become columns.
 
     JSON has one object per line. In it, a time is an ISO 8601 string, or a number of milliseconds outside the years 1
     to 9999. Bytes are text if they are UTF-8, otherwise Base64. NaN and infinities, which JSON lacks, are strings.
@@ -142,6 +145,11 @@ def _format_cell(value: Any, missing: str, *, hinted: bool = False) -> str:
     return str(simple)
 
 
+def _format_for_people(value: Any) -> str:
+    """Returns a value as the text of a table's cell on one line."""
+    return escape_invisible(_format_cell(value, "null", hinted=True).replace("\n", "\\n"))
+
+
 def make_visible_text(text: str, style: str = "") -> Text:
     """Returns a text for a table or grid, in which control and invisible characters are replaced by escapes."""
     from rich.text import Text
@@ -151,7 +159,13 @@ def make_visible_text(text: str, style: str = "") -> Text:
 
 def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
     console = make_console(out)
-    console.print(make_terminal_table(names, rows))
+    cells = [[_format_for_people(value) for value in row] for row in rows] if out.isatty() else []
+    shown = [_format_for_people(name) for name in names]
+    if fits(shown, cells, console.width):
+        console.print(make_terminal_table(names, rows))
+    else:
+        for part in turn_table(shown, cells, console.width):
+            console.print(make_terminal_table(*part))
     if not rows:
         console.print("no rows")
 
@@ -220,7 +234,5 @@ def make_terminal_table(names: Sequence[str], rows: Rows, *, title: str | None =
             make_visible_text(name.replace("\n", "\\n")), justify="right" if numeric else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(
-            *(make_visible_text(_format_cell(value, "null", hinted=True).replace("\n", "\\n")) for value in row)
-        )
+        table.add_row(*(make_visible_text(_format_for_people(value)) for value in row))
     return table

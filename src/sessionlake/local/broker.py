@@ -233,6 +233,7 @@ def _format_storage(tool: list[str], config: Path, out: int, output: Path) -> No
         cwd=config.parent,
         env=java_environment(),
         check=False,
+        start_new_session=True,  # Ctrl-C must not leave the storage half formatted
     )
     if done.returncode != 0:
         raise BrokerError(

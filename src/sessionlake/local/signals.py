@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,6 +12,36 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# The pipe into which Python writes the number of each signal, whichever handler the signal has.
+_recorded: list[int] = []
+
+
+@contextmanager
+def record_interrupts() -> Iterator[None]:
+    """Records each Ctrl-C during the block, for `was_interrupted`. Only the main thread of a process can record it."""
+    if threading.current_thread() is not threading.main_thread() or _recorded:
+        yield
+        return
+    readable, writable = os.pipe()
+    for end in (readable, writable):
+        os.set_blocking(end, False)
+    before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    _recorded.append(readable)
+    try:
+        yield
+    finally:
+        _recorded.clear()
+        signal.set_wakeup_fd(before)
+        os.close(readable)
+        os.close(writable)
+
+
+def was_interrupted() -> bool:
+    """Returns True if Ctrl-C was pressed since the last call, and no `StopFlag` has taken note of it."""
+    try:
+        return any(signal.SIGINT in os.read(readable, select.PIPE_BUF) for readable in _recorded)
+    except BlockingIOError:  # nothing was recorded
+        return False
 
 
 class StopFlag(threading.Event):
@@ -52,10 +84,15 @@ class StopFlag(threading.Event):
             KeyboardInterrupt: A signal arrived during the block or before it.
         """
         self._raising = True
+        if self.is_set():
+            self._raising = False
+            raise KeyboardInterrupt
         try:
-            if self.is_set():
-                raise KeyboardInterrupt
             yield
+        except Exception:
+            if self.is_set():  # py4j and pyspark replace the exception by others
+                raise KeyboardInterrupt from None
+            raise
         finally:
             self._raising = False
 
@@ -64,3 +101,4 @@ class StopFlag(threading.Event):
         self.set()
         if self._raising:
             raise KeyboardInterrupt
+        was_interrupted()  # the work stops in order, so its errors are its own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -21,12 +22,12 @@ from sessionlake.cli.show import make_console, make_terminal_table, make_visible
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, QUARANTINE
 from sessionlake.delta.storage.reading import TableReader, starts_with
-from sessionlake.errors import MachineError
+from sessionlake.errors import MachineError, SessionlakeError
 from sessionlake.history.report.page import write_report
 from sessionlake.local import broker, class_archive
 from sessionlake.local.broker_config import find_free_port
 from sessionlake.local.home import create_home
-from sessionlake.local.signals import StopFlag
+from sessionlake.local.signals import StopFlag, was_interrupted
 from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.settings.model import DEFAULT_FILE, Settings
 from sessionlake.spark.session import spark_session, stop_spark
@@ -58,9 +59,9 @@ ANSWERS = {
         "SELECT topic, count(*) AS sessions, count_if(status = 'ended') AS ended, count_if(status = 'broken') AS "
         "broken, sum(messages) AS messages FROM silver.sessions GROUP BY topic ORDER BY topic"
     ),
-    "Largest price swings within a minute (gold.metrics_1m)": (
+    "Largest swings of temperature within a minute, in °C (gold.metrics_1m)": (
         "SELECT topic, session_id, row_id, date_format(window_start, 'HH:mm') AS minute, round(max - min, 2) AS swing, "
-        "points FROM gold.metrics_1m WHERE metric = 'price' ORDER BY swing DESC, row_id LIMIT 5"
+        "points FROM gold.metrics_1m WHERE metric = 'temperature' ORDER BY swing DESC, row_id LIMIT 5"
     ),
     "Prices farthest from their rolling average (gold.rolling_average)": (
         "SELECT topic, row_id, date_format(timestamp_millis(ts), 'HH:mm:ss') AS at, round(value, 3) AS value, "
@@ -75,6 +76,8 @@ NEXT = (
     'query "SELECT session_id, side, book_price, book_qty FROM silver.book ORDER BY session_id, side, book_price"',
 )
 _LOOK_SECONDS = 0.25
+# With the seed it is part of the session ids, which are the same in every run with this seed. The home was empty.
+_RUN = "demo"
 # Shells report this plus the signal's number as the exit code of a process that a signal ended.
 _SIGNALLED = 128
 _NAMED = 3
@@ -88,6 +91,8 @@ class _InterruptedError(Exception):
 def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, seed: int = 0) -> int:
     """Runs the demo in `<home>/demo`, which is deleted first, with its own broker on a free port.
 
+    Runs with the same arguments send the same messages, except for their times.
+
     Returns:
         The exit code: 0 if every session table is exact, 1 if not, 128 plus the signal's number if one arrived.
 
@@ -97,16 +102,19 @@ def run_demo(settings: Settings, *, seconds: float = 45, rate: float = 1000, see
     """
     begun, out = time.monotonic(), make_console(sys.stdout)
     demo_settings = _make_demo_settings(settings)
-    scenario = {"duration": seconds, "rate": rate, "seed": seed, **FAULTS}
+    scenario = {"duration": seconds, "rate": rate, "seed": seed, "run_id": f"{_RUN}{seed}", **FAULTS}
     with _lock_and_empty_home(settings), StopFlag() as stop:
         try:
             with explain_errors():
                 code = _DemoRun(demo_settings, out, stop, scenario).run_and_verify()
-        except _InterruptedError:
+        except (_InterruptedError, KeyboardInterrupt, SessionlakeError) as error:
+            is_interrupted = stop.signal or was_interrupted() or not isinstance(error, SessionlakeError)
+            if not is_interrupted:
+                raise
             out.print(
                 f"interrupted: everything was stopped, and committed data stays in {_shorten_path(demo_settings.home)}"
             )
-            return _SIGNALLED + stop.signal
+            return _SIGNALLED + (stop.signal or signal.SIGINT)
         finally:
             stop_spark()
     out.print(f"{time.monotonic() - begun:.0f} s in all", style="dim")
@@ -131,8 +139,9 @@ class _DemoRun:
         try:
             with self._progress.draw_during_block(out):
                 sensors = _BackgroundThread(self._run_sensors)  # while Spark starts
-                spark = spark_session(settings, app="demo", records_classes=True)
-                self._stop.install_handlers()
+                with self._stop.raise_on_signal():
+                    spark = spark_session(settings, app="demo", records_classes=True)
+                    self._stop.install_handlers()
                 report = self._run_live_phase(spark, sensors)
             _write_settings(self._sensors)
             out.print(f"{report.produced.messages:,} messages sent; comparing every session table with the truth …")
@@ -297,7 +306,7 @@ def _summarize_integrity(reader: TableReader) -> str:
     events = Counter((event["event"], event["action"]) for event in found)
     isolated = sorted({event["session_id"] for event in found if event["action"] == "isolated"})
     quarantine = [str(row["reason"]) for row in reader.read_rows(QUARANTINE, sensors, columns=["reason"])]
-    reasons = Counter(quarantine).most_common()
+    reasons = sorted(Counter(quarantine).items(), key=lambda item: (-item[1], item[0]))
     names = f": {', '.join(isolated[:_NAMED])}{', …' if len(isolated) > _NAMED else ''}" if isolated else ""
     quarantined = ", ".join(f"{count} {reason}" for reason, count in reasons[:_NAMED])
     return (

@@ -1,0 +1,74 @@
+"""What happens when a command fails or is interrupted: one text on standard error, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from sessionlake.cli.context import say
+from sessionlake.errors import SessionlakeError
+from sessionlake.local.signals import was_interrupted
+
+DEBUG = "SESSIONLAKE_DEBUG"
+INTERRUPTED = 130
+
+
+def call_with_readable_errors(command: Callable[[], Any]) -> Any:
+    """Calls a command. Prints the text of any error that it raises.
+
+    Ctrl-C while Python waits for Spark can end a command with any error, because py4j and pyspark do not pass
+    `KeyboardInterrupt` on from everywhere. Such an error only says that the command was interrupted.
+
+    Raises:
+        Exit: The command failed or was interrupted. The exception has the exit code.
+    """
+    try:
+        return command()
+    except KeyboardInterrupt:
+        say("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # the reader of the answer, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if _is_usage_error(error):
+            raise
+        if was_interrupted():
+            _print_traceback_if_wanted(error)
+            say("interrupted")
+            raise typer.Exit(INTERRUPTED) from error
+        raise typer.Exit(_print_error(error)) from error
+
+
+def _print_error(error: Exception) -> int:
+    """Prints the error's text, and returns the exit code."""
+    from sessionlake.streaming.errors import find_explanation
+
+    _print_traceback_if_wanted(error)
+    readable = error if isinstance(error, SessionlakeError) else find_explanation(error)
+    if readable is None:
+        say(f"error: unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
+        return SessionlakeError.exit_code
+    say(f"error: {readable}")
+    return readable.exit_code
+
+
+def _print_traceback_if_wanted(error: Exception) -> None:
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exception(error)
+
+
+def _is_usage_error(error: Exception) -> bool:
+    return hasattr(error, "format_message")  # Typer prints its own errors, and exits with 2
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:400]

@@ -1,0 +1,68 @@
+"""Decides how a table is laid out on a terminal that is too narrow for it. Pure: texts and a width go in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+Cells = Sequence[Sequence[str]]
+_BETWEEN = 3
+"""Number of characters between two columns."""
+_EDGES = 2
+"""Number of characters at both ends of a line."""
+_LEGIBLE = 20
+"""A longer text stays legible if it is folded into lines of this width."""
+
+
+def fits(names: Sequence[str], cells: Cells, width: int) -> bool:
+    """Returns True if a terminal can show the table without breaking names, numbers and words.
+
+    Args:
+        names: Names of the columns.
+        cells: Rows of the table, as texts.
+        width: Width of the terminal, in characters.
+    """
+    return _sum_widths([_legible_width(texts) for texts in zip(names, *cells, strict=True)]) <= width
+
+
+def turn_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Yields a table's rows as columns: as many side by side as fit, and the other ones in further tables.
+
+    Args:
+        names: Names of the columns, which become the first column of each result.
+        cells: Rows of the table, as texts. Each becomes a column.
+        width: Width of the terminal, in characters.
+
+    Yields:
+        Names and rows of a table.
+    """
+    left = list(cells)
+    while left:
+        count = 1
+        while count < len(left) and _fit_side_by_side(names, left[: count + 1], width):
+            count += 1
+        first, *others = zip(names, *left[:count], strict=True)
+        yield list(first), [list(row) for row in others]
+        left = left[count:]
+
+
+def _fit_side_by_side(names: Sequence[str], rows: Cells, width: int) -> bool:
+    return _sum_widths([_text_width(names), *map(_word_width, rows)]) <= width
+
+
+def _legible_width(texts: Sequence[str]) -> int:
+    name, *values = texts
+    return max(_text_width([name]), min(_text_width(values), _LEGIBLE), _word_width(values))
+
+
+def _word_width(texts: Sequence[str]) -> int:
+    return _text_width([word for text in texts for word in text.split()])
+
+
+def _text_width(texts: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, texts), default=0)
+
+
+def _sum_widths(widths: Sequence[int]) -> int:
+    return sum(widths) + _BETWEEN * (len(widths) - 1) + _EDGES
