@@ -11,7 +11,6 @@ If a key is set in several places, the first of these applies:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -79,8 +78,8 @@ PUBLICATIONS_VARIABLE = "SESSIONLAKE_PUBLICATIONS"
 """Environment variable with the tables that jobs may publish, as `table=topic,table=topic`. Deployments set it."""
 DEFAULT_FILE = "sessionlake.yml"
 # Environment variables that start like settings but are none.
-_PROCESS_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
-_PROCESS_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
+PROCESS_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
+PROCESS_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 # Keys whose values never appear in error texts.
 _SECRET = {"options", "security", "registry_auth", "registry_url", "url", "token"}
@@ -347,20 +346,10 @@ def _find_config_file(file: str | Path | None) -> Path | None:
     return next((path for path in (own, Path(DEFAULT_FILE)) if path.is_file()), None)
 
 
-def find_variable_faults(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields the environment variables of the package that set no key, each with a text that says so."""
-    for name in variables:
-        if name.startswith(ENV_PREFIX) and name not in _PROCESS_VARIABLES:
-            parts = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
-            known = _list_known_keys(parts[:-1])
-            if parts[0] not in Settings.model_fields or (known and parts[-1] not in known):
-                yield name, f"the environment variable {name} sets no key; known are {', '.join(known)}"
-
-
 def _refuse_unknown_variables() -> None:
     known = set(Settings.model_fields)
     for name in os.environ:
-        if name.startswith(ENV_PREFIX) and name not in _PROCESS_VARIABLES:
+        if name.startswith(ENV_PREFIX) and name not in PROCESS_VARIABLES:
             section = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
             if section not in known:
                 raise ConfigError(
@@ -374,7 +363,7 @@ def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> li
     for item in error.errors():
         key, text = ".".join(str(part) for part in item["loc"]) or "(whole)", item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"{key}: no such key; known here: {', '.join(_list_known_keys(item['loc'][:-1]))}"
+            text = f"{key}: no such key; known here: {', '.join(list_known_keys(item['loc'][:-1]))}"
         elif file.repeats_secret(item["loc"], text):
             text = f"{key}: the value of the secret is not valid ({item['type']})"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
@@ -385,7 +374,8 @@ def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> li
     return found
 
 
-def _list_known_keys(location: tuple[int | str, ...]) -> list[str]:
+def list_known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys that a section of the settings may have; none if its keys are free."""
     model: Any = Settings
     for part in location:
         if isinstance(part, int):

@@ -88,7 +88,7 @@ def _find_command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
     """Yields faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
-        name = str(wheel.get("package_name", PACKAGE))
+        name = str(wheel.get("package_name", ""))
         if name != PACKAGE:
             if wheel.get("entry_point") == ENTRY_POINT or suggest(name, [PACKAGE]):
                 yield (*key, "package_name"), f"the entry point is one of the package {PACKAGE}, not of {name!r}"

@@ -94,7 +94,7 @@ def _find_target_faults(files: BundleFiles) -> Iterator[FileFault]:
             text = f"target {name}: without run_as its jobs run as the user who deploys"
             yield files.make_fault(text, "targets", name)
         if not (target.get("workspace") or files.merged_content.get("workspace") or {}).get("root_path"):
-            text = f"target {name}: without workspace.root_path each user deploys a copy into a folder of their own"
+            text = f"target {name}: without workspace.root_path each user deploys another copy"
             yield files.make_fault(text, "targets", name)
         if not (target.get("permissions") or files.merged_content.get("permissions")):
             text = f"target {name}: without permissions only the user who deploys may see its resources"

@@ -10,8 +10,8 @@ from zoneinfo import available_timezones
 from sessionlake.databricks.bundle.cron import find_cron_fault
 from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
 from sessionlake.databricks.bundle.models import is_unknown, suggest
+from sessionlake.settings.environment import find_variable_faults
 from sessionlake.settings.file import KeyPath
-from sessionlake.settings.model import find_variable_faults
 
 ValueFault = tuple[KeyPath, str]
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s.]+")
