@@ -117,7 +117,7 @@ class Compiled:
 def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
     """Adds the fields that depend only on the rule of an event, or are the same for all events and rows."""
     of_rule = {rule.number: rule for rule in feed.rules}
-    for name, one in (("kind", _kind_of), ("restart", _restarts), ("is_link", partial(_is_link, feed))):
+    for name, one in (("kind", _kind_of), ("restart", _starts_again), ("is_link", partial(_is_link, feed))):
         found = {number: one(of_rule[number]) for number in set(rules)}
         is_same = len(set(found.values())) == 1
         getattr(out, name).extend([*found.values()][:1] * len(rules) if is_same else map(found.__getitem__, rules))
@@ -134,7 +134,7 @@ def _kind_of(rule: Rule) -> str:
     return rule.kind.value
 
 
-def _restarts(rule: Rule) -> bool:
+def _starts_again(rule: Rule) -> bool:
     return rule.restart
 
 

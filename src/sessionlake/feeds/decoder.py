@@ -82,7 +82,7 @@ class Message(msgspec.Struct, frozen=True):
                 fits.
         """
         try:
-            return self._parse_json(self._present())
+            return self._parse_json(self._require_value())
         except InvalidJsonError as error:
             raise PayloadError(error.reason) from None
 
@@ -94,7 +94,7 @@ class Message(msgspec.Struct, frozen=True):
                 reason that fits.
         """
         try:
-            return self._parse_payload(self._present())
+            return self._parse_payload(self._require_value())
         except InvalidJsonError as error:
             raise PayloadError(error.reason) from None
 
@@ -102,7 +102,7 @@ class Message(msgspec.Struct, frozen=True):
         """Returns the key as text, "" if the message has none. Bytes that are not UTF-8 become U+FFFD."""
         return (self.key or b"").decode(errors="replace")
 
-    def _present(self) -> bytes:
+    def _require_value(self) -> bytes:
         if self.value is None:
             raise PayloadError(Reason.TOMBSTONE)
         return self.value
