@@ -59,14 +59,12 @@ def _find_task_faults(job: Tree) -> Iterator[JobFault]:
         if key in before and key not in _list_needed(tasks[keys.index(key)]):
             yield ("tasks",), f"task {key!r} waits for itself through the tasks that it depends on"
     for number, task in enumerate(tasks):
-        for needed in (item["task_key"] for item in task.get("depends_on", [])):
+        for position, needed in enumerate(item["task_key"] for item in task.get("depends_on") or ()):
+            key: KeyPath = ("tasks", number, "depends_on", position, "task_key")
             if needed == task["task_key"]:
-                yield ("tasks", number, "depends_on"), f"task {needed!r} depends on itself"
+                yield key, f"task {needed!r} depends on itself"
             elif needed not in keys:
-                yield (
-                    ("tasks", number, "depends_on"),
-                    f"task {task['task_key']!r} depends on {needed!r}, which is not a task",
-                )
+                yield key, f"task {task['task_key']!r} depends on {needed!r}, which is not a task"
         for field, known in defined.items():
             if field in task and task[field] not in known:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: {field} {task[field]!r} is not defined"
