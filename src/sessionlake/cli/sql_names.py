@@ -141,6 +141,11 @@ def parse_statements(sql: str) -> tuple[Any, ...]:
         return ()
 
 
+def is_explained(sql: str) -> bool:
+    """True if a statement that `parse_statements` can parse begins with EXPLAIN."""
+    return _blank_out_explain(sql) != sql
+
+
 def _blank_out_explain(sql: str) -> str:
     """Replaces EXPLAIN and its modes by spaces, because sqlglot does not parse the statement after them."""
     import sqlglot

@@ -44,7 +44,7 @@ _CASTS: Mapping[str, Kinds] = {
 }  # fmt: skip
 _TYPED_TEXTS = ("DATE", "TIMESTAMPTZ", "TIMESTAMP")
 _SAME_FAMILY = frozenset({"concat", "coalesce", "ifnull", "nvl", "nullif", "greatest", "least"})
-_TIMES = ("hour", "minute", "second", "day", "month", "year", "unix_timestamp", "unix_micros")
+_TIMES = ("hour", "minute", "second", "unix_timestamp", "unix_micros")
 _TEXTS = (
     *("concat", "length", "char_length", "octet_length", "left", "right", "substring", "substr", "upper", "lower"),
     *("trim", "ltrim", "rtrim", "replace", "split_part", "startswith", "endswith", "contains"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Self
 
 from sessionlake.cli.engines.coverage import TABLE_FEATURES, explain_not_covered
 from sessionlake.cli.engines.expired_rows import describe_expired_rows
@@ -20,8 +20,7 @@ from sessionlake.cli.engines.kinds import LAKE_COUNTS, Kinds, kinds_of_fields
 from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, version_clause
 from sessionlake.cli.sql_names import insert_arguments
 from sessionlake.cli.sql_reading import find_tables_read
-from sessionlake.delta.folders.table_files import open_table
-from sessionlake.delta.folders.writable import features_of
+from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
@@ -51,7 +50,7 @@ def is_installed() -> bool:
 
 
 class SailEngine:
-    """Runs one statement in a process of its own. Use it in a `with` block, which ends the process.
+    """Runs statements in a process of its own. Use it in a `with` block, which ends the process.
 
     The process starts at once, and gets ready while the statement is checked.
 
@@ -100,7 +99,8 @@ class SailEngine:
         queries = {view: view_query(lake, view) for view in views}
         columns: dict[str, Kinds] = {}
         setup = [
-            f"CREATE DATABASE {quote(schema)}" for schema in {name.partition(".")[0] for name in [*tables, *views]}
+            f"CREATE DATABASE IF NOT EXISTS {quote(schema)}"
+            for schema in {name.partition(".")[0] for name in [*tables, *views]}
         ]
         for table in tables:
             if table not in statement.versions:
@@ -108,12 +108,11 @@ class SailEngine:
                     raise EngineRefusalError(f"{table} does not exist yet")
                 continue  # a view counts it as a table without rows
             folder = lake.folder(table)
-            for name, kinds in _covered_columns(table, folder, statement.versions[table]).items():
-                columns[name] = columns.get(name, frozenset()) | kinds
-            setup.append(f"CREATE TABLE {_quote_name(table)} USING delta LOCATION '{folder}'")
+            _add_kinds(columns, _covered_columns(lake, table, statement.versions[table]))
+            setup.append(f"CREATE TABLE IF NOT EXISTS {_quote_name(table)} USING delta LOCATION '{folder}'")
         if why := explain_not_covered(sql, list(queries.values()), columns):
             raise EngineRefusalError(why)
-        setup += [f"CREATE VIEW {_quote_name(view)} AS {query}" for view, query in queries.items()]
+        setup += [f"CREATE OR REPLACE VIEW {_quote_name(view)} AS {query}" for view, query in queries.items()]
         rows = self._fetch(setup, insert_versions(sql, statement.versions))
         return Answer(rows, names, describe_expired_rows(lake.reader(None), self._settings, names))
 
@@ -126,13 +125,13 @@ class SailEngine:
         try:
             asked.write(json.dumps({"setup": setup, "sql": sql}).encode() + b"\n")
             asked.flush()
-            head = json.loads(answered.readline() or b'{"error": "its process ended"}')
-            if head["error"] is not None:
-                raise EngineRefusalError(f"Sail refuses it: {_shorten_error(head['error'])}")
+            _require_success(answered)
             with pa.ipc.open_stream(answered) as stream:
-                return _read_bounded(stream)
+                rows = _read_bounded(stream)
+            _require_success(answered)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise EngineRefusalError(f"Sail failed: {_shorten_error(str(error))}") from error
+        return rows
 
 
 class _LakeInSail(LakeAtVersions):
@@ -167,25 +166,41 @@ def _tables_of(views: list[str]) -> list[str]:
     return [table for view in views for table in DEFINITIONS[view].reads.values()]
 
 
-def _covered_columns(table: str, folder: Path, version: int) -> Mapping[str, Kinds]:
+def _covered_columns(lake: Lake, table: str, version: int) -> Mapping[str, Kinds]:
     """Returns the kinds of a table's columns, by name.
 
     Raises:
         EngineRefusalError: The table has a feature that the tests do not cover.
     """
-    delta = open_table(folder, version)
-    if features := features_of(delta) - TABLE_FEATURES:
+    description = lake.storage.describe_version(table, version)
+    if description is None:
+        raise EngineRefusalError(f"only Spark can read the log of {table}")
+    if features := description.features - TABLE_FEATURES:
         raise EngineRefusalError(f"{table} has the Delta feature {', '.join(sorted(features))}, which is not covered")
-    if delta.metadata().partition_columns:
+    if description.has_partitions:
         raise EngineRefusalError(f"{table} has partitions, which are not covered")
     fixed = {name for name, _ in TABLES[table].column_types if name != DECLARED} if table in TABLES else set()
-    fields: list[Any] = json.loads(delta.schema().to_json())["fields"]
     kinds = dict[str, Kinds]()
-    for field in fields:
-        bounded = LAKE_COUNTS if field["name"] in fixed else ()
-        for name, found in kinds_of_fields([field], bounded).items():
-            kinds[name] = kinds.get(name, frozenset()) | found
+    for field in description.fields:
+        found = kinds_of_fields([field], LAKE_COUNTS if field["name"] in fixed else ())
+        _add_kinds(kinds, found)
     return kinds
+
+
+def _add_kinds(kinds: dict[str, Kinds], added: Mapping[str, Kinds]) -> None:
+    for name, found in added.items():
+        kinds[name] = kinds.get(name, frozenset()) | found
+
+
+def _require_success(answered: IO[bytes]) -> None:
+    """Reads one line of status.
+
+    Raises:
+        EngineRefusalError: Sail has refused the statement, or failed.
+    """
+    error = json.loads(answered.readline() or b'{"error": "its process ended"}')["error"]
+    if error is not None:
+        raise EngineRefusalError(f"Sail refuses it: {_shorten_error(error)}")
 
 
 def _read_bounded(stream: pa.RecordBatchReader) -> pa.Table:

@@ -1,7 +1,8 @@
-"""Runs one statement with Sail: the process that `sail.SailEngine` starts.
+"""Runs statements with Sail: the process that `sail.SailEngine` starts.
 
-Reads one JSON object from standard input: `setup` (statements to run first) and `sql`. Writes one line of JSON to
-standard output, `{"error": null}` or the error's text, and then the result as an Arrow IPC stream.
+Reads lines of JSON from standard input: `setup` (statements to run first) and `sql`. For each it writes to standard
+output a line of JSON, `{"error": null}` or with the error's text; and if there was none, the result as an Arrow IPC
+stream, and such a line again, because Sail may fail after it has computed a part of the result.
 
 Sail serves SQL on a TCP port without a password. So this process first leaves the network of the machine, where the
 system allows it (Linux with user namespaces), and no other process can connect to the port.
@@ -14,7 +15,6 @@ import json
 import socket
 import struct
 import sys
-from contextlib import suppress
 from typing import Any
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER and CLONE_NEWNET of unshare(2)
@@ -77,26 +77,46 @@ class _Connection:
 
 
 def main() -> None:
-    """Runs the statement and ends the process."""
+    """Runs statements until standard input ends."""
     leave_network()
     import pyarrow as pa
 
-    out = sys.stdout.buffer
-    connection = _Connection()  # before the statement is there: both take time
-    request = json.loads(sys.stdin.buffer.readline() or b"null")
-    if request is None:
-        return  # the statement is not for Sail
-    try:
-        for sql in request["setup"]:
-            connection.open_result(sql).read_all()
-        result = connection.open_result(request["sql"]).to_reader()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        out.write(json.dumps({"error": str(error)}).encode() + b"\n")
-        return
-    out.write(b'{"error": null}\n')
-    with suppress(BrokenPipeError), pa.ipc.new_stream(out, result.schema) as stream:
-        for batch in result:
+    connection = _Connection()  # before the first statement is there: both take time
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        try:
+            for sql in request["setup"]:
+                connection.open_result(sql).read_all()
+            result = connection.open_result(request["sql"]).to_reader()
+        except (pa.ArrowException, OSError, KeyError) as error:
+            _write_status(str(error))
+            continue
+        _write_status(None)
+        _write_status(_write_result(result))
+
+
+def _write_result(result: Any) -> str | None:
+    """Writes the batches of a result as an Arrow IPC stream. Returns the error that ended it early, or None."""
+    import pyarrow as pa
+
+    error = None
+    with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as stream:
+        batches = iter(result)
+        while error is None:
+            try:
+                batch = next(batches, None)  # Sail computes while it is read
+            except (pa.ArrowException, OSError) as failure:
+                error = str(failure)
+                break
+            if batch is None:
+                break
             stream.write_batch(batch)
+    return error
+
+
+def _write_status(error: str | None) -> None:
+    sys.stdout.buffer.write(json.dumps({"error": error}).encode() + b"\n")
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
