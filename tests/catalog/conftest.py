@@ -55,7 +55,7 @@ LONG = {
     "test_of_a_table_that_was_made_anew_versions_count_from_there",
     "test_gold_computes_with_decimals_and_joins_decimals_and_dates",
     "test_rows_and_past_tables_equal_a_plain_fold",
-    "test_lost_rows_are_rebuilt_states_resharded_and_a_later_column_added",
+    "test_with_lost_rows_tables_are_rebuilt_and_a_later_column_is_added",
     "test_processors_get_python_values_of_each_type",
     "test_rows_that_are_only_marked_as_gone_leave_their_files_though_the_session_has_no_others",
 }

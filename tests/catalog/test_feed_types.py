@@ -14,9 +14,9 @@ from sessionlake.protocol.columns import column_of_feed
 from sessionlake.settings.model import Settings
 from spark.test_feed_types import (  # noqa: F401 - pytest runs what is imported again here
     test_gold_computes_with_decimals_and_joins_decimals_and_dates,
-    test_lost_rows_are_rebuilt_states_resharded_and_a_later_column_added,
     test_processors_get_python_values_of_each_type,
     test_rows_and_past_tables_equal_a_plain_fold,
+    test_with_lost_rows_tables_are_rebuilt_and_a_later_column_is_added,
     typed,
 )
 from support.typed_feed import VALUES

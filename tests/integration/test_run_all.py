@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -54,7 +55,12 @@ def taken_in(broker: BrokerStatus, tmp_path_factory: pytest.TempPathFactory) -> 
         command("run", "all", "--once"),
         env=environment(settings), capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (0, "", False), done.stderr
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    bronze, silver, gold, last = done.stderr.splitlines()
+    assert re.fullmatch(r"bronze: ([\d,]+) messages; \1 rows into 1 table, in [\d.]+ s", bronze)
+    assert re.fullmatch(r"silver: [\d,]+ messages: [\d,]+ applied, .*\d+ quarantined.*; .* tables, in [\d.]+ s", silver)
+    assert re.fullmatch(r"gold: [\d,]+ changes; [\d,]+ rows into \d+ tables, in [\d.]+ s", gold)
+    assert re.fullmatch(r"done, [\d.]+ s in all", last)
     return settings
 
 

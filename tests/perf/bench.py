@@ -1,12 +1,14 @@
 """What a million messages cost, layer by layer, and beside them the floor: one process with no guarantees at all.
 
-    python tests/perf/bench.py [--messages 1000000] [--rounds 1] [--shape W1] [--verify] [--catalog] [--json FILE]
+    python tests/perf/bench.py [--messages 1000000] [--rounds 1] [--shape W1] [--form coinbase] [--verify] [--catalog]
+        [--json FILE]
 
 Each shape gets a home, an embedded broker and a process of its own; Spark's start is a stage like the others.
 CPU seconds are those of the measured process and all its children (the JVM, Python workers), the broker's not.
 `--verify` builds silver from bronze once more, as `rebuild silver` does, and compares every row.
 With `--rounds 3` the same process goes on with further millions of new sessions: the last is the warm one. With
-`--catalog`, a second pipeline takes in the same topics into the tables of a catalog: see `stages.py`.
+`--catalog`, a second pipeline takes in the same topics into the tables of a catalog: see `stages.py`. With `--form`, a
+second pipeline reads the same data in the form of another system: see `forms.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from rich.table import Table
 
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
-from sessionlake_lab.simulate.run import run_simulation
+from sessionlake_lab.simulate.generate import generate_messages
+from sessionlake_lab.simulate.run import build_scenario
+from sessionlake_lab.simulate.sink import produce_messages
+
+sys.path.insert(0, str(Path(__file__).parent))
+from forms import TRANSLATE, in_form
 
 SHAPES = {"W1": (500, 200), "W2": (50_000, 10)}
 STAGES = ("start", "bronze", "silver", "tables", "gold", "verify")
@@ -38,37 +45,36 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000, help="per shape and round")
     parser.add_argument("--rounds", type=int, default=1, help="millions in a row in one process")
     parser.add_argument("--shape", choices=SHAPES, action="append", help="only this shape")
+    parser.add_argument("--form", choices=TRANSLATE, action="append", help="also in this form, read by a feed")
     parser.add_argument("--verify", action="store_true", help="also time `verify silver`")
     parser.add_argument("--catalog", action="store_true", help="also into the tables of a catalog")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     results: list[dict[str, Any]] = []
     for shape in arguments.shape or SHAPES:
-        with tempfile.TemporaryDirectory() as folder:
-            results += measure(shape, Path(folder), arguments)
-        if arguments.catalog:
+        for where in ("", *(arguments.form or ()), *(["catalog"] if arguments.catalog else [])):
             with tempfile.TemporaryDirectory() as folder:
-                results += measure(shape, Path(folder), arguments, "catalog")
+                results += measure(shape, Path(folder), arguments, where)
     show(results, arguments.messages)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def measure(shape: str, folder: Path, arguments: argparse.Namespace, *where: str) -> list[dict[str, Any]]:
+def measure(shape: str, folder: Path, arguments: argparse.Namespace, where: str) -> list[dict[str, Any]]:
     """Floor first, then the pipeline, over the same topics.
 
     Args:
-        where: `catalog`, if the tables are in one; then there is no floor.
+        where: A form, or `catalog` if the tables are in one. Empty for the simulator's form, which has a floor.
     """
     sessions, rows = SHAPES[shape]
     messages = arguments.messages
     settings = Settings(home=folder, kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     start_broker(settings)
     try:
-        produce(settings, 0, sessions, rows, messages)
-        name = " ".join((shape, *where))
+        produce(settings, 0, sessions, rows, messages, where)
+        name = f"{shape} {where}".strip()
         found = [{"shape": name, "round": 1, **line} for line in ([] if where else run("floor.py", settings))]
-        more = [*(["verify"] if arguments.verify else []), *where]
+        more = [*(["verify"] if arguments.verify else []), *([where] if where else [])]
         pipeline = subprocess.Popen(
             [sys.executable, str(HERE / "stages.py"), str(settings.home), settings.kafka.bootstrap_servers, *more],
             stdin=subprocess.PIPE,
@@ -79,7 +85,7 @@ def measure(shape: str, folder: Path, arguments: argparse.Namespace, *where: str
         assert pipeline.stdout is not None
         for number in range(arguments.rounds):
             if number:
-                produce(settings, number, sessions, rows, messages)
+                produce(settings, number, sessions, rows, messages, where)
             pipeline.stdin.write("go\n")
             pipeline.stdin.flush()
             for line in iter(pipeline.stdout.readline, ""):
@@ -94,17 +100,12 @@ def measure(shape: str, folder: Path, arguments: argparse.Namespace, *where: str
         stop_broker(settings)
 
 
-def produce(settings: Settings, number: int, sessions: int, rows: int, messages: int) -> None:
-    run_simulation(
-        settings,
-        mode="bench",
-        prefix=f"capture.r{number}-",
-        seed=number,
-        sensors=SENSORS,
-        sessions=sessions // SENSORS,
-        rows=rows,
-        messages=messages,
-    )
+def produce(settings: Settings, number: int, sessions: int, rows: int, messages: int, form: str) -> None:
+    options = {"sensors": SENSORS, "sessions": sessions // SENSORS, "rows": rows, "messages": messages}
+    scenario = build_scenario(settings, mode="bench", prefix=f"capture.r{number}-", seed=number, **options)
+    records = generate_messages(scenario, settings.capture.declared)
+    sent = in_form(form, records, messages) if form in TRANSLATE else records
+    produce_messages(settings, sent, partitions=scenario.partitions)
 
 
 def run(script: str, settings: Settings) -> list[dict[str, Any]]:

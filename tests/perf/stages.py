@@ -1,10 +1,11 @@
 """One process that takes what Kafka holds through bronze, silver and gold each time it is told to go.
 
-    echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS [verify] [catalog]
+    echo go | python tests/perf/stages.py HOME BOOTSTRAP_SERVERS [verify] [catalog | coinbase | debezium]
 
 Prints a JSON line a stage and `done`; CPU seconds are this process's and its children's. The stage `fsync` is
 the part of all others in which a thread waits for the disk. With `catalog`, the tables are in a catalog, Hive's, of a
-session that has only what a platform gives and what sessionlake sets there.
+session that has only what a platform gives and what sessionlake sets there. With the name of a form, its feed reads the
+messages: see `forms.py`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from sessionlake.spark import session
 from sessionlake.spark.session import spark_session
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from perf.forms import TRANSLATE, feed_of
 from support.sessions import hive
 
 if TYPE_CHECKING:
@@ -46,7 +48,9 @@ GIVEN = {
 
 
 def main(home: Path, servers: str, *more: str) -> None:
-    capture, kafka = CaptureSettings(on_violation=OnViolation.ISOLATE), KafkaSettings(bootstrap_servers=servers)
+    feeds = tuple(feed_of(form) for form in TRANSLATE if form in more)
+    capture = CaptureSettings(on_violation=OnViolation.ISOLATE, feeds=feeds)
+    kafka = KafkaSettings(bootstrap_servers=servers)
     settings = Settings(home=home, kafka=kafka, capture=capture)
     sys.stdin.readline()
     begun, disk = Spent(0.0, START, 0), Disk()

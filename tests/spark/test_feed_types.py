@@ -228,7 +228,8 @@ def test_processors_get_python_values_of_each_type(typed: TypedLake) -> None:
     )
 
 
-def test_lost_rows_are_rebuilt_states_resharded_and_a_later_column_added(
+# The last test by place here, and by name in `catalog/test_feed_types`: it changes the lake that all of them share.
+def test_with_lost_rows_tables_are_rebuilt_and_a_later_column_is_added(
     typed: TypedLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed.lake.open_delta_table(typed.spark, ROWS).delete("cents > 0")

@@ -258,10 +258,8 @@ def random_event(rnd: random.Random, plain: float) -> Any:
     return Event(**fields, rows=rows if rnd.random() < plain else rnd.choice([tuple(rows), rows, None, "", {}]))
 
 
-@pytest.mark.parametrize("seed", seeds(150, 20_000))
-def test_the_fast_reader_gives_what_the_exact_one_gives(monkeypatch, seed):
-    rnd = random.Random(seed)
-    plain = rnd.choice([0.5, 0.9, 0.97, 1])
+def count_slow_messages(monkeypatch: pytest.MonkeyPatch, rnd: random.Random, plain: float) -> int:
+    """Reads 20 random messages by both readers, which must agree. Returns how many the fast one left to the exact."""
     results = [[random_event(rnd, plain) for _ in range(rnd.choice([1, 1, 2]))] for _ in range(20)]
     monkeypatch.setattr(feed_decoders.ByOffset, "results", results)
     given = feed(PAIRS, session="kafka.topic", rescue=rnd.random() < 0.5, repeats=rnd.choice(["refuse", "in_order"]),
@@ -272,7 +270,19 @@ def test_the_fast_reader_gives_what_the_exact_one_gives(monkeypatch, seed):
         exact.add(given, number, read(given, one))
     compiled = Compiled.of(given)
     assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(exact, compiled.feed)
-    assert plain < 1 or compiled.slow < len(records)
+    return compiled.slow
+
+
+@pytest.mark.parametrize("seed", seeds(150, 20_000))
+def test_the_fast_reader_gives_what_the_exact_one_gives(monkeypatch, seed):
+    rnd = random.Random(seed)
+    count_slow_messages(monkeypatch, rnd, rnd.choice([0.5, 0.9, 0.97, 1]))
+
+
+def test_the_fast_reader_reads_most_messages_without_faults(monkeypatch):
+    rnd = random.Random(1)
+    slow = [count_slow_messages(monkeypatch, rnd, 1) for _ in range(20)]
+    assert sum(slow) < 300, slow  # of 400; the others have conflicts by chance
 
 
 def test_the_limits_are_what_a_decoder_may_yield(monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import redirect_stderr
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any
@@ -142,7 +143,8 @@ def run(
 
     Bronze copies messages from Kafka, silver rebuilds the session tables from them, gold computes analytics from these.
     """
-    settings = settings_of(config)
+    begun, settings = time.monotonic(), settings_of(config)
+    from sessionlake.cli.once import run_once_and_report
     from sessionlake.cli.run import choose_processor, report_failure
     from sessionlake.local.signals import StopFlag
     from sessionlake.operations import pipeline
@@ -152,7 +154,7 @@ def run(
     pipeline.require_settings(settings, layer)
     with StopFlag() as stop, start_spark_for_block(settings, stop=stop, lasting=True) as spark:
         if once:
-            say("done" if pipeline.run_once(spark, settings, layer, stop, report_failure) else "stopped")
+            run_once_and_report(spark, settings, layer, stop, begun)
             return
         parts = ", ".join(pipeline.list_layers_to_run(settings, layer))
         say(f"running {parts} into {settings.place}; Ctrl-C stops")

@@ -60,7 +60,7 @@ class Difference:
         yield f"{self.where}: {self.what}"
         for name, row in (("expected", self.expected), ("actual  ", self.actual)):
             if row is not None:
-                yield f"  {name}  {', '.join(f'{column} {_shown(value)}' for column, value in row.items())}"
+                yield f"  {name}  {', '.join(f'{column} {_show_value(value)}' for column, value in row.items())}"
 
 
 def run_frames(feeds: Sequence[Feed], only: Feed | None, frames: Sequence[Frame], rows: Tables) -> Iterator[Difference]:
@@ -154,12 +154,12 @@ def equals(actual: Any, expected: Any) -> bool:
     if actual is None or expected is None or isinstance(actual, bool) or isinstance(expected, bool):
         return actual is expected
     try:
-        return _equals(actual, expected)
+        return _scalar_equals(actual, expected)
     except (ValueError, TypeError, InvalidOperation):
         return False
 
 
-def _equals(actual: Any, expected: Any) -> bool:  # noqa: PLR0911 - one return for each type
+def _scalar_equals(actual: Any, expected: Any) -> bool:  # noqa: PLR0911 - one return for each type
     if isinstance(actual, Decimal | int):
         return bool(Decimal(str(expected)) == actual)
     if isinstance(actual, float):
@@ -182,7 +182,7 @@ def _time_equals(actual: date, expected: str) -> bool:
     return time.replace(tzinfo=time.tzinfo or actual.tzinfo) == actual
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if isinstance(value, datetime | date):
         return value.isoformat()
     return str(value) if isinstance(value, str | Decimal | Digits) else json_text(value)

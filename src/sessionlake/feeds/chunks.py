@@ -94,14 +94,14 @@ class FeedDecoder:
                 ingested_at int64 (ms, null if not known)`, and `headers` if a feed reads them.
         """
         raw = raw.combine_chunks()
-        reasons, of_feed = self._classify(raw)
+        reasons, of_feed = self._classify_messages(raw)
         chunks, messages = [], []
         for number, feed in enumerate(self.feeds):
             mine = np.flatnonzero((of_feed == number) & (reasons == 0))
             if not len(mine):
                 continue
             lists = compiled_reader(feed, self.payload if feed.needs_payload else None).read(
-                _records(raw, mine), max_bytes=self.max_message_bytes
+                _select_records(raw, mine), max_bytes=self.max_message_bytes
             )
             for index, refusal in lists.refused.items():
                 reasons[mine[index]] = CODE_OF[refusal.reason]
@@ -128,7 +128,7 @@ class FeedDecoder:
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(part.astype(np.int32)))
         return Parts(chunk, message, self._shards_of(chunk))
 
-    def _classify(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
+    def _classify_messages(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
         """Returns for each message a reason code that is known without its value, or 0; and the number of its feed."""
         code, names = encode_as_codes(raw["topic"])
         found = [feed_of(self.feeds, name) for name in names.to_pylist()]
@@ -193,7 +193,7 @@ def _drop_needless_events(lists: EventLists) -> None:
     )
 
 
-def _records(raw: pa.Table, places: Int64s) -> KafkaRecords:
+def _select_records(raw: pa.Table, places: Int64s) -> KafkaRecords:
     """Returns the messages at some indices of a raw table."""
     rows = raw if len(places) == raw.num_rows else raw.take(pa.array(places))
     codes, topics = encode_as_codes(rows["topic"])
@@ -206,7 +206,7 @@ def _records(raw: pa.Table, places: Int64s) -> KafkaRecords:
     return KafkaRecords(names[codes].tolist(), partitions, offsets, clocks, keys, values, headers)
 
 
-def _heads(raw: pa.Table, message: Int64s) -> list[pa.Array]:
+def _select_places(raw: pa.Table, message: Int64s) -> list[pa.Array]:
     """Returns topic, partition, offset and Kafka timestamp (ms) of the messages at some indices."""
     place = pa.array(message)
     return [
@@ -215,20 +215,20 @@ def _heads(raw: pa.Table, message: Int64s) -> list[pa.Array]:
     ]
 
 
-def _sizes(raw: pa.Table, message: Int64s) -> pa.Array:
+def _compute_sizes(raw: pa.Table, message: Int64s) -> pa.Array:
     return pc.fill_null(pc.binary_length(to_contiguous(raw["value"])).take(pa.array(message)), 0).cast(pa.int32())
 
 
 def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, columns: tuple[Column, ...]) -> pa.Table:
     """Returns a row for each message that has no event, with its reason code."""
-    count, heads = len(message), _heads(raw, message)
+    count, heads = len(message), _select_places(raw, message)
     schema = chunk_schema(columns)
     arrays = {
         **dict(zip(("topic", "partition", "offset", "kafka_ts"), heads, strict=True)),
         "type": pa.array(np.full(count, MessageType.MALFORMED, np.int8)),
         "ts": pa.array(np.zeros(count, np.int64)),
         "reason": pa.array(reasons),
-        "size": _sizes(raw, message),
+        "size": _compute_sizes(raw, message),
         "clock": heads[3],
         "link": pa.array(np.full(count, Link.INTERVAL, np.int8)),
         "changes": pa.array([[]] * count, schema.field("changes").type),
@@ -240,7 +240,7 @@ def _chunk_without_events(raw: pa.Table, message: Int64s, reasons: Int8s, column
 
 def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns: tuple[Column, ...]) -> pa.Table:
     """Returns a row for each event. `message` has the index of its raw message."""
-    count, heads = len(message), _heads(raw, message)
+    count, heads = len(message), _select_places(raw, message)
     types = np.fromiter(map(_TYPES.__getitem__, lists.kind), np.int8, count)
     types[[number for number, scope in enumerate(lists.scope) if scope]] = MessageType.UPDATE
     link = np.where(lists.restart, Link.RESTART, np.where(lists.is_link, Link.LINK, Link.INTERVAL)).astype(np.int8)
@@ -252,7 +252,7 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         pa.array(np.array(seq, np.int64), mask=np.array(seq, np.int64) == NO_SEQ),
         pa.array(lists.ts, pa.int64()),
         pa.array(np.where(types == MessageType.MALFORMED, IGNORED, 0).astype(np.int8)),
-        _sizes(raw, message),
+        _compute_sizes(raw, message),
         heads[3],
         pa.array(lists.after, pa.int64()),
         pa.array(link),
@@ -286,14 +286,16 @@ def _changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa
     source[of_rows] = np.arange(len(of_rows))
     source[starts[scoped]] = len(of_rows) + np.arange(len(scopes))
     place = pa.array(source, mask=source < 0)
-    sets_all = np.append(np.repeat(cleared == 1, n_rows) & ~_repeats(lists, n_rows), np.zeros(len(scopes), np.bool_))
+    sets_all = np.append(
+        np.repeat(cleared == 1, n_rows) & ~_find_repeated_rows(lists, n_rows), np.zeros(len(scopes), np.bool_)
+    )
     values, flags = [], []
     of_column = dict(zip(lists.columns, lists.values, strict=True))
     for column in columns:
         cells = of_column.get(column.name)
         if cells is not None and scopes:
             cells = [*cells, *(scope.get(column.name, MISSING) for scope in scopes)]
-        taken, flag = _column(cells, column, deletes, sets_all)
+        taken, flag = _build_column(cells, column, deletes, sets_all)
         values.append(taken.take(place))
         flags.append(pa.array(np.append(flag, False)[source]))
     none = [None] * len(scopes)
@@ -312,7 +314,7 @@ def _changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa
     return pa.ListArray.from_arrays(pa.array(np.append(starts, total).astype(np.int32)), struct)
 
 
-def _repeats(lists: EventLists, n_rows: Int64s) -> Bools:
+def _find_repeated_rows(lists: EventLists, n_rows: Int64s) -> Bools:
     """Returns a boolean for each row: True if an earlier row of its event has the same id, or if the row is deleted."""
     codes = pa.array(lists.row_id, pa.string()).dictionary_encode().indices.to_numpy().astype(np.int64)
     keys = np.repeat(np.arange(len(n_rows)), n_rows) * (int(codes.max(initial=0)) + 1) + codes
@@ -322,7 +324,7 @@ def _repeats(lists: EventLists, n_rows: Int64s) -> Bools:
     return found | np.array(lists.deletes, np.bool_)
 
 
-def _column(cells: list[Any] | None, column: Column, deletes: Bools, sets_all: Bools) -> tuple[pa.Array, Bools]:
+def _build_column(cells: list[Any] | None, column: Column, deletes: Bools, sets_all: Bools) -> tuple[pa.Array, Bools]:
     """Returns a column's values in all rows, and for each row whether the message set it.
 
     A snapshot sets every column: an absent one is null. A deleted row sets none.

@@ -22,7 +22,7 @@ from sessionlake.feeds.decode_many import ManyReader
 from sessionlake.feeds.feed import Feed, Ordering, Rule
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, message_maker, read
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, constants_of_messages, read
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.writer import FeedWriter
 from sessionlake.protocol.payload import Payload, PayloadFormat
@@ -54,7 +54,7 @@ class Compiled:
             payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
         """
         if feed.decoder is not None:
-            many = ManyReader(feed, feed.decoder, message_maker(feed, payload))
+            many = ManyReader(feed, feed.decoder, constants_of_messages(feed, payload))
             return cls(feed, None, many, payload)
         message = Shape()
         try:
@@ -106,9 +106,8 @@ class Compiled:
                     bad_rows.append(row)
                 if column.name in compared:
                     bad_rows.append(row)
-        bad |= _messages_of_rows(out, bad_rows)
-        if bad:
-            out.keep_events([message not in bad for message in out.message])
+        bad |= out.find_messages_of_rows(bad_rows)
+        out.remove_messages(bad)
         return sorted(bad)
 
     def _has_odd_keys(self) -> bool:
@@ -118,7 +117,7 @@ class Compiled:
 def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
     """Adds the fields that depend only on the rule of an event, or are the same for all events and rows."""
     of_rule = {rule.number: rule for rule in feed.rules}
-    for name, one in (("kind", _kind_of), ("restart", _restarts), ("is_link", partial(_is_link, feed))):
+    for name, one in (("kind", _kind_of), ("restart", _starts_again), ("is_link", partial(_is_link, feed))):
         found = {number: one(of_rule[number]) for number in set(rules)}
         is_same = len(set(found.values())) == 1
         getattr(out, name).extend([*found.values()][:1] * len(rules) if is_same else map(found.__getitem__, rules))
@@ -135,18 +134,12 @@ def _kind_of(rule: Rule) -> str:
     return rule.kind.value
 
 
-def _restarts(rule: Rule) -> bool:
+def _starts_again(rule: Rule) -> bool:
     return rule.restart
 
 
 def _is_link(feed: Feed, rule: Rule) -> bool:
     return (rule.order or feed.order).kind is Ordering.LINK and not rule.restart
-
-
-def _messages_of_rows(out: EventLists, rows: Sequence[int]) -> set[int]:
-    """Returns the indices of the messages to which these rows belong."""
-    events = np.searchsorted(np.cumsum(out.rows), rows, side="right")
-    return {out.message[event] for event in events.tolist()}
 
 
 _NO_SCOPE: dict[str, Any] = {}

@@ -42,7 +42,7 @@ def decode(feed: Feed, use: DecoderUse, message: Message) -> Decoded | Refusal:
     """
     decoder = use.load()
     try:
-        return Decoded((), tuple(_events(feed, use, message, decoder.decode(message))))
+        return Decoded((), tuple(_read_events(feed, use, message, decoder.decode(message))))
     except RefusedError as refused:
         return refused.refusal
     except PayloadError as error:
@@ -58,52 +58,54 @@ def _text_of(error: Exception) -> str:
         return ""
 
 
-def _refuse(why: str) -> RefusedError:
+def _make_refused_error(why: str) -> RefusedError:
     return RefusedError(Reason.BAD_VALUE, "", f"the decoder yields {why}")
 
 
-def _events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> Iterator[FeedEvent]:
+def _read_events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> Iterator[FeedEvent]:
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
-        raise _refuse(f"{_shown(given)}, where events are expected")
+        raise _make_refused_error(f"{_show_value(given)}, where events are expected")
     rows, sessions = _RowReader(feed, use), set()
     for number, event in enumerate(given):
         if number == MAX_EVENTS:
-            raise _refuse(f"more than {MAX_EVENTS} events")
+            raise _make_refused_error(f"more than {MAX_EVENTS} events")
         if not isinstance(event, Event):
-            raise _refuse(f"{_shown(event)}, where an Event is expected")
-        found = _event(feed, message, event, rows)
+            raise _make_refused_error(f"{_show_value(event)}, where an Event is expected")
+        found = _read_event(feed, message, event, rows)
         if (found.session, found.chain if found.kind is Kind.IGNORE else None) in sessions:
-            raise _refuse(f"two events of session {found.session!r}; join their rows in one event")
+            raise _make_refused_error(f"two events of session {found.session!r}; join their rows in one event")
         sessions.add((found.session, found.chain if found.kind is Kind.IGNORE else None))
         yield found
 
 
-def _event(feed: Feed, message: Message, event: Event, rows: _RowReader) -> FeedEvent:
-    kind = _kind(event)
-    seq = event.seq if event.seq is None else _integer(event.seq, "seq", 0)
-    after = event.after if event.after is None else _integer(event.after, "after", INT64_MIN + 1)
+def _read_event(feed: Feed, message: Message, event: Event, rows: _RowReader) -> FeedEvent:
+    kind = _read_kind(event)
+    seq = event.seq if event.seq is None else _require_integer(event.seq, "seq", 0)
+    after = event.after if event.after is None else _require_integer(event.after, "after", INT64_MIN + 1)
     if seq is None and feed.order.kind is Ordering.ARRIVAL and kind is not Kind.IGNORE:
         seq = message.offset
     if after is not None and (seq is None or (after > seq and not event.is_link)):
-        raise _refuse(f"after {after} with seq {seq}")
+        raise _make_refused_error(f"after {after} with seq {seq}")
     chain = event.chain
     if chain is not None and (not isinstance(chain, str) or session_of((chain,)) is None):
-        raise _refuse(f"the chain {_shown(chain)}, which is no text of 1 to {MAX_KEY_BYTES} bytes")
+        raise _make_refused_error(f"the chain {_show_value(chain)}, which is no text of 1 to {MAX_KEY_BYTES} bytes")
     if chain is not None and not feed.has_chains:
-        raise _refuse(f"the chain {_shown(chain)}, but the class does not say `has_chains = True`")
+        raise _make_refused_error(f"the chain {_show_value(chain)}, but the class does not say `has_chains = True`")
     if feed.has_chains and (chain is None) != (seq is None):
-        raise _refuse("a chain without seq, or a seq without chain; a decoder with chains gives both or none")
+        raise _make_refused_error(
+            "a chain without seq, or a seq without chain; a decoder with chains gives both or none"
+        )
     if kind is Kind.IGNORE:
         if chain is None or seq is None:
-            raise _refuse("an ignored message without chain and seq; yield nothing to ignore a message")
+            raise _make_refused_error("an ignored message without chain and seq; yield nothing to ignore a message")
         return FeedEvent("", kind, 0, seq, after, event.is_link is True, chain)
     restart = event.restart is True
     if kind is not Kind.SNAPSHOT and (restart or event.scope):
-        raise _refuse(f"restart or scope with a message that is {kind.value}")
+        raise _make_refused_error(f"restart or scope with a message that is {kind.value}")
     found = FeedEvent(
         session=read_event_session(feed, message, event.session),
         kind=kind,
-        ts=message.timestamp if event.ts is None else _integer(event.ts, "ts", INT64_MIN),
+        ts=message.timestamp if event.ts is None else _require_integer(event.ts, "ts", INT64_MIN),
         seq=seq,
         after=None if restart else after,
         is_link=event.is_link is True and not restart,
@@ -114,21 +116,21 @@ def _event(feed: Feed, message: Message, event: Event, rows: _RowReader) -> Feed
         sent=event.sent,
     )
     if found.rows and kind not in {Kind.SNAPSHOT, Kind.UPDATE}:
-        raise _refuse(f"rows with a message that is {kind.value}")
+        raise _make_refused_error(f"rows with a message that is {kind.value}")
     refuse_repeats(feed, found)
     return found
 
 
-def _kind(event: Event) -> Kind:
+def _read_kind(event: Event) -> Kind:
     try:
         return Kind(event.kind)
     except ValueError:
-        raise _refuse(f"the kind {_shown(event.kind)}, which is none of {', '.join(Kind)}") from None
+        raise _make_refused_error(f"the kind {_show_value(event.kind)}, which is none of {', '.join(Kind)}") from None
 
 
-def _integer(value: Any, name: str, least: int) -> int:
+def _require_integer(value: Any, name: str, least: int) -> int:
     if type(value) is not int or not least <= value <= INT64_MAX:
-        raise _refuse(f"{name} {_shown(value)}, which is no whole number from {least} to {INT64_MAX}")
+        raise _make_refused_error(f"{name} {_show_value(value)}, which is no whole number from {least} to {INT64_MAX}")
     return value
 
 
@@ -140,7 +142,7 @@ def read_event_session(feed: Feed, message: Message, given: Any) -> str:
     """
     if given is None:
         if not feed.session:
-            raise _refuse("an event without a session, and the feed has no `session`")
+            raise _make_refused_error("an event without a session, and the feed has no `session`")
         headers = {
             name: text for name, sent in message.headers.items() if (text := decode_text(sent or b"")) is not None
         }
@@ -151,7 +153,7 @@ def read_event_session(feed: Feed, message: Message, given: Any) -> str:
     session = session_of(texts) if all(isinstance(text, str) for text in texts) else None
     if session is None:
         why = f"1 to {MAX_KEY_BYTES} bytes without control characters"
-        raise _refuse(f"the session {_shown(given)}, which is no text or tuple of texts of {why}")
+        raise _make_refused_error(f"the session {_show_value(given)}, which is no text or tuple of texts of {why}")
     return session
 
 
@@ -170,47 +172,49 @@ class _RowReader:
     def read(self, given: Any) -> Iterator[PutRow | DeleteRow]:
         """Yields the rows. Raises RefusedError at the first that is wrong."""
         if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
-            raise _refuse(f"{_shown(given)}, where rows are expected")
+            raise _make_refused_error(f"{_show_value(given)}, where rows are expected")
         for row in given:
             self._count += 1
             if self._count > MAX_ROWS:
-                raise _refuse(f"more than {MAX_ROWS} rows")
+                raise _make_refused_error(f"more than {MAX_ROWS} rows")
             if isinstance(row, Put):
-                yield self._put(row)
+                yield self._read_put(row)
             elif isinstance(row, Delete):
                 key = self._key_of(row.key)
-                yield DeleteRow(key, row_id_within_limit(key), _expected(row.expect))
+                yield DeleteRow(key, row_id_within_limit(key), _read_expected(row.expect))
             else:
-                raise _refuse(f"{_shown(row)}, where Put or Delete is expected")
+                raise _make_refused_error(f"{_show_value(row)}, where Put or Delete is expected")
 
     def scope(self, given: Any) -> dict[str, Any]:
         """Returns the converted values of a scope."""
         if not isinstance(given, dict):
-            raise _refuse(f"the scope {_shown(given)}, where a dict is expected")
+            raise _make_refused_error(f"the scope {_show_value(given)}, where a dict is expected")
         if unknown := [name for name in given if name not in self._columns]:
-            raise _refuse(f"a scope of undeclared columns: {_shown(unknown)}")
-        return {name: self._convert(name, value) for name, value in given.items()}
+            raise _make_refused_error(f"a scope of undeclared columns: {_show_value(unknown)}")
+        return {name: self._convert_value(name, value) for name, value in given.items()}
 
-    def _put(self, row: Put) -> PutRow:
+    def _read_put(self, row: Put) -> PutRow:
         if not isinstance(row.values, dict):
-            raise _refuse(f"the values {_shown(row.values)}, where a dict is expected")
+            raise _make_refused_error(f"the values {_show_value(row.values)}, where a dict is expected")
         key = self._key_of(row.key)
         values: dict[str, Any] = {}
         undeclared: dict[str, Any] = {}
         for name, value in row.values.items():
             if name in self._columns:
-                values[name] = self._convert(name, value)
+                values[name] = self._convert_value(name, value)
             elif isinstance(name, str):
                 undeclared[name] = value
             else:
-                raise _refuse(f"a value of the column {_shown(name)}, which is no text")
+                raise _make_refused_error(f"a value of the column {_show_value(name)}, which is no text")
         for column, own in zip(self._key, key, strict=True):
             if values.setdefault(column.name, own) != own:
-                raise _refuse(f"{_shown(values[column.name])} in the key's column {column.name}, but the key {own!r}")
+                raise _make_refused_error(
+                    f"{_show_value(values[column.name])} in the key's column {column.name}, but the key {own!r}"
+                )
         rescued = None
         if undeclared and self._rescue:
             rescued = json_text({name: undeclared[name] for name in sorted(undeclared)})
-        return PutRow(key, row_id_within_limit(key), values, rescued, _expected(row.expect))
+        return PutRow(key, row_id_within_limit(key), values, rescued, _read_expected(row.expect))
 
     def _key_of(self, given: Any) -> tuple[Any, ...]:
         names = [column.name for column in self._key]
@@ -219,23 +223,23 @@ class _RowReader:
         elif isinstance(given, tuple):
             raw = list(given)
         else:
-            raise _refuse(f"the key {_shown(given)}, where a tuple is expected")
+            raise _make_refused_error(f"the key {_show_value(given)}, where a tuple is expected")
         if len(raw) != len(names):
-            raise _refuse(f"a key of {len(raw)} values, where {', '.join(names)} are expected")
-        key = tuple(map(self._convert, names, raw))
+            raise _make_refused_error(f"a key of {len(raw)} values, where {', '.join(names)} are expected")
+        key = tuple(map(self._convert_value, names, raw))
         if None in key:
-            raise _refuse(f"a key without a value for {names[key.index(None)]}")
+            raise _make_refused_error(f"a key without a value for {names[key.index(None)]}")
         return key
 
-    def _convert(self, name: str, value: Any) -> Any:
+    def _convert_value(self, name: str, value: Any) -> Any:
         if value is None:
             return None
         column = self._columns[name]
         try:
             return column.convert_python(value)
         except (ValueError, TypeError, RecursionError) as error:
-            why = f"{_shown(value)} in column {name}, which is {column.sql}: {error}"
-            raise _refuse(why) from None
+            why = f"{_show_value(value)} in column {name}, which is {column.sql}: {error}"
+            raise _make_refused_error(why) from None
 
 
 def row_id_within_limit(key: tuple[Any, ...]) -> str:
@@ -247,14 +251,14 @@ def row_id_within_limit(key: tuple[Any, ...]) -> str:
     return row_id
 
 
-def _expected(given: Any) -> Presence | None:
+def _read_expected(given: Any) -> Presence | None:
     try:
         return None if given is None else Presence(given)
     except ValueError:
-        raise _refuse(f"expect {_shown(given)}, which is none of {', '.join(Presence)}") from None
+        raise _make_refused_error(f"expect {_show_value(given)}, which is none of {', '.join(Presence)}") from None
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     """Returns a value as errors show it: as JSON, or by its type if it is none."""
     try:
         return shown(value)

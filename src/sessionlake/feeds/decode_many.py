@@ -2,32 +2,40 @@
 
 A message is unusual if its events have a scope, a chain or a restart, or if anything in them may be wrong. Its decoder
 is then called again, which gives the same events. A test compares both on events of all kinds.
+
+First the events and rows of all messages are collected. Then their fields are checked and converted column by column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from decimal import Decimal
-from math import isfinite
+from collections import Counter
+from itertools import repeat
 from types import GeneratorType
 from typing import Any
 
-from sessionlake.feeds.code import CACHED, MICROSECONDS, YEAR_1, YEAR_10000, UnusualError, is_decimal_text
+from sessionlake.feeds.code import CACHED, UnusualError
 from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, read_event_session, row_id_within_limit
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
 from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
 from sessionlake.feeds.interpret import session_of
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
+from sessionlake.feeds.python_values import (
+    convert_cells,
+    convert_each,
+    find_bad_integers,
+    find_different,
+    look_up_each,
+)
 from sessionlake.feeds.reader import KafkaRecords
-from sessionlake.feeds.values import Convert, FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN
 
-_WITH_ROWS: dict[Any, str] = {Kind.SNAPSHOT: Kind.SNAPSHOT.value, Kind.UPDATE: Kind.UPDATE.value}
-_KINDS = _WITH_ROWS | {Kind.HEARTBEAT: Kind.HEARTBEAT.value, Kind.END: Kind.END.value}
-
+_KINDS: dict[Any, str] = {kind: kind.value for kind in (Kind.SNAPSHOT, Kind.UPDATE, Kind.HEARTBEAT, Kind.END)}
+_WITHOUT_ROWS = frozenset({Kind.HEARTBEAT, Kind.END})
+_EXPECTED: dict[Any, str | None] = {None: None} | {one: one.value for one in Presence}
 _MANY = frozenset({list, tuple, GeneratorType})
+_AT_ONCE = ("array", "variant", "binary")
 
 
 class ManyReader:
@@ -36,20 +44,18 @@ class ManyReader:
     Args:
         feed: The feed.
         use: The feed's decoder.
-        make_message: Returns the message that the decoder receives, from the fields of a Kafka record.
+        constants: The last arguments of `Message`, which are the same for all messages of the feed.
     """
 
-    def __init__(self, feed: Feed, use: DecoderUse, make_message: Callable[..., Message]) -> None:
-        self._feed, self._use, self._make_message = feed, use, make_message
-        self._key_names = tuple(column.name for column in feed.key)
-        self._is_arrival = feed.order.kind is Ordering.ARRIVAL
+    def __init__(self, feed: Feed, use: DecoderUse, constants: tuple[Any, ...]) -> None:
+        self._feed, self._use, self._constants = feed, use, constants
         self._sessions: dict[Any, str] = {}
-        self._keys: dict[tuple[Any, ...], tuple[tuple[Any, ...], str]] = {}
+        self._keys: dict[Any, tuple[tuple[Any, ...], str]] = {}
 
     def __call__(
         self, records: KafkaRecords, max_bytes: int, out: EventLists, unusual: list[int], rules: list[int]
     ) -> None:
-        """Adds the events of messages to `out`, and the indices of unusual messages to `unusual`.
+        """Adds the events of messages to `out`, which is empty, and the indices of unusual messages to `unusual`.
 
         A decoder has no rules, so nothing is added to `rules`.
 
@@ -57,84 +63,85 @@ class ManyReader:
             ConfigError: The decoder cannot be loaded.
         """
         del rules
-        decode, make_message = self._use.load().decode, self._make_message
-        events: list[list[Any]] = [
-            out.message,
-            out.session,
-            out.kind,
-            out.ts,
-            out.seq,
-            out.after,
-            out.is_link,
-            out.sent,
-            out.rows,
-        ]
-        per_row: list[list[Any]] = [out.deletes, out.row_id, out.expect, *out.values]
+        decode = self._use.load().decode
         if self._feed.has_chains:
             unusual += range(len(records.value))
             return
-        add_rows = _RowAdder(self, self._feed, out, rescue=self._use.rescue)
+        found = _Collector(self._feed, rescue=self._use.rescue)
         fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
-        for number, record in enumerate(zip(*fields, records.headers, strict=True)):
-            n_events, n_rows = len(out.rows), len(out.row_id)
+        for number, message in enumerate(map(Message, *fields, records.headers, *map(repeat, self._constants))):
+            n_events, n_rows = len(found.events), len(found.keys)
             try:
-                message = make_message(*record)
                 if message.value is not None and len(message.value) > max_bytes:
                     raise UnusualError  # noqa: TRY301 - there is one place that removes what was added
-                self._add(number, message, decode(message), out, add_rows)
+                found.add_events(number, decode(message))
             except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
-                for one in events:
-                    del one[n_events:]
-                for one in per_row:
-                    del one[n_rows:]
+                found.remove_after(n_events, n_rows)
                 unusual.append(number)
-        out.restart += [False] * len(out.rows)
+        bad_events, bad_rows = self._add_events(found, records, out), self._add_rows(found, out)
+        bad = {out.message[number] for number in bad_events} | out.find_messages_of_rows(bad_rows)
+        bad |= _find_repeats(out, refuse_repeats=self._feed.refuse_repeats)
+        out.remove_messages(bad)
+        unusual += sorted(bad)
 
-    def _add(self, number: int, message: Message, given: Any, out: EventLists, add_rows: _RowAdder) -> None:
-        if type(given) not in _MANY:
-            _require_many(given)
-        first, most = len(out.session), len(out.row_id) + MAX_ROWS
-        for event in given:
-            if type(event) is not Event or event.chain is not None:
-                raise UnusualError
-            if event.scope or type(event.scope) is not dict or event.restart:
-                raise UnusualError
-            n_rows = len(out.row_id)
-            add_rows(event.rows, most)
-            self._add_interval(event, message, out)
-            session = event.session
-            out.session.append(self._sessions.get(session) or self._session(session, message))
-            out.kind.append((_WITH_ROWS if len(out.row_id) > n_rows else _KINDS)[event.kind])
-            out.message.append(number)
-            out.sent.append(event.sent)
-            out.rows.append(len(out.row_id) - n_rows)
-            if self._feed.refuse_repeats and len(set(out.row_id[n_rows:])) < len(out.row_id) - n_rows:
-                raise UnusualError
-            if len(out.session) > first + MAX_EVENTS:
-                raise UnusualError
-        if len(out.session) > first + 1 and len(set(out.session[first:])) < len(out.session) - first:
-            raise UnusualError
+    def _add_events(self, found: _Collector, records: KafkaRecords, out: EventLists) -> list[int]:
+        """Adds the fields of events. Returns the indices of events in which something may be wrong."""
+        bad = list[int]()
+        columns = map(list, zip(*found.events, strict=True)) if found.events else ([] for _ in range(9))
+        out.message, out.rows, sessions, kinds, out.ts, out.seq, out.after, out.is_link, out.sent = columns
+        messages = out.message
 
-    def _add_interval(self, event: Event, message: Message, out: EventLists) -> None:
-        ts = message.timestamp if event.ts is None else event.ts
-        seq = message.offset if event.seq is None and self._is_arrival else event.seq
-        after, is_link = event.after, event.is_link is True
-        if type(ts) is not int or not INT64_MIN <= ts <= INT64_MAX:
-            raise UnusualError
-        if seq is not None and (type(seq) is not int or not 0 <= seq <= INT64_MAX):
-            raise UnusualError
-        if after is not None and (
-            seq is None or type(after) is not int or not INT64_MIN < after <= (INT64_MAX if is_link else seq)
-        ):
-            raise UnusualError
-        out.ts.append(ts)
-        out.seq.append(seq)
-        out.after.append(after)
-        out.is_link.append(is_link)
+        def find_session(number: int) -> str:
+            return self._find_session(sessions[number], records, messages[number])
 
-    def _session(self, given: Any, message: Message) -> str:
+        out.session = look_up_each(self._sessions, find_session, sessions, bad)
+        out.kind = convert_each(_KINDS.__getitem__, kinds, bad)
+        if not _WITHOUT_ROWS.isdisjoint(out.kind):
+            bad += [
+                number for number, (kind, rows) in enumerate(zip(out.kind, out.rows, strict=True))
+                if rows and kind in _WITHOUT_ROWS
+            ]  # fmt: skip
+        out.ts = _fill_none(out.ts, messages, records.timestamp)
+        if self._feed.order.kind is Ordering.ARRIVAL:
+            out.seq = _fill_none(out.seq, messages, records.offset)
+        out.restart = [False] * len(messages)
+        bad += find_bad_integers(out.ts, INT64_MIN, INT64_MAX) + find_bad_integers(out.seq, 0, INT64_MAX)
+        if out.after.count(None) < len(messages):
+            intervals = enumerate(zip(out.after, out.seq, out.is_link, strict=True))
+            bad += [number for number, interval in intervals if not _is_interval(*interval)]
+        return bad
+
+    def _add_rows(self, found: _Collector, out: EventLists) -> list[int]:
+        """Adds the fields of rows. Returns the indices of rows in which something may be wrong."""
+        bad = list[int]()
+        out.deletes, out.expect = found.deletes, convert_each(_EXPECTED.__getitem__, found.expects, bad)
+        keys, out.row_id = self._convert_keys(found.keys, bad)
+        key_names = [column.name for column in self._feed.key]
+        for place, (name, column) in enumerate(self._feed.columns.items()):
+            cells = found.values[place :: len(self._feed.columns)]
+            if name in key_names:
+                given, number = cells, key_names.index(name)
+                cells = [key[number] for key in keys]
+                bad += find_different(given, cells)
+            elif not column.sql.startswith(_AT_ONCE):
+                cells = convert_cells(cells, column, bad)
+            out.values[place] = cells
+        return bad
+
+    def _convert_keys(self, given: list[tuple[Any, ...]], bad: list[int]) -> tuple[list[tuple[Any, ...]], list[str]]:
+        """Returns the converted keys of rows, and their row ids."""
+        column = self._feed.key[0]
+        if len(self._feed.key) == 1 and column.sql in INTEGER_BITS and set(map(len, given)) == {1}:
+            numbers, top = [key[0] for key in given], 2 ** (INTEGER_BITS[column.sql] - 1)
+            if set(map(type, numbers)) == {int} and not find_bad_integers(numbers, -top, top - 1):
+                return given, [f"[{number}]" for number in numbers]
+        no_key = (None,) * len(self._feed.key), ""
+        found = look_up_each(self._keys, lambda number: self._find_key(given[number]), given, bad)
+        return [(one or no_key)[0] for one in found], [(one or no_key)[1] for one in found]
+
+    def _find_session(self, given: Any, records: KafkaRecords, message: int) -> str:
         if given is None:
-            return read_event_session(self._feed, message, None)
+            return read_event_session(self._feed, Message(*records.record(message), *self._constants), None)
         texts = given if type(given) is tuple and given else (given,)
         found = session_of(texts) if all(type(text) is str for text in texts) else None
         if found is None:
@@ -144,122 +151,147 @@ class ManyReader:
         self._sessions[given] = found
         return found
 
-    def find_key(self, given: Any) -> tuple[tuple[Any, ...], str]:
-        """Converts a row's key; returns it with its row id. Raises UnusualError if anything may be wrong."""
-        if isinstance(given, dict):
-            given = tuple(map(given.get, self._key_names))
-        if type(given) is not tuple:
+    def _find_key(self, given: tuple[Any, ...]) -> tuple[tuple[Any, ...], str]:
+        """Converts a row's key; returns it with its row id. Raises an exception if anything may be wrong."""
+        if None in given:
             raise UnusualError
-        raw: tuple[Any, ...] = given
-        if len(raw) != len(self._key_names) or None in raw:
-            raise UnusualError
-        key = tuple(column.convert_python(part) for column, part in zip(self._feed.key, raw, strict=True))
-        if len(key) == 1 and type(key[0]) is int:
-            return key, f"[{key[0]}]"
+        key = tuple(column.convert_python(part) for column, part in zip(self._feed.key, given, strict=True))
         found = key, row_id_within_limit(key)
-        if all(type(part) is str for part in raw):
+        if all(type(part) is str for part in given):
             if len(self._keys) > CACHED:
                 self._keys.clear()
-            self._keys[raw] = found
+            self._keys[given] = found
         return found
 
-    @property
-    def known_keys(self) -> dict[tuple[Any, ...], tuple[tuple[Any, ...], str]]:
-        """Keys of texts with their row ids, by the key as the decoder gives it."""
-        return self._keys
 
-
-class _RowAdder:
-    """Adds rows of events to lists.
+class _Collector:
+    """Collects the events and rows of messages.
 
     Args:
-        reader: The reader of the feed.
         feed: The feed.
-        out: The lists.
         rescue: True if undeclared columns are stored.
+
+    Attributes:
+        events: For each event, its message's index, number of rows, session, kind, ts, seq, after, is_link and sent.
+        keys: For each row of all events, the values of its key.
+        deletes: For each row, true if it is deleted.
+        expects: For each row, its field `expect`.
+        values: For each row, its values in all columns of the feed, one row after the other. `MISSING` if it has none.
     """
 
-    def __init__(self, reader: ManyReader, feed: Feed, out: EventLists, *, rescue: bool) -> None:
-        self._reader, self._out, self._known_keys, self._rescue = reader, out, reader.known_keys, rescue
+    def __init__(self, feed: Feed, *, rescue: bool) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.keys: list[tuple[Any, ...]] = []
+        self.deletes: list[bool] = []
+        self.expects: list[Any] = []
+        self.values: list[Any] = []
+        self._rescue, self._names = rescue, tuple(feed.columns)
+        self._unset = (MISSING,) * len(self._names)
+        self._key_names = tuple(column.name for column in feed.key)
         self._has_names = frozenset(feed.columns).issuperset
-        cells = dict(zip(feed.columns, out.values, strict=True))
-        self._key = [(column.name, cells[column.name].append) for column in feed.key]
-        self._others = [
-            (column.name, *fast_convert(column), cells[column.name].append)
-            for column in feed.columns.values()
-            if column not in feed.key
+        # A decoder may change a list or dict after it has yielded it, so these are converted at once.
+        self._at_once = [
+            (place, column) for place, column in enumerate(feed.columns.values()) if column.sql.startswith(_AT_ONCE)
         ]
 
-    def __call__(self, rows: Any, most: int) -> None:
-        """Adds rows. Raises UnusualError if anything may be wrong, or if there are then more than `most` rows."""
-        if type(rows) not in _MANY:
-            _require_many(rows)
-        out = self._out
-        for row in rows:
-            key = row.key
-            key, row_id = (self._known_keys.get(key) if type(key) is tuple else None) or self._reader.find_key(key)
-            if type(row) is Put:
+    def add_events(self, number: int, given: Any) -> None:
+        """Adds what a decoder gave for a message. Raises an exception if anything may be wrong."""
+        if type(given) not in _MANY:
+            _require_many(given)
+        events, before = self.events, len(self.keys)
+        most_events, most_rows = len(events) + MAX_EVENTS, before + MAX_ROWS
+        for event in given:
+            if type(event) is not Event or event.restart or event.chain is not None:
+                raise UnusualError
+            if event.scope or type(event.scope) is not dict:
+                raise UnusualError
+            self._add_rows(event.rows, most_rows)
+            count, before = len(self.keys) - before, len(self.keys)
+            interval = event.ts, event.seq, event.after, event.is_link is True
+            events.append((number, count, event.session, event.kind, *interval, event.sent))
+            if len(events) > most_events:
+                raise UnusualError
+
+    def _add_rows(self, given: Any, most: int) -> None:
+        if type(given) not in _MANY:
+            _require_many(given)
+        keys = self.keys
+        for row in given:
+            is_delete = type(row) is Delete
+            if is_delete:
+                self.values.extend(self._unset)
+            elif type(row) is Put:
                 values: Any = row.values
-                if type(values) is not dict or (not self._has_names(values) and self._refuses(values)):
+                if type(values) is not dict or (not self._has_names(values) and self._is_unusual(values)):
                     raise UnusualError
-                self._add_key(key, values)
-                for name, kind, convert, add in self._others:
-                    value = values.get(name, MISSING)
-                    add(value if type(value) is kind or value is MISSING or value is None else convert(value))
-            elif type(row) is Delete:
-                self._add_key(key, {})
-                for _, _, _, add in self._others:
-                    add(MISSING)
+                self.values.extend(map(values.get, self._names, self._unset))
+                if self._at_once:
+                    self._convert_last_row()
             else:
                 raise UnusualError
-            out.deletes.append(type(row) is Delete)
-            out.row_id.append(row_id)
-            out.expect.append(None if row.expect is None else Presence(row.expect).value)
-            if len(out.row_id) > most:
+            key: Any = row.key
+            keys.append(key if type(key) is tuple else self._read_key(key))
+            self.deletes.append(is_delete)
+            self.expects.append(row.expect)
+            if len(keys) > most:
                 raise UnusualError
 
-    def _refuses(self, values: dict[Any, Any]) -> bool:
+    def remove_after(self, events: int, rows: int) -> None:
+        """Removes all events and rows but the first ones.
+
+        Args:
+            events: The number of events to keep.
+            rows: The number of rows to keep.
+        """
+        one: list[Any]
+        del self.events[events:]
+        for one in (self.keys, self.deletes, self.expects):
+            del one[rows:]
+        del self.values[rows * len(self._names) :]
+
+    def _convert_last_row(self) -> None:
+        first = len(self.values) - len(self._names)
+        for place, column in self._at_once:
+            value = self.values[first + place]
+            if value is not MISSING and value is not None:
+                self.values[first + place] = column.convert_python(value)
+
+    def _read_key(self, given: Any) -> tuple[Any, ...]:
+        if not isinstance(given, dict):
+            raise UnusualError
+        return tuple(map(given.get, self._key_names))
+
+    def _is_unusual(self, values: dict[Any, Any]) -> bool:
         """Returns True if undeclared columns of a row must be stored, or if their names are no texts."""
-        return self._rescue or not _are_texts(values)
-
-    def _add_key(self, key: tuple[Any, ...], values: dict[Any, Any]) -> None:
-        """Adds a row's key. Raises UnusualError unless the row's values of key columns are missing or the same."""
-        for (name, add), own in zip(self._key, key, strict=True):
-            value = values.get(name, MISSING)
-            if value is not MISSING and (type(value) is not type(own) or value != own):
-                raise UnusualError
-            add(own)
+        return self._rescue or not all(isinstance(name, str) for name in values)
 
 
-def fast_convert(column: FeedColumn) -> tuple[type, Convert]:
-    """Returns the type of values that are kept as they are, and the function that converts others.
-
-    Texts of decimals are kept, and checked later. Times may become microseconds, which `EventLists` allows.
-    """
-    convert, factor = column.convert_python, MICROSECONDS.get(column.how or "")
-    if column.sql == "boolean":
-        return bool, convert
-    if column.sql == "string" or is_decimal_text(column):
-        return str, convert
-    if column.sql in INTEGER_BITS:
-        top = 2 ** (INTEGER_BITS[column.sql] - 1)
-        return Unused, lambda value: value if type(value) is int and -top <= value < top else convert(value)
-    if column.sql == "double":
-        return Unused, lambda value: _double(value) if type(value) is Decimal else convert(value)
-    if factor is not None and column.sql.startswith("timestamp"):
-        first, end = YEAR_1 // factor, YEAR_10000 // factor
-        return Unused, lambda value: value * factor if type(value) is int and first <= value < end else convert(value)
-    return Unused, convert
+def _is_interval(after: Any, seq: int | None, is_link: bool) -> bool:
+    """Returns True if an event with this seq may give this `after`."""
+    if after is None:
+        return True
+    if type(seq) is not int or type(after) is not int:
+        return False
+    return INT64_MIN < after <= (INT64_MAX if is_link else seq)
 
 
-class Unused:
-    """No value is of this type."""
+def _fill_none(given: list[Any], messages: list[int], of_messages: list[int]) -> list[Any]:
+    """Returns values of events, or those of the events' messages where they are None."""
+    if given.count(None) == len(given):
+        return list(map(of_messages.__getitem__, messages))
+    return [of_messages[at] if one is None else one for one, at in zip(given, messages, strict=True)]
 
 
-def _double(value: Decimal) -> float:
-    found = float(value)
-    if not isfinite(found):
-        raise UnusualError
+def _find_repeats(out: EventLists, *, refuse_repeats: bool) -> set[int]:
+    """Returns the messages with several events of a session, and, if asked, with several rows of an id in an event."""
+    found = set[int]()
+    if len(set(out.message)) < len(out.message):
+        events = Counter(zip(out.message, out.session, strict=True))
+        found |= {message for (message, _), count in events.items() if count > 1}
+    if refuse_repeats and max(out.rows, default=0) > 1:
+        numbers = [number for number, count in enumerate(out.rows) for _ in range(count)]
+        rows = Counter(zip(numbers, out.row_id, strict=True))
+        found |= {out.message[number] for (number, _), count in rows.items() if count > 1}
     return found
 
 
@@ -267,7 +299,3 @@ def _require_many(given: Any) -> None:
     """Raises UnusualError unless a decoder may yield this for events or rows."""
     if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__iter__"):
         raise UnusualError
-
-
-def _are_texts(names: Any) -> bool:
-    return all(isinstance(name, str) for name in names)

@@ -7,7 +7,8 @@ from sessionlake.feeds.decoder import Event, Message, Put
 class Meters:
     def decode(self, message: Message) -> Iterable[Event]:
         found = message.json()
-        yield Event(found["meter"], "update", rows=[Put((name,), {"value": v}) for name, v in found["values"].items()])
+        rows = [Put((name,), {"value": value}) for name, value in found["values"].items()]
+        yield Event(session=found["meter"], rows=rows)
 ```
 
 The feed names the class: `decoder: "my_module:Meters"`. It declares `columns` and `key`, but no `messages`.
@@ -81,7 +82,7 @@ class Message(msgspec.Struct, frozen=True):
                 fits.
         """
         try:
-            return self._parse_json(self._present())
+            return self._parse_json(self._require_value())
         except InvalidJsonError as error:
             raise PayloadError(error.reason) from None
 
@@ -93,7 +94,7 @@ class Message(msgspec.Struct, frozen=True):
                 reason that fits.
         """
         try:
-            return self._parse_payload(self._present())
+            return self._parse_payload(self._require_value())
         except InvalidJsonError as error:
             raise PayloadError(error.reason) from None
 
@@ -101,7 +102,7 @@ class Message(msgspec.Struct, frozen=True):
         """Returns the key as text, "" if the message has none. Bytes that are not UTF-8 become U+FFFD."""
         return (self.key or b"").decode(errors="replace")
 
-    def _present(self) -> bytes:
+    def _require_value(self) -> bytes:
         if self.value is None:
             raise PayloadError(Reason.TOMBSTONE)
         return self.value

@@ -108,7 +108,7 @@ def _of_fields(content: bytes, offset: int) -> KafkaRecord | None:
         return None
     try:
         found = _FIELDS.decode(content)
-        value, key = _sent(found.value), _sent(found.key)
+        value, key = _decode_sent_value(found.value), _decode_sent_value(found.key)
     except (msgspec.DecodeError, RecursionError):
         return None
     headers = {name: _bytes(text) for name, text in found.headers.items()}
@@ -124,7 +124,7 @@ def _of_value(content: bytes, topic: str, offset: int) -> KafkaRecord:
     return KafkaRecord(topic, 0, offset, time, None, content[recorded.end() :])
 
 
-def _sent(raw: msgspec.Raw) -> bytes | None:
+def _decode_sent_value(raw: msgspec.Raw) -> bytes | None:
     """Returns the bytes for a JSON value of a line: the text of a text, nothing for null, otherwise its JSON."""
     content = bytes(raw)
     if content.startswith(b'"'):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
+
+import numpy as np
 
 from sessionlake.feeds.events import Decoded, Delete, Refusal
 from sessionlake.feeds.feed import Feed
@@ -89,6 +92,18 @@ class EventLists:
                 self.expect.append(None if row.expect is None else row.expect.value)
                 for name, values in zip(self.columns, self.values, strict=True):
                     values.append(said.get(name, MISSING))
+
+    def find_messages_of_rows(self, rows: Sequence[int]) -> set[int]:
+        """Returns the indices of the messages to which these rows belong."""
+        if not rows:
+            return set()
+        events = np.searchsorted(np.cumsum(self.rows), rows, side="right")
+        return {self.message[event] for event in events.tolist()}
+
+    def remove_messages(self, messages: AbstractSet[int]) -> None:
+        """Removes all events and rows of these messages."""
+        if messages:
+            self.keep_events([message not in messages for message in self.message])
 
     def keep_events(self, kept: Sequence[bool]) -> None:
         """Removes the events, and their rows, for which `kept` is false."""

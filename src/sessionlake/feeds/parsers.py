@@ -51,11 +51,11 @@ def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any) -> tupl
 def _json_parser(feed: Feed, kind: Any) -> Parse:
     """Returns a parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
     exact = any(_is_exact(column) for column in feed.columns.values())
-    exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _wanted(feed))
+    exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _list_wanted_values(feed))
     return msgspec.json.Decoder(kind, float_hook=Decimal if exact else None).decode
 
 
-def _wanted(feed: Feed) -> list[Any]:
+def _list_wanted_values(feed: Feed) -> list[Any]:
     """Returns all values of the configuration with which values of messages are compared."""
     conditions = [one for rule in feed.rules for one in rule.when if isinstance(one.wanted, tuple)]
     return [*feed.unavailable, *(value for one in conditions for value in one.wanted)]

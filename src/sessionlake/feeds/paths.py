@@ -192,10 +192,10 @@ def parse_path(text: str) -> Path:
     Raises:
         PathError: The path is not valid. The text names the character and what is allowed there.
     """
-    return Path(text, tuple(_alternative(part) for part in _alternatives(text)))
+    return Path(text, tuple(_parse_alternative(part) for part in _split_alternatives(text)))
 
 
-def _alternatives(text: str) -> list[str]:
+def _split_alternatives(text: str) -> list[str]:
     """Splits a path at each `|` with spaces around it. Without spaces, a `|` belongs to a constant."""
     parts = re.split(r"\s+\|\s+", text.strip())
     if not all(parts):
@@ -203,39 +203,39 @@ def _alternatives(text: str) -> list[str]:
     return parts
 
 
-def _alternative(text: str) -> Access | Constant:
+def _parse_alternative(text: str) -> Access | Constant:
     if text.startswith("="):
         return Constant(text[1:])
     found = re.fullmatch(r"(entries|parts)\((.*)\)(\[(-?\d+)\])?(.*)", text, re.DOTALL)
     if found is None:
-        return _access(text)
+        return _parse_access(text)
     function, inside, bracket, number, rest = found.groups()
     if function == "entries":
         if bracket or rest not in {"", "[*]"}:
             raise PathError(f"{text!r}: nothing follows entries(…)")
-        one = _access(inside.strip())
+        one = _parse_access(inside.strip())
         return Access(one.start, one.steps, entries=True)
     split = re.fullmatch(r'(.*),\s*"((?:[^"\\]|\\.)+)"\s*', inside, re.DOTALL)
     if split is None or not bracket or rest:
         raise PathError(f'{text!r}: write parts(path, "separator")[number]')
-    one = _access(split[1].strip())
-    return Access(one.start, one.steps, _unquoted(f'"{split[2]}"'), int(number))
+    one = _parse_access(split[1].strip())
+    return Access(one.start, one.steps, _unquote(f'"{split[2]}"'), int(number))
 
 
-def _access(text: str) -> Access:
-    start, place = _start(text)
+def _parse_access(text: str) -> Access:
+    start, place = _parse_start(text)
     steps: list[Step] = []
     if start is Start.HEADERS:
         name = _name_at(text, place)
-        return Access(start, (Field(_unquoted(name)), *_steps(text, place + len(name))))
+        return Access(start, (Field(_unquote(name)), *_parse_steps(text, place + len(name))))
     begins_with_name = start in {Start.MESSAGE, Start.ELEMENT} and place < len(text) and text[place] != "["
     if begins_with_name:
         name = _name_at(text, place)
-        steps, place = [Field(_unquoted(name))], place + len(name)
-    return Access(start, (*steps, *_steps(text, place)))
+        steps, place = [Field(_unquote(name))], place + len(name)
+    return Access(start, (*steps, *_parse_steps(text, place)))
 
 
-def _start(text: str) -> tuple[Start, int]:
+def _parse_start(text: str) -> tuple[Start, int]:
     """Returns the value at which a path begins, and the index of the first character after its name."""
     if text.startswith("^"):
         return Start.PARENT, 1
@@ -252,23 +252,23 @@ def _start(text: str) -> tuple[Start, int]:
     return start, found.end() + (start is Start.HEADERS)
 
 
-def _steps(text: str, place: int) -> Iterator[Step]:
+def _parse_steps(text: str, place: int) -> Iterator[Step]:
     while place < len(text):
         if text[place] == ".":
             name = _name_at(text, place + 1)
-            yield Field(_unquoted(name))
+            yield Field(_unquote(name))
             place += 1 + len(name)
         elif text[place] == "[":
             end = text.find("]", place)
             if end < 0:
                 raise PathError(f"{text!r}: the bracket at character {place + 1} is not closed")
-            yield _bracket(text, text[place + 1 : end].strip(), place)
+            yield _parse_bracket(text, text[place + 1 : end].strip(), place)
             place = end + 1
         else:
             raise PathError(f"{text!r}: character {place + 1} is {text[place]!r}, where . or [ is expected")
 
 
-def _bracket(text: str, inside: str, place: int) -> Step:
+def _parse_bracket(text: str, inside: str, place: int) -> Step:
     if inside == "*":
         return Each()
     if _NUMBER.fullmatch(inside):
@@ -287,7 +287,7 @@ def _name_at(text: str, place: int) -> str:
     return found[0]
 
 
-def _unquoted(name: str) -> str:
+def _unquote(name: str) -> str:
     return re.sub(r"\\(.)", r"\1", name[1:-1]) if name.startswith('"') else name
 
 
@@ -296,7 +296,7 @@ def find(path: Path, place: Place) -> Any:
     for one in path.alternatives:
         if isinstance(one, Constant):
             return one
-        value = _part(one, _follow(_begin(one.start, place), one.steps))
+        value = _choose_part(one, _follow_steps(_find_start_value(one.start, place), one.steps))
         if value is not MISSING:
             return value
     return MISSING
@@ -311,16 +311,16 @@ def elements(path: Path, place: Place) -> list[Element] | None:
     for one in path.alternatives:
         if isinstance(one, Constant):
             continue
-        start = _begin(one.start, place)
+        start = _find_start_value(one.start, place)
         if one.entries:
-            return _entries(_follow(start, one.steps), _follow(start, one.steps[:-1]))
-        found = _each(start, one.steps, start)
+            return _list_entries(_follow_steps(start, one.steps), _follow_steps(start, one.steps[:-1]))
+        found = _find_elements(start, one.steps, start)
         if found is None or found:
             return found
     return []
 
 
-def _begin(start: Start, place: Place) -> Any:
+def _find_start_value(start: Start, place: Place) -> Any:
     match start:
         case Start.MESSAGE:
             return place.value
@@ -334,15 +334,15 @@ def _begin(start: Start, place: Place) -> Any:
             return getattr(place, start.value)
 
 
-def _follow(value: Any, steps: tuple[Step, ...]) -> Any:
+def _follow_steps(value: Any, steps: tuple[Step, ...]) -> Any:
     for step in steps:
-        value = _step(value, step)
+        value = _follow_step(value, step)
         if value is MISSING:
             return MISSING
     return value
 
 
-def _step(value: Any, step: Step) -> Any:
+def _follow_step(value: Any, step: Step) -> Any:
     match step:
         case Field(name):
             if isinstance(value, dict):
@@ -357,7 +357,7 @@ def _step(value: Any, step: Step) -> Any:
             return MISSING
 
 
-def _part(one: Access, value: Any) -> Any:
+def _choose_part(one: Access, value: Any) -> Any:
     """Returns the chosen part of a text, `MISSING` if it has no such part. Without a separator, returns the value."""
     if one.separator is None or value is MISSING:
         return value
@@ -365,7 +365,7 @@ def _part(one: Access, value: Any) -> Any:
     return parts[one.part] if -len(parts) <= one.part < len(parts) else MISSING
 
 
-def _each(value: Any, steps: tuple[Step, ...], parent: Any) -> list[Element] | None:
+def _find_elements(value: Any, steps: tuple[Step, ...], parent: Any) -> list[Element] | None:
     """Returns the elements at the end of the steps; None if `[*]` meets a value that is not an array, null or missing.
 
     Args:
@@ -376,11 +376,11 @@ def _each(value: Any, steps: tuple[Step, ...], parent: Any) -> list[Element] | N
     for number, step in enumerate(steps):
         if not isinstance(step, Each):
             parent = value if isinstance(step, Field) else parent
-            value = _step(value, step)
+            value = _follow_step(value, step)
         elif isinstance(value, list):
             found: list[Element] = []
             for item in value:
-                below = _each(item, steps[number + 1 :], parent)
+                below = _find_elements(item, steps[number + 1 :], parent)
                 if below is None:
                     return None
                 found += below
@@ -392,7 +392,7 @@ def _each(value: Any, steps: tuple[Step, ...], parent: Any) -> list[Element] | N
     return [Element(value, parent)]
 
 
-def _entries(value: Any, parent: Any) -> list[Element] | None:
+def _list_entries(value: Any, parent: Any) -> list[Element] | None:
     if value is MISSING or value is None:
         return []
     return [Element(Entry(*item), parent) for item in value.items()] if isinstance(value, dict) else None

@@ -99,7 +99,7 @@ def read(
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode(feed, feed.decoder, message_maker(feed, payload)(*record))
+        return decode(feed, feed.decoder, Message(*record, *constants_of_messages(feed, payload)))
     try:
         value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
@@ -119,7 +119,7 @@ def parse_function(feed: Feed, payload: PayloadReader | None) -> Callable[[bytes
     It raises InvalidJsonError or PayloadError for a value that it cannot parse.
     """
     if feed.format is not PayloadFormat.JSON:
-        return _required(feed, payload).read
+        return _require_payload(feed, payload).read
     return load_digits if feed.needs_digits else load_json
 
 
@@ -131,37 +131,23 @@ def read_key(feed: Feed, key: bytes, payload: PayloadReader | None) -> Any:
         PayloadError: The key is not Avro although the feed says so, or its schema is unknown.
     """
     if feed.key_format is KeyFormat.AVRO:
-        return _required(feed, payload).read(key)
+        return _require_payload(feed, payload).read(key)
     if feed.key_format is KeyFormat.JSON:
         return load_json(key, digits=feed.needs_digits)
     return decode_text(key)
 
 
-def _required(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
+def _require_payload(feed: Feed, payload: PayloadReader | None) -> PayloadReader:
     if payload is None:
         raise TypeError(f"feed {feed.name} has Avro or Protobuf, so it needs the schemas of capture.payload")
     return payload
 
 
-def message_maker(feed: Feed, payload: PayloadReader | None) -> Callable[..., Message]:
-    """Returns the function that makes a message for the feed's decoder class from the fields of a Kafka record."""
+def constants_of_messages(feed: Feed, payload: PayloadReader | None) -> tuple[Any, ...]:
+    """Returns the arguments of `Message` after the fields of a Kafka record. They are the same for all messages."""
     parse_json = load_digits if feed.needs_digits else load_json_fast
-    parse = parse_json if feed.format is PayloadFormat.JSON else _required(feed, payload).read
-    key_columns, columns = tuple(column.name for column in feed.key), tuple(feed.columns)
-
-    def make_message(
-        topic: str,
-        partition: int,
-        offset: int,
-        timestamp: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Mapping[str, bytes | None],
-    ) -> Message:
-        record = topic, partition, offset, timestamp, key, value, headers
-        return Message(*record, key_columns, columns, parse_json, parse)
-
-    return make_message
+    parse = parse_json if feed.format is PayloadFormat.JSON else _require_payload(feed, payload).read
+    return tuple(column.name for column in feed.key), tuple(feed.columns), parse_json, parse
 
 
 def load_digits(value: bytes) -> Any:
@@ -194,10 +180,10 @@ def load_json(value: bytes, *, digits: bool = False) -> Any:
         text = value.decode()
     except UnicodeDecodeError:
         raise InvalidJsonError(Reason.NOT_UTF8) from None
-    return parse_json(text, Digits, Digits) if digits else parse_json(text, _number)
+    return parse_json(text, Digits, Digits) if digits else parse_json(text, _parse_number)
 
 
-def _number(text: str) -> Decimal | Digits:
+def _parse_number(text: str) -> Decimal | Digits:
     try:
         return Decimal(text)
     except InvalidOperation:  # the exponent has too many digits

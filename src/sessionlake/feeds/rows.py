@@ -98,7 +98,7 @@ class FeedRows:
                 is_scoped=bool(scope),
             )  # fmt: skip
         checks = len(expected) + (sent is not None)
-        failed = sent is not None and not self._fits(sent)
+        failed = sent is not None and not self._checksum_fits(sent)
         return AppliedChanges(removed_before, removed_after, checks, failed, presence_failed, is_scoped=bool(scope))
 
     def _remove_scope(self, changes: Sequence[Put | Delete], scope: Row) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class FeedRows:
             valued = valued[::-1]
         return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
 
-    def _fits(self, sent: Any) -> bool:
+    def _checksum_fits(self, sent: Any) -> bool:
         """Compares a checksum with the rows. A function that raises counts as a checksum that does not fit."""
         check = self.feed.check
         if self.check is None or check is None:

@@ -77,9 +77,9 @@ class SessionTable:
         if event.kind is Kind.SNAPSHOT:
             self.rows = {name: row for name, row in self.rows.items() if not _in_scope(row, event.scope)}
         for row in event.rows:
-            self._put(row)
+            self._apply_change(row)
         if self.feed.keep is not None:
-            for name in _beyond(self.feed.keep, self.rows):
+            for name in _find_excess_rows(self.feed.keep, self.rows):
                 del self.rows[name]
         if self.check is not None and self.feed.check is not None and event.sent is not None:
             self.checks += 1
@@ -110,7 +110,7 @@ class SessionTable:
         self.last_seq = seq
         return True
 
-    def _put(self, row: Put | Delete) -> None:
+    def _apply_change(self, row: Put | Delete) -> None:
         found = self.rows.get(row.row_id)
         if row.expect is not None and (found is not None) != (row.expect is Presence.PRESENT):
             self.presence_failed += 1
@@ -130,14 +130,14 @@ def groups_of(feed: Feed, rows: Mapping[str, Row]) -> Groups:
     most = 0 if feed.check is None else feed.check.rows
     if feed.keep is None:
         return {(): [rows[name] for name in sorted(rows)][:most]}
-    return {group: [rows[name] for name in names[:most]] for group, names in _ordered(feed.keep, rows)}
+    return {group: [rows[name] for name in names[:most]] for group, names in _order_groups(feed.keep, rows)}
 
 
 def _in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
     return all(row[name] == value for name, value in scope.items())
 
 
-def _ordered(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+def _order_groups(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
     """Yields each group with its row ids, best first.
 
     Rows with the same value in the column `keep.best` are sorted by row id, those with null come last.
@@ -147,14 +147,14 @@ def _ordered(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[Any, .
         groups[tuple(row[column] for column in keep.per)].append(name)
     for group, names in groups.items():
         valued = [name for name in names if rows[name][keep.best] is not None]
-        valued.sort(key=partial(_best, rows, keep.best), reverse=bool({*keep.descending} & {*group}))
+        valued.sort(key=partial(_make_sort_key, rows, keep.best), reverse=bool({*keep.descending} & {*group}))
         yield group, valued + sorted(name for name in names if rows[name][keep.best] is None)
 
 
-def _best(rows: Mapping[str, Row], column: str, name: str) -> tuple[Any, str]:
+def _make_sort_key(rows: Mapping[str, Row], column: str, name: str) -> tuple[Any, str]:
     return rows[name][column], name
 
 
-def _beyond(keep: Keep, rows: Mapping[str, Row]) -> list[str]:
+def _find_excess_rows(keep: Keep, rows: Mapping[str, Row]) -> list[str]:
     """Returns the ids of the rows that exceed the limit of their group."""
-    return [name for _, names in _ordered(keep, rows) for name in names[keep.rows :]]
+    return [name for _, names in _order_groups(keep, rows) for name in names[keep.rows :]]

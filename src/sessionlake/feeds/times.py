@@ -60,11 +60,11 @@ def date_of_days(value: Any) -> date:
 
 def timestamp_of(value: Any, how: str, *, zone: bool) -> datetime:
     """Converts a time to a datetime: in UTC if `zone`, else without a zone. `how` is the column's `from`."""
-    found = _iso(value, zone=zone) if how == "iso" else _since_epoch(value, how)
+    found = _parse_iso(value, zone=zone) if how == "iso" else _since_epoch(value, how)
     return found.replace(tzinfo=UTC) if zone and found.tzinfo is None else found
 
 
-def _iso(value: Any, *, zone: bool) -> datetime:
+def _parse_iso(value: Any, *, zone: bool) -> datetime:
     if not isinstance(value, str) or len(value) > _LONGEST_TIME:
         raise BadValueError("it is no time as 2026-01-31T12:00:00Z")
     try:
@@ -109,7 +109,7 @@ def milliseconds_of(value: Any, how: str, *, from_text: bool = False) -> int:
         ValueError: The value is not such a time, or has fractions of a microsecond.
     """
     if how == "iso":
-        return (_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
+        return (_parse_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
     number = number_from_text(value, NUMBER, Decimal) if from_text else value
     return microseconds(number, how) // 1000
 

@@ -25,7 +25,7 @@ class FeedTopics:
 
     def includes_topic(self, topic: str) -> bool:
         """Returns True if the feed reads this topic."""
-        return _matches(self.pattern, topic) and not any(_matches(one, topic) for one in self.earlier)
+        return _matches_topic(self.pattern, topic) and not any(_matches_topic(one, topic) for one in self.earlier)
 
 
 def describe_unknown_feed(name: str, known: Collection[str]) -> str:
@@ -42,5 +42,5 @@ def describe_unknown_feed(name: str, known: Collection[str]) -> str:
     return f"there is no feed {name!r}; did you mean {nearest!r}? The feeds are {others}"
 
 
-def _matches(pattern: str, topic: str) -> bool:
+def _matches_topic(pattern: str, topic: str) -> bool:
     return re.fullmatch(pattern, topic) is not None

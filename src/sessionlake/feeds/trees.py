@@ -80,23 +80,23 @@ def to_tree(message: Any) -> dict[str, Any]:
     Raises:
         UnicodeDecodeError: A text is not UTF-8.
     """
-    return dict(_items(message))
+    return dict(_read_fields(message))
 
 
-def _items(message: Any) -> Iterator[tuple[str, Any]]:
-    for name, field, is_list, is_map in _fields(message.DESCRIPTOR):
+def _read_fields(message: Any) -> Iterator[tuple[str, Any]]:
+    for name, field, is_list, is_map in _list_fields(message.DESCRIPTOR):
         if is_map:
             of_value = field.message_type.fields_by_name["value"]
             found = getattr(message, name)
-            yield name, {_key_text(key): _value(found[key], of_value) for key in found}
+            yield name, {_key_text(key): _read_value(found[key], of_value) for key in found}
         elif is_list:
-            yield name, [_value(item, field) for item in getattr(message, name)]
+            yield name, [_read_value(item, field) for item in getattr(message, name)]
         elif not field.has_presence or message.HasField(name):
-            yield name, _value(getattr(message, name), field)
+            yield name, _read_value(getattr(message, name), field)
 
 
 @lru_cache(maxsize=1024)
-def _fields(descriptor: Descriptor) -> tuple[tuple[str, FieldDescriptor, bool, bool], ...]:
+def _list_fields(descriptor: Descriptor) -> tuple[tuple[str, FieldDescriptor, bool, bool], ...]:
     """Returns each field with its name, and whether it is a list or a map."""
     proto = DescriptorProto()
     descriptor.CopyToProto(proto)
@@ -111,7 +111,7 @@ def _is_entry(descriptor: Descriptor) -> bool:
     return bool(descriptor.GetOptions().map_entry)
 
 
-def _value(value: Any, field: FieldDescriptor) -> Any:
+def _read_value(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None:
         return to_tree(value)
     if field.enum_type is not None:

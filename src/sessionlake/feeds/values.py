@@ -91,10 +91,13 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
     normal = re.sub(r"\s+", "", sql.lower())
     if inner := re.fullmatch(r"array<(.*)>", normal):
         element = feed_column(name, inner[1], how)
-        of_array = partial(_array, convert=element.convert), partial(_array, convert=element.convert_python)
+        of_array = (
+            partial(_convert_array, convert=element.convert),
+            partial(_convert_array, convert=element.convert_python),
+        )
         return FeedColumn(name, f"array<{element.sql}>", how, *of_array, _no_constant)
     normal = TYPE_ALIASES.get(normal, normal)
-    base, precision, scale = _decimal(name, normal)
+    base, precision, scale = _parse_decimal_type(name, normal)
     if base not in _HOW:
         types = ", ".join(sorted({*_HOW} - {"decimal"})) + ", decimal(p,s), array<type>"
         raise ValueError(f"column {name!r}: type {sql!r} is not one of {types}")
@@ -105,7 +108,7 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
         raise ValueError(
             f"column {name!r}: JSON has no bytes; say how they are written, {{type: binary, from: base64}}"
         )
-    convert = _converter(base, how, precision, scale)
+    convert = _choose_converter(base, how, precision, scale)
     normal = f"decimal({precision},{scale})" if base == "decimal" else normal
     convert_python = _python_converter(base, convert, precision, scale)
     return FeedColumn(name, normal, how, convert, convert_python, _of_constant(base, precision, scale))
@@ -115,12 +118,12 @@ def _of_constant(base: str, precision: int, scale: int) -> Convert:
     """Returns the function that parses a constant's text: a number, an ISO time, or bytes in base64."""
     if base == "boolean":
         return _boolean_text
-    return _converter(
+    return _choose_converter(
         base, next((how for how in ("text", "iso", "base64") if how in _HOW[base]), None), precision, scale
     )
 
 
-def _decimal(name: str, sql: str) -> tuple[str, int, int]:
+def _parse_decimal_type(name: str, sql: str) -> tuple[str, int, int]:
     found = re.fullmatch(r"decimal(?:\((\d+)(?:,(\d+))?\))?", sql)
     if found is None:
         return sql, 0, 0
@@ -130,7 +133,7 @@ def _decimal(name: str, sql: str) -> tuple[str, int, int]:
     return "decimal", precision, scale
 
 
-def _converter(base: str, how: str | None, precision: int, scale: int) -> Convert:
+def _choose_converter(base: str, how: str | None, precision: int, scale: int) -> Convert:
     """Returns the function that converts values to a type. `precision` and `scale` are 0 unless it is a decimal."""
     if base in INTEGER_BITS:
         top = 2 ** (INTEGER_BITS[base] - 1)
@@ -144,8 +147,8 @@ def _converter(base: str, how: str | None, precision: int, scale: int) -> Conver
     if base in {"timestamp", "timestamp_ntz"}:
         zone = base == "timestamp"
         return lambda value: timestamp_of(value, how or "iso", zone=zone)
-    return {"boolean": _boolean, "binary": bytes_of, "variant": json_text}.get(
-        base, _digits if how == "digits" else _text
+    return {"boolean": _require_boolean, "binary": bytes_of, "variant": json_text}.get(
+        base, _format_digits if how == "digits" else _require_text
     )
 
 
@@ -154,7 +157,7 @@ def _python_converter(base: str, convert: Convert, precision: int, scale: int) -
     own = _PYTHON_TYPES.get(base)
     if own is None:
         return convert
-    plain = _PYTHON_TIMES[base] if base in _PYTHON_TIMES else _converter(base, None, precision, scale)
+    plain = _PYTHON_TIMES[base] if base in _PYTHON_TIMES else _choose_converter(base, None, precision, scale)
     return lambda value: plain(value) if type(value) in own else convert(value)
 
 
@@ -168,19 +171,19 @@ def _boolean_text(value: Any) -> bool:
     return bool(value == "true")
 
 
-def _boolean(value: Any) -> bool:
+def _require_boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise BadValueError("it is not true or false")
     return value
 
 
-def _text(value: Any) -> str:
+def _require_text(value: Any) -> str:
     if not isinstance(value, str) or isinstance(value, Digits):
         raise BadValueError("it is no text")
     return value
 
 
-def _digits(value: Any) -> str:
+def _format_digits(value: Any) -> str:
     """Returns a number as text: as it was sent, or in a format with binary numbers as the shortest text."""
     if isinstance(value, bool) or not isinstance(value, Digits | int | float | Decimal):
         raise BadValueError("it is no number")
@@ -195,7 +198,7 @@ _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 """Python's types for values of a column, by the column's type. Other values are converted as those of messages."""
 
 
-def _array(value: Any, convert: Convert) -> list[Any]:
+def _convert_array(value: Any, convert: Convert) -> list[Any]:
     if not isinstance(value, list):
         raise BadValueError("it is no array")
     return [None if item is None else convert(item) for item in value]

@@ -128,7 +128,7 @@ class ChainFollower:
         places = np.flatnonzero(pc.is_valid(messages["chain"]).to_numpy())
         for _, parts in groupby(_list_rows(messages, places, read_times), _place_in_chain):
             self._follow_message(list(parts))
-        return _replace(_replace(messages, "link", self._links), "seq", self._seqs)
+        return _replace_values(_replace_values(messages, "link", self._links), "seq", self._seqs)
 
     def _follow_message(self, parts: Sequence[_Row]) -> None:
         """Follows a chain through one message, whose parts all have the same place in it."""
@@ -240,7 +240,7 @@ def _has_gap(first: _Row, seq: int, last_seq: int, rules: Rules) -> bool:
     return after != last_seq if first.link == Link.LINK else after > last_seq
 
 
-def _replace(messages: pa.Table, name: str, values: Mapping[int, int]) -> pa.Table:
+def _replace_values(messages: pa.Table, name: str, values: Mapping[int, int]) -> pa.Table:
     """Returns the messages with other values of a column at some indices."""
     if not values:
         return messages

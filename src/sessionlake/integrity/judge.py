@@ -90,7 +90,7 @@ class SessionJudge:
         self._applied_at, self._applied_by = message.now, message.offset
         if self._decisions.get(message.offset) is Decision.SKIP:
             self.outcome.followed_decisions.add((self.outcome.session_number, message.offset))
-            self._events.record_event(message, EventKind.SKIPPED, Action.QUARANTINED)
+            self._events.record_skip(message)
             self._quarantine_message(message, Reason.SKIPPED)
             return
         if self._starts_new_life(message):

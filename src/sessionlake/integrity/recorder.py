@@ -39,6 +39,10 @@ class EventRecorder:
         """Records an event about a message."""
         self._append_event(kind, action, message, self.list_seqs(message))
 
+    def record_skip(self, message: MessageHeader) -> None:
+        """Records that an operator had a message skipped. It is not judged, so no seq is expected."""
+        self._append_event(EventKind.SKIPPED, Action.QUARANTINED, message, (None, self.list_seqs(message)[1]))
+
     def record_chain_gap(self, gap: ChainGap) -> None:
         """Records a gap of the session's chain if the session is open. Under class `strict` it is a violation.
 

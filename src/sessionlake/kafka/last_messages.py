@@ -47,12 +47,12 @@ def last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecor
         ) from error
     consumer = Consumer({**consumer_config(settings, "feed"), "enable.partition.eof": True})
     try:
-        partitions = _partitions(consumer, settings, topic)
+        partitions = _list_partitions(consumer, settings, topic)
         latest = heapq.nlargest(
             count, _read_ends(consumer, settings, topic, partitions, count), key=lambda one: (one.timestamp, one.offset)
         )
     except KafkaException as error:
-        raise _unanswered(settings, topic, hide_secrets(settings, str(error))[:300]) from error
+        raise _make_no_answer_error(settings, topic, hide_secrets(settings, str(error))[:300]) from error
     finally:
         consumer.close()
     by_partition: dict[int, list[KafkaRecord]] = {}
@@ -61,7 +61,7 @@ def last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecor
     return list(heapq.merge(*by_partition.values(), key=lambda one: one.timestamp))
 
 
-def _partitions(consumer: Consumer, settings: Settings, topic: str) -> list[int]:
+def _list_partitions(consumer: Consumer, settings: Settings, topic: str) -> list[int]:
     topics = consumer.list_topics(timeout=_SECONDS).topics
     if topic not in topics or not topics[topic].partitions:
         known = sorted(name for name in topics if not name.startswith("_"))
@@ -93,18 +93,18 @@ def _read_ends(
         if messages:
             deadline = time.monotonic() + _SECONDS
         elif time.monotonic() > deadline:
-            raise _unanswered(settings, topic, f"no message within {_SECONDS:.0f} s")
+            raise _make_no_answer_error(settings, topic, f"no message within {_SECONDS:.0f} s")
         for message in messages:
             error, number, offset = message.error(), message.partition(), message.offset()
             if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's own name
                 raise KafkaException(error)
             if error is None and offset is not None and offset < ends.get(number or 0, 0):
-                yield _record(message)
+                yield _make_record(message)
             if error is not None or (offset is not None and offset + 1 >= ends.get(number or 0, 0)):
                 ends.pop(number or 0, None)
 
 
-def _record(message: Any) -> KafkaRecord:
+def _make_record(message: Any) -> KafkaRecord:
     kind, milliseconds = message.timestamp()
     headers = dict(message.headers() or ())
     return KafkaRecord(
@@ -113,7 +113,7 @@ def _record(message: Any) -> KafkaRecord:
     )  # fmt: skip
 
 
-def _unanswered(settings: Settings, topic: str, why: str) -> BrokerError:
+def _make_no_answer_error(settings: Settings, topic: str, why: str) -> BrokerError:
     return BrokerError(
         f"Kafka at {settings.kafka.bootstrap_servers} does not send the messages of topic {topic} ({why})",
         fix="Check that the broker runs and that this client may read the topic",

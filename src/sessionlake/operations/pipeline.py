@@ -85,12 +85,14 @@ def run_once(
     layer: Layer,
     stop: threading.Event,
     on_failure: Callable[[SessionlakeError], None] | None = None,
+    on_end: Callable[[str], None] | None = None,
 ) -> bool:
     """Processes all input that is available now, one layer after another.
 
     Args:
         stop: Ends the run early once it is set.
         on_failure: Receives the error of every failed processor after the first.
+        on_end: Receives the name of each layer that has ended, also if `stop` ended it early.
 
     Returns:
         True if all layers have read all available input, False if `stop` was set before.
@@ -103,7 +105,10 @@ def run_once(
     with claim_layers(spark, settings, layer):
         for part in list_layers_to_run(settings, layer):
             try:
-                if not run_layer_to_end(spark, settings, part, stop):
+                is_done = run_layer_to_end(spark, settings, part, stop)
+                if on_end is not None:
+                    on_end(part)
+                if not is_done:
                     return False
             except SessionlakeError as error:
                 if part in layer.single_layers or layer is not Layer.ALL:

@@ -246,7 +246,7 @@ class _PreparedSchema:
         self._min_record_bytes: dict[str, int] = {}
         self._in_progress: list[str] = []
         self._deepest = 0
-        message = self._prepare(parsed[-1], 1)
+        message = self._prepare_schema(parsed[-1], 1)
         if _find_kind(message) != "record":
             raise UnusableSchemaError(f"the schema is of type {_find_kind(message)}, but a message must be a record")
         for field in message["fields"]:
@@ -254,28 +254,28 @@ class _PreparedSchema:
                 field["type"] = _canonicalize_symbols(field["type"])
         self.schema = message | {"__fastavro_parsed": True, "__named_schemas": {}}
 
-    def _prepare(self, schema: Any, level: int) -> Any:
+    def _prepare_schema(self, schema: Any, level: int) -> Any:
         self._record_depth(level)
         if isinstance(schema, list):
-            return {"type": "union", **{i: self._prepare(branch, level) for i, branch in enumerate(schema)}}
+            return {"type": "union", **{i: self._prepare_schema(branch, level) for i, branch in enumerate(schema)}}
         if isinstance(schema, str):
             return self._prepare_named(schema, level) if schema in self._named else schema
         kind = schema["type"]
         if kind in {"record", "error", "enum", "fixed"}:
             return self._prepare_named(schema["name"], level)
         if kind == "array":
-            items = self._prepare(schema["items"], level + 1)
+            items = self._prepare_schema(schema["items"], level + 1)
             if self._compute_min_bytes(items) == 0:
                 raise UnusableSchemaError(
                     "it has an array of items that take no bytes, so that data could hold any number of them"
                 )
             return {"type": "array", "items": items}
         if kind == "map":
-            return {"type": "map", "values": self._prepare(schema["values"], level + 1)}
-        decimal = self._decimal(schema) if kind == "bytes" else {}
-        return {"type": "bytes", **decimal} if decimal else self._prepare(kind, level)
+            return {"type": "map", "values": self._prepare_schema(schema["values"], level + 1)}
+        decimal = self._read_decimal_type(schema) if kind == "bytes" else {}
+        return {"type": "bytes", **decimal} if decimal else self._prepare_schema(kind, level)
 
-    def _decimal(self, schema: Schema) -> Schema:
+    def _read_decimal_type(self, schema: Schema) -> Schema:
         """Returns the logical type of a decimal; empty for other types."""
         if self._is_message or schema.get("logicalType") != "decimal":
             return {}
@@ -302,9 +302,10 @@ class _PreparedSchema:
         if schema["type"] == "enum":
             return {"type": "enum", "name": name, "symbols": dict(enumerate(schema["symbols"]))}
         if schema["type"] == "fixed":
-            return {"type": "fixed", "name": name, "size": schema["size"], **self._decimal(schema)}
+            return {"type": "fixed", "name": name, "size": schema["size"], **self._read_decimal_type(schema)}
         fields = [
-            {"name": field["name"], "type": self._prepare(field["type"], level + 1)} for field in schema["fields"]
+            {"name": field["name"], "type": self._prepare_schema(field["type"], level + 1)}
+            for field in schema["fields"]
         ]
         return {"type": "record", "name": name, "fields": fields}
 

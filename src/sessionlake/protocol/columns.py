@@ -135,7 +135,7 @@ def arrow_type(sql: str) -> pa.DataType:
     if sql in _TYPES:
         return _TYPES[sql][1]
     if sql.startswith("array<"):
-        return pa.list_(arrow_type(_element(sql)))
+        return pa.list_(arrow_type(_parse_element_type(sql)))
     if is_decimal(sql):
         precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
         return pa.decimal128(precision, scale)
@@ -145,7 +145,7 @@ def arrow_type(sql: str) -> pa.DataType:
 def python_type(sql: str) -> str:
     """Returns the type of a column's values in Python, as source text: `Decimal`, `list[str | None]`."""
     if sql.startswith("array<"):
-        return f"list[{python_type(_element(sql))} | None]"
+        return f"list[{python_type(_parse_element_type(sql))} | None]"
     return "Decimal" if is_decimal(sql) else _PYTHON[sql]
 
 
@@ -160,7 +160,7 @@ def has_bounds(sql: str) -> bool:
     return sql not in _WITHOUT_BOUNDS and not sql.startswith(("array<", "map<", "struct<"))
 
 
-def _element(sql: str) -> str:
+def _parse_element_type(sql: str) -> str:
     """Returns the type of an array's elements."""
     return sql.removeprefix("array<").removesuffix(">")
 

@@ -57,7 +57,7 @@ class Link(IntEnum):
     RESTART = 2
     """There is never a gap: the session's order starts again at this message."""
     CHAINED = 3
-    """The message is the next one of its chain, which several sessions share: it is no duplicate, and no gap is before it."""
+    """The next message of a chain that several sessions share: no gap is before it, and it is no duplicate."""
     REPEATED = 4
     """The message is a duplicate: its chain has already had its seq."""
 

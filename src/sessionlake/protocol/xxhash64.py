@@ -50,7 +50,7 @@ def _hash_rows(content: npt.NDArray[np.uint8], seeds: _Words) -> _Words:
             lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
             while place + _STRIPE <= length:
                 for number in range(4):
-                    lanes[number] = _round(lanes[number], _words(content, place + _WORD * number, _WORD))
+                    lanes[number] = _round(lanes[number], _read_words(content, place + _WORD * number, _WORD))
                 place += _STRIPE
             result = np.zeros_like(seeds)
             for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True):
@@ -61,11 +61,11 @@ def _hash_rows(content: npt.NDArray[np.uint8], seeds: _Words) -> _Words:
             result = seeds + _P5
         result = result + np.uint64(length)
         while place + _WORD <= length:
-            word = _round(np.zeros_like(result), _words(content, place, _WORD))
+            word = _round(np.zeros_like(result), _read_words(content, place, _WORD))
             result = _rotate(result ^ word, 27) * _P1 + _P4
             place += _WORD
         if place + _HALF_WORD <= length:
-            result = _rotate(result ^ _words(content, place, _HALF_WORD) * _P1, 23) * _P2 + _P3
+            result = _rotate(result ^ _read_words(content, place, _HALF_WORD) * _P1, 23) * _P2 + _P3
             place += _HALF_WORD
         for number in range(place, length):
             result = _rotate(result ^ content[:, number].astype(np.uint64) * _P5, 11) * _P1
@@ -84,7 +84,7 @@ def _rotate(values: _Words, bits: int) -> _Words:
     return rotated
 
 
-def _words(content: npt.NDArray[np.uint8], place: int, size: int) -> _Words:
+def _read_words(content: npt.NDArray[np.uint8], place: int, size: int) -> _Words:
     """Returns the little-endian number of `size` bytes at a place of each row."""
     cut = np.ascontiguousarray(content[:, place : place + size])
     return cut.view(np.dtype(f"<u{size}")).reshape(-1).astype(np.uint64)

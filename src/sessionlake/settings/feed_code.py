@@ -31,7 +31,7 @@ class NamedDecoder:
         Raises:
             ConfigError: The class does not exist, or has no method `decode`, or cannot be created without arguments.
         """
-        return _load(self)
+        return _load_decoder(self)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _load_check(named: NamedCheck) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _load(named: NamedDecoder) -> Any:
+def _load_decoder(named: NamedDecoder) -> Any:
     where = f"capture.feeds.{named.feed}.decoder"
     try:
         found = load_named_code(named.target, type, named.folder)

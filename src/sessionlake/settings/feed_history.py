@@ -64,7 +64,7 @@ def hash_mapping(feed: FeedSettings, columns: Collection[str]) -> str:
     found["columns"] = {name: column for name, column in found["columns"].items() if name in columns}
     if "messages" in found:
         found["messages"] = [_select_columns(rule, {*columns, "*"}) for rule in found["messages"]]
-    return " ".join(f"{key}={_hash(found[key])}" for key in sorted(found))
+    return " ".join(f"{key}={_hash_value(found[key])}" for key in sorted(found))
 
 
 def _select_columns(rule: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _select_keys(row: Any, columns: Collection[str]) -> Any:
     return {name: path for name, path in row.items() if name in columns} if isinstance(row, dict) else row
 
 
-def _hash(value: Any) -> str:
+def _hash_value(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()[:_DIGITS]
 
 

@@ -22,20 +22,20 @@ OTHERS = "*"
 Scalar = str | bool | int | float | None
 
 
-def _path(value: object) -> Path:
+def _parse_path(value: object) -> Path:
     if not isinstance(value, str):
         raise PathError(f"a path is a text, found {value!r}")
     return parse_path(value)
 
 
-def _paths(value: object) -> tuple[Path, ...]:
-    return tuple(_path(one) for one in (value if isinstance(value, list | tuple) else [value]))
+def _parse_paths(value: object) -> tuple[Path, ...]:
+    return tuple(_parse_path(one) for one in (value if isinstance(value, list | tuple) else [value]))
 
 
-PathText = Annotated[Any, BeforeValidator(_path), PlainSerializer(lambda path: path and path.text)]
+PathText = Annotated[Any, BeforeValidator(_parse_path), PlainSerializer(lambda path: path and path.text)]
 """A path to a value in a message, written as text."""
 PathTexts = Annotated[
-    Any, BeforeValidator(_paths), PlainSerializer(lambda paths: paths and [path.text for path in paths])
+    Any, BeforeValidator(_parse_paths), PlainSerializer(lambda paths: paths and [path.text for path in paths])
 ]
 """One or several paths to values in a message, written as a text or a list of texts."""
 

@@ -35,7 +35,7 @@ def apply_preset(settings: Any) -> Any:
     """
     if not isinstance(settings, dict) or settings.get("uses") is None:
         return settings
-    preset = _preset(settings["uses"])
+    preset = _copy_preset(settings["uses"])
     merged = preset | settings
     if settings.get("decoder") and "messages" in preset:
         merged["messages"] = []
@@ -47,17 +47,17 @@ def apply_preset(settings: Any) -> Any:
     return merged
 
 
-def _preset(name: Any) -> dict[str, Any]:
+def _copy_preset(name: Any) -> dict[str, Any]:
     names = preset_names()
     if name not in names:
         near = get_close_matches(str(name), names, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"uses: there is no preset {name!r}{hint} There are {', '.join(names)}")
-    return deepcopy(_read(str(name)))
+    return deepcopy(_read_preset(str(name)))
 
 
 @lru_cache(maxsize=64)
-def _read(name: str) -> dict[str, Any]:
+def _read_preset(name: str) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((files(_FOLDER) / f"{name}.yml").read_text(encoding="utf-8"))
     return found
 
@@ -76,7 +76,7 @@ def _expand_rule(rule: Any, key: Sequence[str]) -> Iterator[Any]:
         yield expanded
         return
     for name in key:
-        yield expanded | {"when": {str(path).replace(_KEY, _quoted(name)): value for path, value in when.items()}}
+        yield expanded | {"when": {str(path).replace(_KEY, _quote_name(name)): value for path, value in when.items()}}
 
 
 def _expand_rows(part: Any, key: Sequence[str]) -> Any:
@@ -84,10 +84,10 @@ def _expand_rows(part: Any, key: Sequence[str]) -> Any:
     if not isinstance(row, dict) or _KEY not in row:
         return part
     own = {name: path for name, path in row.items() if name != _KEY}
-    return {**part, "row": own | {name: row[_KEY].replace(_KEY, _quoted(name)) for name in key}}
+    return {**part, "row": own | {name: row[_KEY].replace(_KEY, _quote_name(name)) for name in key}}
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Returns a field's name as paths write it."""
     if _PLAIN_NAME.fullmatch(name):
         return name

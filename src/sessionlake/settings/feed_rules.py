@@ -65,11 +65,11 @@ def convert_rule(
                 raise ValueError(f"{where}: order: the seq is missing")
             _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
     if rule.split is None:
-        _refuse_elements([one.path for one in map(_when, rule.when.items()) if one.path], f"{where}: when")
+        _refuse_elements([one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when")
     return Rule(
         number=number,
         kind=rule.is_,
-        when=tuple(map(_when, rule.when.items())),
+        when=tuple(map(_build_condition, rule.when.items())),
         restart=rule.restart,
         session=rule.session,
         time=rule.time.made() if rule.time else None,
@@ -80,7 +80,7 @@ def convert_rule(
     )
 
 
-def _when(item: tuple[str, Any]) -> Condition:
+def _build_condition(item: tuple[str, Any]) -> Condition:
     name, wanted = item
     values = tuple(map(exact_value, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
@@ -125,7 +125,9 @@ def _rows(
         given = {column.name for column, _ in values} | {column.name for column in by_name}
         if lacking := sorted(part.delete.keys() - given):
             raise ValueError(f"{where}: delete looks at {', '.join(lacking)}, which row does not take")
-        delete = tuple((columns[name], _deleting(value, columns[name])) for name, value in part.delete.items())
+        delete = tuple(
+            (columns[name], _convert_deleting_value(value, columns[name])) for name, value in part.delete.items()
+        )
     absent = part.absent or ("null" if rule.is_ is Kind.SNAPSHOT else "keep")
     return Rows(
         source=part.each or part.at,
@@ -148,7 +150,7 @@ def _typed(path: Path, column: FeedColumn) -> Path:
     return path
 
 
-def _deleting(value: Scalar, column: FeedColumn) -> Any:
+def _convert_deleting_value(value: Scalar, column: FeedColumn) -> Any:
     """Returns a value that marks a deleted row, in the type of its column."""
     if value is None:
         return None

@@ -16,7 +16,7 @@ _UNIT_MS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_0
             "hour": 3_600_000, "h": 3_600_000, "day": 86_400_000, "d": 86_400_000, "week": 604_800_000}  # fmt: skip
 
 
-def _duration(value: object) -> timedelta:
+def _parse_duration(value: object) -> timedelta:
     """Parses a text with one number and one unit, such as `10 minutes`, `1 hour` or `500 ms`."""
     if isinstance(value, timedelta):
         return value
@@ -30,7 +30,7 @@ def _duration(value: object) -> timedelta:
     return timedelta(milliseconds=float(match["number"]) * factor)
 
 
-def _regex(value: str) -> str:
+def _check_regex(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
@@ -42,8 +42,8 @@ def _regex(value: str) -> str:
     return value
 
 
-Duration = Annotated[timedelta, BeforeValidator(_duration)]
-Regex = Annotated[str, AfterValidator(_regex)]
+Duration = Annotated[timedelta, BeforeValidator(_parse_duration)]
+Regex = Annotated[str, AfterValidator(_check_regex)]
 
 
 def milliseconds(duration: timedelta) -> int:

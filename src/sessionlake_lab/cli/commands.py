@@ -11,6 +11,7 @@ import typer
 from sessionlake.cli.context import Config, Form, settings_of
 from sessionlake.cli.show import OutputFormat
 from sessionlake_lab.cli.simulate import set_rate_of_all_faults, with_scenario_options
+from sessionlake_lab.simulate.scenario import MAX_INT32
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -56,12 +57,18 @@ def simulate(
 def demo(
     seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long the sensors send.")] = 45,
     rate: Annotated[float, typer.Option("--rate", min=10, max=20_000, help="Messages a second.")] = 1000,
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed", min=0, max=MAX_INT32, help="Seed of all messages and faults: the same seed, the same tables."
+        ),
+    ] = 0,
     config: Config = None,
 ) -> None:
     """Run the whole pipeline on live Kafka input for a minute, in a separate home, then verify it."""
     settings = settings_of(config)
     from sessionlake_lab.cli.demo import run_demo
 
-    code = run_demo(settings, seconds=seconds, rate=rate)
+    code = run_demo(settings, seconds=seconds, rate=rate, seed=seed)
     if code:
         raise typer.Exit(code)

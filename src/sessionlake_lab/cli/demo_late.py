@@ -33,6 +33,7 @@ _MINUTE = 60_000
 # and cleared at once.
 _EARLIER = 3
 _TIMEOUT_S = 30.0
+_TICK = 0.05
 _RULE = "rules: [{{name: spike, topics: {topic}, when: max({metric}) over 1 min > {limit}}}]"
 
 
@@ -103,11 +104,11 @@ def _can_continue(settings: Settings, session: Row) -> bool:
 
 def _send_late_updates(spark: SparkSession, settings: Settings, session: Row, line: Sequence[Row]) -> LatePoints:
     point, highest = line[-_BACK], max(abs(row["value"]) for row in line)
-    limit = round(2 * highest, 3)
+    limit = _round_to_tick(1.05 * highest)
     _apply_rule(spark, settings, _RULE.format(topic=session["topic"], metric=point["metric"], limit=limit))
     late_points = (
-        (point["ts"] - 1, round(1.5 * highest, 3)),  # below the rule's limit, but above every average
-        (line[0]["ts"] - _EARLIER * _MINUTE, round(3 * highest, 3)),
+        (point["ts"] - 1, _round_to_tick(1.02 * highest)),  # below the rule's limit, but above every average
+        (line[0]["ts"] - _EARLIER * _MINUTE, _round_to_tick(1.1 * highest)),
     )
     updates = [
         {"type": "update", "seq": session["next_seq"] + place, "ts": ts}
@@ -116,6 +117,11 @@ def _send_late_updates(spark: SparkSession, settings: Settings, session: Row, li
     ]
     offset, *_ = _send_messages(settings, session, [json.dumps(update).encode() for update in updates])
     return LatePoints(point, (session["partition"], offset), line[-1]["ts"] - late_points[0][0], limit)
+
+
+def _round_to_tick(value: float) -> float:
+    """Returns the value as a reading that each sensor of the demo can have, also an order book."""
+    return round(round(value / _TICK) * _TICK, 2)
 
 
 def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:

@@ -17,6 +17,7 @@ from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.model import PayloadSettings, Settings
 from sessionlake.settings.section import Integrity, OnViolation
 from sessionlake_lab.simulate.books import BOOK_FEED, BOOK_TOPIC, OrderBook
+from sessionlake_lab.simulate.sensors import SENSOR_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,15 +33,9 @@ def build_sensor_settings(settings: Settings) -> Settings:
     """Returns settings with only the sensors: their columns, without feeds, and a pattern that matches their topics."""
     capture: dict[str, object] = {"integrity": Integrity.STRICT, "on_violation": OnViolation.ISOLATE, "by_topic": ()}
     capture |= {"format": PayloadFormat.JSON, "payload": PayloadSettings(), "feeds": ()}
-    capture["columns"] = choose_sensor_columns(settings.capture)
+    capture["columns"] = SENSOR_COLUMNS
     kafka = settings.kafka.model_copy(update={"topic_pattern": _SENSOR_TOPICS})
     return settings.model_copy(update={"capture": settings.capture.model_copy(update=capture), "kafka": kafka})
-
-
-def choose_sensor_columns(capture: CaptureSettings) -> dict[str, str]:
-    """Returns the configured columns; the default ones beside feeds, or if books have such names."""
-    taken = {ID, *BOOK_FEED["columns"]}
-    return CaptureSettings().columns if capture.feeds or taken & {*capture.columns} else dict(capture.columns)
 
 
 def build_capture(sensors: Settings) -> dict[str, Any]:

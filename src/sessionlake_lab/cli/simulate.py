@@ -18,7 +18,14 @@ from sessionlake_lab.simulate.scenario import FaultRates, MessageMix, Scenario
 _SHORT = {"duration_s": "duration", "sessions_per_sensor": "sessions", "reordered": "reorder", "day_s": "day"}
 # Fields without an option: nested parts, and values from the configuration.
 _LEFT_OUT = {"mix", "faults", "lateness_s", "future_skew_s", "max_message_bytes"}
-_TYPES: dict[str, type] = {"int": int, "float": float, "float | None": float, "str": str, "bool": bool}
+_TYPES: dict[str, type] = {
+    "int": int,
+    "float": float,
+    "float | None": float,
+    "str": str,
+    "str | None": str,
+    "bool": bool,
+}
 _PANELS: tuple[tuple[type, str], ...] = (
     (Scenario, "Scenario"),
     (MessageMix, "Healthy messages"),

@@ -161,11 +161,8 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def _list_session_addresses(scenario: Scenario) -> list[tuple[str, int, bytes]]:
-    """Returns topic, partition and key of every session.
-
-    The key contains a hash of seed and start time, since a restarted producer takes new session ids.
-    """
-    run = blake2b(b"%d:%d" % (scenario.seed, scenario.start_ms), digest_size=4).hexdigest()
+    """Returns topic, partition and key of every session."""
+    run = scenario.run_id or blake2b(b"%d:%d" % (scenario.seed, scenario.start_ms), digest_size=4).hexdigest()
     found = []
     for sensor in range(scenario.sensors):
         name = f"{FAMILIES[sensor % len(FAMILIES)].name}-{sensor:02d}"

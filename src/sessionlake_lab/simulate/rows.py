@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sessionlake.protocol.columns import Column, JsonType
+from sessionlake_lab.simulate.sensors import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,28 +53,28 @@ class RowFormatter:
         self, world: SensorWorld, columns: Sequence[Column], mix: MessageMix, rng: np.random.Generator
     ) -> None:
         self._world, self._mix, self._rng = world, mix, rng
-        self._full = _make_template(columns, range(len(columns)), None)
-        self._partial = _make_partial_shapes(columns)
-        self._null = [_make_shape(columns, range(len(columns)), null) for null in range(len(columns))][:_MAX_SHAPES]
+        self._sent = [family.list_sent_columns(columns) for family in FAMILIES]
+        self._full = [_make_shape(columns, sent, None) for sent in self._sent]
+        self._partial = [_make_partial_shapes(columns, sent) for sent in self._sent]
+        self._null = [[_make_shape(columns, sent, null) for null in sent][:_MAX_SHAPES] for sent in self._sent]
+        self._all_columns = all(len(sent) == len(columns) for sent in self._sent)
 
     def format_full_rows(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]
     ) -> list[bytes]:
         """Returns rows with every column, as JSON text. The arguments are those of `World.read`, shape (n,)."""
-        template = self._full
-        return [template % reading for reading in self._read_sensors(session, row, elapsed)]
+        return self._format_readings(session, self._read_sensors(session, row, elapsed))
 
     def format_varied_rows(
         self, session: NDArray[np.int64], row: NDArray[np.int64], elapsed: NDArray[np.float64]
     ) -> list[bytes]:
         """Returns rows of updates, as JSON text. Some are partial or have nulls or undeclared columns, by the mix."""
         readings = self._read_sensors(session, row, elapsed)
-        template, mix = self._full, self._mix
-        text = [template % reading for reading in readings]
+        mix, text = self._mix, self._format_readings(session, readings)
         if mix.partial or mix.nulls:
-            draw = self._rng.random(len(text))
-            self._replace_by_other_shapes(text, readings, np.flatnonzero(draw < mix.partial), self._partial)
-            self._replace_by_other_shapes(text, readings, np.flatnonzero(draw > 1 - mix.nulls), self._null)
+            draw, families = self._rng.random(len(text)), self._world.family[session].tolist()
+            for where, shapes in ((draw < mix.partial, self._partial), (draw > 1 - mix.nulls, self._null)):
+                self._replace_by_other_shapes(text, readings, np.flatnonzero(where), [shapes[one] for one in families])
         if mix.undeclared:
             for index in np.flatnonzero(self._rng.random(len(text)) < mix.undeclared).tolist():
                 text[index] = text[index][:-1] + b"," + _UNDECLARED[int(self._rng.integers(len(_UNDECLARED)))]
@@ -86,12 +87,22 @@ class RowFormatter:
             zip(self._world.make_row_ids(session, row), *self._world.read_sensors(session, row, elapsed), strict=True)
         )
 
+    def _format_readings(self, session: NDArray[np.int64], readings: list[tuple[Any, ...]]) -> list[bytes]:
+        """Returns each reading with all columns that the session's sensor sends."""
+        if self._all_columns:
+            template, _ = self._full[0]
+            return [template % reading for reading in readings]
+        shapes = map(self._full.__getitem__, self._world.family[session].tolist())
+        return [template % pick(reading) for (template, pick), reading in zip(shapes, readings, strict=True)]
+
     def _replace_by_other_shapes(
-        self, text: list[bytes], readings: list[tuple[Any, ...]], where: NDArray[np.int64], shapes: list[Shape]
+        self, text: list[bytes], readings: list[tuple[Any, ...]], where: NDArray[np.int64], shapes: list[list[Shape]]
     ) -> None:
-        chosen = self._rng.integers(0, len(shapes), len(where)).tolist()
+        """Replaces texts by ones with another shape. `shapes` has those of each reading's sensor."""
+        chosen = self._rng.integers(0, max(map(len, shapes), default=1), len(where)).tolist()
         for index, number in zip(where.tolist(), chosen, strict=True):
-            template, pick = shapes[number]
+            own = shapes[index]
+            template, pick = own[number % len(own)]
             text[index] = template % pick(readings[index])
 
 
@@ -103,11 +114,15 @@ def draw_hot_rows(scenario: Scenario, rng: np.random.Generator, count: int) -> N
     return (draw * scenario.rows).astype(np.int64)
 
 
-def _make_partial_shapes(columns: Sequence[Column]) -> list[Shape]:
-    """Returns the shapes of partial rows: each column alone, all columns but one, and only the row's id."""
-    every = range(len(columns))
-    alone = [[index] for index in every]
-    without = [[other for other in every if other != index] for index in every]
+def _make_partial_shapes(columns: Sequence[Column], sent: Sequence[int]) -> list[Shape]:
+    """Returns the shapes of partial rows: each column alone, all columns but one, and only the row's id.
+
+    Args:
+        columns: Declared columns.
+        sent: Places in `columns` of those that the sensor sends.
+    """
+    alone = [[index] for index in sent]
+    without = [[other for other in sent if other != index] for index in sent]
     shapes = [*alone[: _MAX_SHAPES // 2], *without[: _MAX_SHAPES // 2], []]
     return [_make_shape(columns, included, None) for included in shapes]
 

@@ -121,6 +121,7 @@ class Scenario:
         lateness_s: Allowed lateness in seconds; late messages exceed it by half to three times as much.
         future_skew_s: How far an event may be ahead of Kafka's time, in seconds; "future" exceeds it by a millisecond.
         max_message_bytes: Size limit of a message; "too large" exceeds it by one byte.
+        run_id: Part of all session ids; by default a hash of seed and start, since a restarted producer takes new ids.
         mix: The mix of healthy messages.
         faults: The rates of faults.
     """
@@ -143,6 +144,7 @@ class Scenario:
     lateness_s: float = 600.0
     future_skew_s: float = DAY_S
     max_message_bytes: int = 10 * 1024 * 1024
+    run_id: str | None = None
     mix: MessageMix = field(default_factory=MessageMix)
     faults: FaultRates = field(default_factory=FaultRates)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,46 +30,89 @@ GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True)
 class PhysicalQuantity:
-    """One physical quantity: its mean, daily amplitude, noise, and the spread between rows."""
+    """One physical quantity, in its own unit.
+
+    Attributes:
+        base: Mean.
+        swing: Daily amplitude.
+        noise: Standard deviation of a reading's new noise.
+        spread: Spread between rows.
+        low: Lowest possible reading.
+        high: Highest possible reading.
+        step: Readings are multiples of it: a thermometer's resolution, or the tick of a price.
+    """
 
     base: float
     swing: float
     noise: float
     spread: float
+    low: float = -np.inf
+    high: float = np.inf
+    step: float = 0.01
 
 
 @dataclass(frozen=True)
 class SensorFamily:
-    """A kind of sensor. Its metrics are assigned to numeric columns in turn; the first string column is the state.
+    """A kind of sensor.
 
     Attributes:
         name: Name, with which the last part of the topic's name starts.
         row: Prefix of row ids.
-        metrics: Physical quantities, in the order in which they are assigned to numeric columns.
-        states: States, with the normal one first.
+        metrics: Physical quantities by the name of their column. If no such column is declared, they are assigned to
+            the numeric columns in turn.
+        states: States, with the normal one first. The first string column has the state.
         ladder: True if rows differ by their position, such as levels of an order book, instead of at random.
     """
 
     name: str
     row: str
-    metrics: tuple[PhysicalQuantity, PhysicalQuantity]
+    metrics: dict[str, PhysicalQuantity]
     states: tuple[str, str, str, str]
     ladder: bool = False
 
+    def quantity_of(self, columns: Sequence[Column], column: Column) -> PhysicalQuantity | None:
+        """Returns the quantity that a numeric column has; None if sensors of this family do not send the column."""
+        numeric = [one.name for one in columns if one.is_numeric]
+        if self.metrics.keys() & numeric:
+            return self.metrics.get(column.name)
+        return list(self.metrics.values())[numeric.index(column.name) % len(self.metrics)]
 
-_CHAMBER = (
-    PhysicalQuantity(40, 6, 0.15, 2),
-    PhysicalQuantity(1200, 150, 8, 60),
-)  # degrees Celsius; fan speed per minute
-_TURBINE = (PhysicalQuantity(1450, 600, 25, 120), PhysicalQuantity(14, 4, 0.4, 2))  # kilowatts; rotor speed per minute
-_PARCEL = (PhysicalQuantity(12.5, 3, 0.6, 4), PhysicalQuantity(80, 50, 5, 20))  # kilograms; parcels waiting
-_DEPTH = (PhysicalQuantity(101, 0.8, 0.02, 1.5), PhysicalQuantity(420, 160, 35, 90))  # price; lots
+    def list_sent_columns(self, columns: Sequence[Column]) -> list[int]:
+        """Returns the places in `columns` of those that sensors of this family send."""
+        return [
+            place
+            for place, column in enumerate(columns)
+            if not column.is_numeric or self.quantity_of(columns, column) is not None
+        ]
+
+
+_CHAMBER = {  # degrees Celsius; relative humidity in percent
+    "temperature": PhysicalQuantity(20, 1.5, 0.04, 0.8, low=-40, high=80),
+    "humidity": PhysicalQuantity(55, 6, 0.4, 4, low=0, high=100),
+}
+_TURBINE = {  # kilowatts; rotations per minute
+    "power": PhysicalQuantity(1450, 600, 25, 120, low=0, high=3000),
+    "rotor_speed": PhysicalQuantity(14, 3, 0.3, 1, low=0, high=22),
+}
+_PARCEL = {  # kilograms; number of parcels that wait
+    "weight": PhysicalQuantity(12.5, 3, 0.6, 4, low=0.05, high=70, step=0.05),
+    "waiting": PhysicalQuantity(80, 50, 5, 20, low=0),
+}
+_DEPTH = {  # price of a level, on a tick of 0.05; number of lots
+    "price": PhysicalQuantity(101, 0.8, 0.02, 1.5, low=0.05, step=0.05),
+    "qty": PhysicalQuantity(420, 160, 35, 90, low=1),
+}
 FAMILIES = (
     SensorFamily("chamber", "probe-", _CHAMBER, ("OK", "DEFROST", "DOOR_OPEN", "ALARM")),
     SensorFamily("turbine", "wtg-", _TURBINE, ("RUN", "YAW", "ICING", "TRIPPED")),
     SensorFamily("parcel", "bay-", _PARCEL, ("READY", "FULL", "JAM", "OFFLINE")),
     SensorFamily("depth", "lvl-", _DEPTH, ("OPEN", "PART", "HIDDEN", "HALT"), ladder=True),
 )
+SENSOR_COLUMNS = {
+    **{name: "double" if place == 0 else "bigint" for family in FAMILIES for place, name in enumerate(family.metrics)},
+    "status": "string",
+}
+"""Columns for which every sensor sends its own quantities, with their types: a key `capture.columns`."""
 
 
 class SensorWorld:
@@ -92,7 +135,9 @@ class SensorWorld:
         self._state = np.zeros(shape, np.int8)
         self._noise = [np.zeros(shape, np.float32) for column in columns if column.is_numeric]
         self._ladder = np.array([family.ladder for family in FAMILIES])[self.family]
-        self._metrics = _draw_quantities_per_session(self.family)
+        self._metrics = [
+            _quantities_per_session(self.family, columns, column) for column in columns if column.is_numeric
+        ]
         self._anomalies = _SensorAnomalies(scenario, rng)
         width = len(str(scenario.rows - 1))
         self._ids = [f"{family.row}{row:0{width}d}".encode() for family in FAMILIES for row in range(scenario.rows)]
@@ -152,7 +197,7 @@ class SensorWorld:
         place: NDArray[np.float64],
     ) -> NDArray[np.float64]:
         """Returns readings of the `number`-th numeric column: mean + offset of the row + day + noise + anomaly."""
-        base, swing, sigma, spread = self._metrics[number % 2]
+        base, swing, sigma, spread, low, high, step = self._metrics[number]
         shift = 0.25 * number
         noise = PERSISTENCE * self._noise[number][session, row] + self._rng.standard_normal(len(session), np.float32)
         self._noise[number][session, row] = noise
@@ -163,7 +208,8 @@ class SensorWorld:
         reading: NDArray[np.float64] = (
             base[session] + spread[session] * (place - 0.5) * 2 + swing[session] * (day + extra) + living
         )
-        return reading
+        on_steps: NDArray[np.float64] = np.rint(reading / step[session]) * step[session]
+        return np.clip(on_steps, low[session], high[session])
 
     def _read_text_column(
         self, number: int, session: NDArray[np.int64], row: NDArray[np.int64], state: NDArray[np.int8]
@@ -208,10 +254,13 @@ class _SensorAnomalies:
         return frozen, extra
 
 
-def _draw_quantities_per_session(family: NDArray[np.int64]) -> list[tuple[NDArray[np.float64], ...]]:
-    """Returns base, swing, noise and spread of every session, for each of the two metrics."""
-    table = np.array([[(m.base, m.swing, m.noise, m.spread) for m in kind.metrics] for kind in FAMILIES])
-    return [tuple(table[family, number, part] for part in range(4)) for number in range(2)]
+def _quantities_per_session(
+    family: NDArray[np.int64], columns: Sequence[Column], column: Column
+) -> tuple[NDArray[np.float64], ...]:
+    """Returns the fields of a numeric column's quantity for every session. Any one stands for a column not sent."""
+    kinds = [kind.quantity_of(columns, column) or next(iter(kind.metrics.values())) for kind in FAMILIES]
+    table = np.array([astuple(kind) for kind in kinds])
+    return tuple(table[family, part] for part in range(table.shape[1]))
 
 
 def _convert_to_column_type(column: Column, reading: NDArray[np.float64]) -> list[Any]:

@@ -256,7 +256,11 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
                 "What was done: dropped, applied, isolated, recorded, quarantined or accepted (by a decision)",
             ),
             Column("integrity", "string", "Integrity class of the topic: none, order, once, window or strict"),
-            Column("expected_seq", "bigint", "seq that was due; null if any was welcome"),
+            Column(
+                "expected_seq",
+                "bigint",
+                "seq that was due; null if any could come, or an operator had the message skipped",
+            ),
             Column("actual_seq", "bigint", "seq of the message; null if it has none"),
             Column(
                 "kafka_timestamp",

@@ -19,10 +19,10 @@ _Found = tuple[dict[str, Any], dict[str, str], list[str]]
 
 def propose_change_capture(sample: Sample) -> _Found | None:
     """Returns settings, what was seen, and notes for change messages; None if the messages have another form."""
-    prefix = next((prefix for prefix in ("", "payload.") if _fits(sample, prefix)), None)
+    prefix = next((prefix for prefix in ("", "payload.") if _has_form(sample, prefix)), None)
     if prefix is None:
         return None
-    bodies = [_body(one.value, prefix) for one in sample.messages]
+    bodies = [_find_envelope(one.value, prefix) for one in sample.messages]
     rows = [body[name] for body in bodies for name in ("before", "after") if isinstance(body.get(name), dict)]
     names = usable_names(rows)
     key = _key(sample, names, rows)
@@ -42,13 +42,13 @@ def declare_columns(
     return {"key": key, "columns": {name: column.setting for name, column in columns.items()}}, seen
 
 
-def _fits(sample: Sample, prefix: str) -> bool:
-    bodies = [_body(one.value, prefix) for one in sample.messages]
+def _has_form(sample: Sample, prefix: str) -> bool:
+    bodies = [_find_envelope(one.value, prefix) for one in sample.messages]
     fitting = [body for body in bodies if body.get("op") in _OPERATIONS and ("after" in body or "before" in body)]
     return bool(fitting) and len(fitting) >= _USUAL * len(bodies)
 
 
-def _body(value: Any, prefix: str) -> dict[str, Any]:
+def _find_envelope(value: Any, prefix: str) -> dict[str, Any]:
     found = value.get("payload") if prefix and isinstance(value, dict) else value
     return found if isinstance(found, dict) and isinstance(found.get("op"), str) else {}
 

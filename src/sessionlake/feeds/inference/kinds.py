@@ -55,12 +55,12 @@ def find_kind_field(messages: Sequence[Sampled]) -> str | None:
     for one in messages:
         for path, value in one.scalars.items():
             values[path][value if isinstance(value, str) else type(value)] += 1
-    scores = {path: _score(path, counts, messages) for path, counts in values.items()}
+    scores = {path: _score_field(path, counts, messages) for path, counts in values.items()}
     best = max(scores, key=lambda path: (scores[path], -len(path)), default=None)
     return best if best is not None and scores[best] > 1 else None
 
 
-def _score(path: str, counts: Counter[Any], messages: Sequence[Sampled]) -> float:
+def _score_field(path: str, counts: Counter[Any], messages: Sequence[Sampled]) -> float:
     """Returns how well a field separates messages into kinds; 0 if it cannot."""
     labels = [value for value in counts if isinstance(value, str)]
     known = rank(name_of(path), KINDS)
@@ -71,23 +71,23 @@ def _score(path: str, counts: Counter[Any], messages: Sequence[Sampled]) -> floa
     speaks = any(OF_SNAPSHOT.search(label) or OF_UPDATE.search(label) for label in labels)
     if len(labels) == counts.total() and not speaks:  # a different value in each message
         return 0
-    gain = _purity(messages, path) - _purity(messages, None)
+    gain = _compute_purity(messages, path) - _compute_purity(messages, None)
     if len(labels) == 1 and gain <= 0 and not speaks:
         return 0
     depth = path.count(".")
     return (2 + known / len(KINDS) if known else 0) + 2 * speaks * bool(known) + 3 * max(0.0, gain) - depth / 4
 
 
-def _purity(messages: Sequence[Sampled], path: str | None) -> float:
+def _compute_purity(messages: Sequence[Sampled], path: str | None) -> float:
     """Returns the share of messages that have the most frequent form among those of the same value at the path."""
     groups: defaultdict[Any, Counter[frozenset[str]]] = defaultdict(Counter)
     for one in messages:
         label = one.scalars.get(path) if path else None
-        groups[label if isinstance(label, str) else None][_form(one)] += 1
+        groups[label if isinstance(label, str) else None][_describe_form(one)] += 1
     return sum(max(forms.values()) for forms in groups.values()) / max(1, len(messages))
 
 
-def _form(one: Sampled) -> frozenset[str]:
+def _describe_form(one: Sampled) -> frozenset[str]:
     return frozenset([*one.scalars, *(source.path for source in one.sources)])
 
 
@@ -112,7 +112,7 @@ def _group_by_arrays(messages: Sequence[Sampled]) -> list[KindGroup]:
     found = sorted(groups.values(), key=lambda group: _common_array(group) is None or len(group.messages))
     if len(found) > 1:
         for group in found:
-            group.when = _condition(group, found)
+            group.when = _find_condition(group, found)
     return sorted(found, key=lambda group: not group.when)
 
 
@@ -123,7 +123,7 @@ def _common_array(group: KindGroup) -> str | None:
     return common[0].removesuffix("[*]") if common else None
 
 
-def _condition(group: KindGroup, groups: Sequence[KindGroup]) -> dict[str, Any]:
+def _find_condition(group: KindGroup, groups: Sequence[KindGroup]) -> dict[str, Any]:
     """Returns a condition that only messages of this kind meet; empty if none is known."""
     own = type(group.messages[0].value)
     same = [one for one in groups if one is not group and isinstance(one.messages[0].value, own)]

@@ -135,16 +135,22 @@ def choose_order(
     """
     by_session: defaultdict[Any, list[tuple[bool, dict[str, int]]]] = defaultdict(list)
     for one in messages:
-        by_session[session_of(one)].append((is_snapshot(one), _integers(one)))
+        by_session[session_of(one)].append((is_snapshot(one), _list_integers(one)))
     sequences = list(by_session.values())
-    paths = _common([one for sequence in sequences for _, one in sequence])
+    paths = _find_common_paths([one for sequence in sequences for _, one in sequence])
     pairs = [(one, two) for sequence in sequences for (_, one), (restarts, two) in pairwise(sequence) if not restarts]
     if len(pairs) < _FEWEST or not paths:
         return Choice(None)
-    links = _common([two for _, two in pairs])
-    moving = [path for path in paths if _share(pairs, lambda one, two, path=path: two[path] > one[path]) >= _USUAL]
-    found = _linked(pairs, links, moving) or _counted(pairs, moving) or _rising(pairs, moving)
-    chained = _chained(every)
+    links = _find_common_paths([two for _, two in pairs])
+    moving = [
+        path for path in paths if _compute_share(pairs, lambda one, two, path=path: two[path] > one[path]) >= _USUAL
+    ]
+    found = (
+        _propose_linked_order(pairs, links, moving)
+        or _propose_counted_order(pairs, moving)
+        or _propose_rising_order(pairs, moving)
+    )
+    chained = _propose_chained_order(every)
     if found is None or (chained is not None and "rising" in found):
         found = chained or found
     if found is None:
@@ -152,7 +158,7 @@ def choose_order(
     return Choice(found, tuple(path for path in moving if path not in found.values())[:3])
 
 
-def _integers(one: Sampled) -> dict[str, int]:
+def _list_integers(one: Sampled) -> dict[str, int]:
     """Returns the whole numbers of a message by path, also those that are written as text."""
     found = {}
     for path, value in one.scalars.items():
@@ -163,17 +169,17 @@ def _integers(one: Sampled) -> dict[str, int]:
     return found
 
 
-def _common(messages: Sequence[dict[str, int]]) -> list[str]:
+def _find_common_paths(messages: Sequence[dict[str, int]]) -> list[str]:
     """Returns the paths that all messages have."""
     paths = set(messages[0]).intersection(*messages) if messages else set()
     return [path for path in messages[0] if path in paths] if messages else []
 
 
-def _share(pairs: Sequence[tuple[dict[str, int], dict[str, int]]], fits: Callable[..., bool]) -> float:
+def _compute_share(pairs: Sequence[tuple[dict[str, int], dict[str, int]]], fits: Callable[..., bool]) -> float:
     return sum(fits(one, two) for one, two in pairs) / max(1, len(pairs))
 
 
-def _linked(pairs: Any, paths: Sequence[str], moving: Sequence[str]) -> dict[str, Any] | None:
+def _propose_linked_order(pairs: Any, paths: Sequence[str], moving: Sequence[str]) -> dict[str, Any] | None:
     """Returns the order in which a message names the seq of the one before, or the first seq that it covers.
 
     Args:
@@ -183,40 +189,40 @@ def _linked(pairs: Any, paths: Sequence[str], moving: Sequence[str]) -> dict[str
     for last, other in product(moving, paths):
         if last == other:
             continue
-        if _share(pairs, lambda one, two, a=last, b=other: two[b] == one[a]) >= _USUAL:
+        if _compute_share(pairs, lambda one, two, a=last, b=other: two[b] == one[a]) >= _USUAL:
             return {"seq": last, "after": other}
-        follows = _share(pairs, lambda one, two, a=last, b=other: two[b] == one[a] + 1)
+        follows = _compute_share(pairs, lambda one, two, a=last, b=other: two[b] == one[a] + 1)
         several = any(two[other] < two[last] for _, two in pairs)
         if follows >= _USUAL and several:
             return {"seq": last, "first": other}
     return None
 
 
-def _counted(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
+def _propose_counted_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
     steps = [
         path
         for path in moving
-        if _share(pairs, lambda one, two, p=path: two[p] == one[p] + 1) >= _USUAL
+        if _compute_share(pairs, lambda one, two, p=path: two[p] == one[p] + 1) >= _USUAL
         and (rank(name_of(path), SEQS) or (len(pairs) >= _MANY and not is_time(name_of(path))))
     ]
     best = max(steps, key=lambda path: rank(name_of(path), SEQS), default=None)
     return None if best is None else {"seq": best}
 
 
-def _rising(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
-    rising = [path for path in moving if _share(pairs, lambda one, two, p=path: two[p] > one[p]) == 1]
+def _propose_rising_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
+    rising = [path for path in moving if _compute_share(pairs, lambda one, two, p=path: two[p] > one[p]) == 1]
     best = max(rising, key=lambda path: rank(name_of(path), SEQS), default=None)
     if best is None or not rank(name_of(best), SEQS):
         return None
     return {"seq": best, "rising": True}
 
 
-def _chained(every: Sequence[Sampled]) -> dict[str, Any] | None:
+def _propose_chained_order(every: Sequence[Sampled]) -> dict[str, Any] | None:
     """Returns the order of a number that rises by one over all messages, whatever their session."""
-    integers = [_integers(one) for one in every]
+    integers = [_list_integers(one) for one in every]
     pairs = list(pairwise(integers))
     if len(pairs) < _FEWEST:
         return None
-    named = [path for path in _common(integers) if rank(name_of(path), SEQS)]
-    found = _counted(pairs, named)
+    named = [path for path in _find_common_paths(integers) if rank(name_of(path), SEQS)]
+    found = _propose_counted_order(pairs, named)
     return None if found is None else found | {"chain": "kafka.topic"}

@@ -73,8 +73,8 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     seen = {f"columns.{column}": inferred.seen for column, inferred in table.columns.items() if inferred.seen}
     return Proposal(
         {key: value for key, value in settings.items() if value is not None},
-        seen | _seen(session, time, order),
-        _notes(sample, kinds, table, has_snapshot=has_snapshot, is_ordered=order.setting is not None),
+        seen | _describe_seen_values(session, time, order),
+        _list_notes(sample, kinds, table, has_snapshot=has_snapshot, is_ordered=order.setting is not None),
     )
 
 
@@ -139,7 +139,7 @@ def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any
         rule: dict[str, Any] = {"when": group.when} if group.when else {}
         rule["is"] = "snapshot" if is_snapshot else "update"
         if is_snapshot and order.setting is not None:
-            rule |= _restart(group, order.setting)
+            rule |= _build_restart(group, order.setting)
         rule["rows"] = [dict(part) for part in table.rows[number]]
         if not is_snapshot and (delete := deleting_values(table, group, table.rows[number])):
             for part in rule["rows"]:
@@ -147,10 +147,10 @@ def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any
                 if delete is True and part["row"] == "all":
                     part["row"] = "key"
         rules.append(rule)
-    return _sorted_rules([*rules, *_ignoring(ignored)])
+    return _sorted_rules([*rules, *_build_ignoring_rules(ignored)])
 
 
-def _restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
+def _build_restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings of a snapshot by which the order starts again, without a number that snapshots lack."""
     other = order.get("after") or order.get("first")
     has_other = other is None or all(other in one.scalars for one in group.messages)
@@ -184,7 +184,7 @@ def _mean_rows(group: KindGroup) -> float:
     return sum(len(source.elements) for one in group.messages for source in one.sources) / len(group.messages)
 
 
-def _ignoring(groups: Sequence[KindGroup]) -> list[dict[str, Any]]:
+def _build_ignoring_rules(groups: Sequence[KindGroup]) -> list[dict[str, Any]]:
     """Returns rules that ignore kinds. Values of the same field are in one rule."""
     values: dict[str, list[Any]] = {}
     rules = []
@@ -204,7 +204,7 @@ def _tombstone_rule(sample: Sample) -> list[dict[str, Any]]:
     return [{"when": {"body": "tombstone"}, "is": "ignore"}] if sample.tombstones else []
 
 
-def _seen(session: Choice, time: Choice, order: Choice) -> dict[str, str]:
+def _describe_seen_values(session: Choice, time: Choice, order: Choice) -> dict[str, str]:
     found = {}
     for name, choice in (("session", session), ("time", time), ("order", order)):
         also = f"also possible: {', '.join(choice.others)}" if choice.others else ""
@@ -214,7 +214,7 @@ def _seen(session: Choice, time: Choice, order: Choice) -> dict[str, str]:
     return found
 
 
-def _notes(
+def _list_notes(
     sample: Sample, kinds: Sequence[KindGroup], table: Table, *, has_snapshot: bool, is_ordered: bool
 ) -> list[str]:
     notes = []

@@ -119,21 +119,21 @@ def _wrapping_arrays(messages: list[Sampled]) -> set[str]:
     longest: dict[str, int] = {}
     deep: set[str] = set()
     for one in messages:
-        for path, items in _arrays(one.value, "", 0):
+        for path, items in _find_arrays(one.value, "", 0):
             longest[path] = max(longest.get(path, 0), len(items))
             if any(isinstance(item, dict) and any(_is_rows(inner) for inner in item.values()) for item in items):
                 deep.add(path)
     return {path for path in deep if longest[path] == 1}
 
 
-def _arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, list[Any]]]:
+def _find_arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, list[Any]]]:
     if isinstance(value, list):
         yield path, value
     elif isinstance(value, dict) and depth < _DEPTH:
         for name, inner in value.items():
             below = path_of(path, name)
             if below is not None:
-                yield from _arrays(inner, below, depth + 1)
+                yield from _find_arrays(inner, below, depth + 1)
 
 
 def _is_rows(value: Any) -> bool:

@@ -58,7 +58,9 @@ def find_table(kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], se
         session_path: Path of the session, which cannot be the whole key of a row; None if it is not in the message.
     """
     by_path = _elements_by_path(kinds)
-    roles = {path: _roles(found) for path, (_, found) in by_path.items() if all(isinstance(one, list) for one in found)}
+    roles = {
+        path: _find_roles(found) for path, (_, found) in by_path.items() if all(isinstance(one, list) for one in found)
+    }
     roles = {path: one for path, one in roles.items() if one.numbers}
     if roles:
         return _with_usable_key(_table_of_levels(kinds, by_path, roles))
@@ -127,7 +129,7 @@ def _table_of_levels(
     return table
 
 
-def _roles(elements: Sequence[list[Any]]) -> _Roles:
+def _find_roles(elements: Sequence[list[Any]]) -> _Roles:
     roles = _Roles()
     width = min((len(item) for item in elements), default=0)
     for place in range(width):
@@ -193,7 +195,7 @@ def _table_of_objects(
     forms = {path: {name for item in by_path[path][1] for name in item} for path in objects}
     sided = {path for path in objects if by_path[path][0].name.lower() in SIDES}
     main = max(sided or objects, key=lambda path: (len(by_path[path][1]), -len(path)))
-    chosen = {path for path in sided or objects if _likeness(forms[path], forms[main]) >= _SIMILAR}
+    chosen = {path for path in sided or objects if _compute_likeness(forms[path], forms[main]) >= _SIMILAR}
     empty = {path for path, (source, found) in by_path.items() if not found and source.name.lower() in SIDES and sided}
     elements = [item for path in chosen for item in by_path[path][1]]
     fields, columns = columns_of(elements, taken=("side",) if sided else ())
@@ -215,7 +217,7 @@ def _table_of_objects(
     return table
 
 
-def _likeness(one: set[str], other: set[str]) -> float:
+def _compute_likeness(one: set[str], other: set[str]) -> float:
     return len(one & other) / max(1, len(one | other))
 
 
@@ -283,7 +285,7 @@ def _key_of(fields: Fields, groups: Sequence[Sequence[Any]]) -> list[str]:
     good = [name for name in order if rank(name, KEYS) or is_identifier(name)]
     candidates = [[name] for name in good] + [[a, b] for a in good for b in order if a != b]
     for names in candidates + [[name] for name in order]:
-        if all(_differ([usable[name] for name in names], items) for items in groups):
+        if all(_are_distinct([usable[name] for name in names], items) for items in groups):
             return names
     return order[:1] or [*fields][:1]
 
@@ -293,7 +295,7 @@ def _is_usable(name: str, groups: Sequence[Sequence[Any]]) -> bool:
                for items in groups for item in items)  # fmt: skip
 
 
-def _differ(names: Sequence[str], items: Sequence[Any]) -> bool:
+def _are_distinct(names: Sequence[str], items: Sequence[Any]) -> bool:
     return len({tuple(str(item[name]) for name in names) for item in items}) == len(items)
 
 
@@ -309,7 +311,9 @@ def _table_of_messages(
         return None
     names = [{path for one in group.messages for path in one.scalars} for group in objects]
     main = max(range(len(objects)), key=lambda number: len(objects[number].messages))
-    chosen = [group for number, group in enumerate(objects) if _likeness(names[number], names[main]) >= _SIMILAR]
+    chosen = [
+        group for number, group in enumerate(objects) if _compute_likeness(names[number], names[main]) >= _SIMILAR
+    ]
     messages = [one for group in chosen for one in group.messages]
     fields, columns = columns_of([one.value for one in messages])
     if not fields:

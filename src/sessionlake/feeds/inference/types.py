@@ -60,10 +60,10 @@ def infer_type(name: str, values: Sequence[Any], *, is_key: bool = False, is_lev
     if not present:
         return Inferred("string", seen="only null")
     if all(isinstance(value, str) for value in present):
-        return _text(name, present, is_level=is_level)
+        return _infer_text(name, present, is_level=is_level)
     if all(type(value) in (int, Decimal) for value in present):
-        return _number(name, present, is_key=is_key, is_level=is_level)
-    return _other(name, present, is_key=is_key)
+        return _infer_number(name, present, is_key=is_key, is_level=is_level)
+    return _infer_other(name, present, is_key=is_key)
 
 
 def unit_of(number: int | Decimal) -> str | None:
@@ -73,10 +73,10 @@ def unit_of(number: int | Decimal) -> str | None:
 
 def is_iso_time(value: Any) -> bool:
     """Returns True for a text that is a time with a zone in ISO 8601."""
-    return isinstance(value, str) and _parsed(value) == "zone"
+    return isinstance(value, str) and _find_time_kind(value) == "zone"
 
 
-def _parsed(text: str) -> str | None:
+def _find_time_kind(text: str) -> str | None:
     """Returns `zone` or `local` for a text that is a time with or without a zone; None for another text."""
     if len(text) > _LONGEST or not _TIME.fullmatch(text):
         return None
@@ -86,25 +86,25 @@ def _parsed(text: str) -> str | None:
         return None
 
 
-def _number(name: str, values: Sequence[Any], *, is_key: bool, is_level: bool) -> Inferred:
+def _infer_number(name: str, values: Sequence[Any], *, is_key: bool, is_level: bool) -> Inferred:
     if all(type(value) is int for value in values) and not is_level:
-        return _integer(name, values)
-    sized = _sized([Decimal(value) for value in values], is_level=is_level)
+        return _infer_integer(name, values)
+    sized = _infer_decimal([Decimal(value) for value in values], is_level=is_level)
     return sized if sized is not None and (is_key or is_exact(name)) else Inferred("double")
 
 
-def _other(name: str, values: Sequence[Any], *, is_key: bool) -> Inferred:
+def _infer_other(name: str, values: Sequence[Any], *, is_key: bool) -> Inferred:
     if all(isinstance(value, bool) for value in values):
         return Inferred("boolean")
     if is_key:
         return Inferred("string", seen="values of several types")
     if all(isinstance(value, list) for value in values):
-        return _array(name, values)
+        return _infer_array(name, values)
     is_object = all(isinstance(value, dict) for value in values)
     return Inferred("variant", seen="objects" if is_object else "values of several types")
 
 
-def _integer(name: str, values: Sequence[int]) -> Inferred:
+def _infer_integer(name: str, values: Sequence[int]) -> Inferred:
     units = {unit_of(value) for value in values}
     if is_time(name) and len(units) == 1 and (unit := units.pop()) is not None:
         return Inferred("timestamp", f"epoch_{unit}")
@@ -113,7 +113,7 @@ def _integer(name: str, values: Sequence[int]) -> Inferred:
     return Inferred("decimal(38,0)", seen=f"up to {max(len(str(abs(value))) for value in values)} digits")
 
 
-def _sized(numbers: Sequence[Decimal], *, is_level: bool) -> Inferred | None:
+def _infer_decimal(numbers: Sequence[Decimal], *, is_level: bool) -> Inferred | None:
     """Returns a decimal type with room for more digits than were seen; None if none has room."""
     scale = max(max(0, -int(number.as_tuple().exponent)) for number in numbers)
     digits = max(max(1, number.adjusted() + 1) for number in numbers)
@@ -125,22 +125,22 @@ def _sized(numbers: Sequence[Decimal], *, is_level: bool) -> Inferred | None:
     return Inferred(f"decimal({min(_MOST_DIGITS, max(10, digits + 4) + room)},{room})", seen=seen)
 
 
-def _text(name: str, values: Sequence[str], *, is_level: bool) -> Inferred:
+def _infer_text(name: str, values: Sequence[str], *, is_level: bool) -> Inferred:
     if all(_NUMBER.fullmatch(value) and not _LEADING_ZERO.match(value) and len(value) <= _LONGEST for value in values):
         is_integer = all("." not in value for value in values)
         if is_level or not (is_identifier(name) or (is_integer and not is_exact(name))):
-            sized = _sized([Decimal(value) for value in values], is_level=is_level)
+            sized = _infer_decimal([Decimal(value) for value in values], is_level=is_level)
             if sized is not None:
                 return Inferred(sized.sql, "text", sized.seen)
     if all(_DATE.fullmatch(value) for value in values):
         return Inferred("date")
-    kinds = {_parsed(value) for value in values}
+    kinds = {_find_time_kind(value) for value in values}
     if kinds == {"zone"}:
         return Inferred("timestamp")
     return Inferred("timestamp_ntz") if kinds == {"local"} else Inferred("string")
 
 
-def _array(name: str, values: Sequence[list[Any]]) -> Inferred:
+def _infer_array(name: str, values: Sequence[list[Any]]) -> Inferred:
     items = [item for value in values for item in value]
     if items and not any(isinstance(item, dict | list) for item in items):
         inner = infer_type(name, items)

@@ -29,11 +29,11 @@ def _field_of_key(sample: Sample) -> str | None:
         return None
     paths = [path for path in sample.messages[0].scalars if is_identifier(path) and not rank(path, SESSIONS)]
     for path in paths:
-        same = sum(_text(one.scalars.get(path)) == one.record.key for one in sample.messages)
+        same = sum(_encode_text(one.scalars.get(path)) == one.record.key for one in sample.messages)
         if same >= _USUAL * len(sample.messages):
             return path
     return None
 
 
-def _text(value: Any) -> bytes | None:
+def _encode_text(value: Any) -> bytes | None:
     return str(value).encode() if isinstance(value, str | int) and not isinstance(value, bool) else b""

@@ -37,14 +37,14 @@ def _key_lines(proposal: Proposal, key: str, value: Any) -> Iterator[str]:
     if key == "columns":
         yield "columns:"
         for name, setting in value.items():
-            yield _commented(f"  {_scalar(name)}: {flow(setting)}", proposal.seen.get(f"columns.{name}"))
+            yield _add_comment(f"  {_format_scalar(name)}: {flow(setting)}", proposal.seen.get(f"columns.{name}"))
     elif key == "messages":
         yield "messages:"
         for rule in value:
             yield from _rule_lines(rule)
     else:
         text = f"'{value}'" if key == "topics" and "'" not in value else flow(value)
-        yield _commented(f"{key}: {text}", proposal.seen.get(key))
+        yield _add_comment(f"{key}: {text}", proposal.seen.get(key))
 
 
 def _rule_lines(rule: dict[str, Any]) -> Iterator[str]:
@@ -63,20 +63,20 @@ def _rule_lines(rule: dict[str, Any]) -> Iterator[str]:
         first = "    "
 
 
-def _commented(line: str, text: str | None) -> str:
+def _add_comment(line: str, text: str | None) -> str:
     return line if not text else f"{line}  # {escape_invisible(text)}"
 
 
 def flow(value: Any) -> str:
     """Returns a value as YAML in one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_scalar(name)}: {flow(item)}" for name, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_format_scalar(name)}: {flow(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(flow, value)) + "]"
-    return _scalar(value)
+    return _format_scalar(value)
 
 
-def _scalar(value: Any) -> str:
+def _format_scalar(value: Any) -> str:
     """Returns a single value as YAML; a text is quoted unless it can only be read as a text."""
     if not isinstance(value, str):
         return json.dumps(value)

@@ -33,33 +33,39 @@ class _ViewColumn(NamedTuple):
     comment: str
 
 
-def _own(name: str, comment: str) -> _ViewColumn:
+def _make_plain_column(name: str, comment: str) -> _ViewColumn:
     return _ViewColumn(name, quote(name), comment)
 
 
-_SESSION = (_own("topic", "Kafka topic"), _own("session_id", "Id of the session"))
+_SESSION = (_make_plain_column("topic", "Kafka topic"), _make_plain_column("session_id", "Id of the session"))
 _ENDS = {
     ROWS: (
-        _own("_rescued", "JSON object of the undeclared fields in the row's last upsert; null if there are none"),
+        _make_plain_column(
+            "_rescued", "JSON object of the undeclared fields in the row's last upsert; null if there are none"
+        ),
         _ViewColumn("_time", _TIME, "Event time of the message that changed the row last"),
-        _own("_seq", "seq of the message that changed the row last"),
-        _own("_offset", "Kafka offset of the message that changed the row last"),
-        _own("partition", "Kafka partition"),
+        _make_plain_column("_seq", "seq of the message that changed the row last"),
+        _make_plain_column("_offset", "Kafka offset of the message that changed the row last"),
+        _make_plain_column("partition", "Kafka partition"),
     ),
     CHANGES: (
-        _own("_rescued", "JSON object of the undeclared fields of the row; null if there are none"),
-        _own("_set", "The columns that the message set; the others are null here, and keep their values in the row"),
+        _make_plain_column("_rescued", "JSON object of the undeclared fields of the row; null if there are none"),
+        _make_plain_column(
+            "_set", "The columns that the message set; the others are null here, and keep their values in the row"
+        ),
         _ViewColumn("_time", _TIME, "Event time of the message"),
-        _own("kafka_timestamp", "Kafka timestamp of the message"),
-        _own("_applied_at", "Stream time at which the message was applied"),
-        _own("_seq", "seq of the message"),
-        _own("_offset", "Kafka offset of the message"),
-        _own("_position", "Position of the message in the order in which the session's messages were applied"),
-        _own("ordinal", "Position of the change inside its message"),
-        _own("partition", "Kafka partition"),
+        _make_plain_column("kafka_timestamp", "Kafka timestamp of the message"),
+        _make_plain_column("_applied_at", "Stream time at which the message was applied"),
+        _make_plain_column("_seq", "seq of the message"),
+        _make_plain_column("_offset", "Kafka offset of the message"),
+        _make_plain_column(
+            "_position", "Position of the message in the order in which the session's messages were applied"
+        ),
+        _make_plain_column("ordinal", "Position of the change inside its message"),
+        _make_plain_column("partition", "Kafka partition"),
     ),
 }
-_CHANGE = _own("change", "clear (a snapshot empties the table), upsert or delete")
+_CHANGE = _make_plain_column("change", "clear (a snapshot empties the table), upsert or delete")
 
 
 def source_tables(capture: CaptureSettings) -> dict[str, str]:

@@ -1,0 +1,117 @@
+"""Runs layers over the input that there is, and says for each of them what it did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from operator import ge
+from typing import TYPE_CHECKING
+
+from sessionlake.cli.context import say
+from sessionlake.cli.run import report_failure
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER, SILVER_TABLES
+from sessionlake.delta.storage.reading import TableReader, is_in
+from sessionlake.operations.pipeline import Layer, run_once
+from sessionlake.protocol.types import Row
+from sessionlake.settings.model import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sessionlake.local.signals import StopFlag
+
+_COUNTS = ("applied", "duplicates", "quarantined", "held", "ignored")
+# These are said even if they are 0. The others only if they are not.
+_ALWAYS = ("applied", "quarantined")
+_WORDS = {"held": "held back"}
+
+
+@dataclass
+class LayerSummary:
+    """What one layer did in one run: sums of its entries in the ledger.
+
+    Attributes:
+        layer: Name of the layer.
+        messages: Number of messages that it read; in gold the number of changes.
+        parts: Number of parts of these messages.
+        counts: What became of the parts, by the name of the ledger's column.
+        rows: Number of rows that it wrote.
+        tables: Names of the tables that it wrote.
+    """
+
+    layer: str
+    messages: int = 0
+    parts: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    rows: int = 0
+    tables: set[str] = field(default_factory=set)
+
+    def add_entry(self, entry: Row) -> None:
+        """Adds an entry of the ledger. The merges of silver's tables read no further messages."""
+        if entry["layer"] == self.layer:
+            self.messages += entry["messages"]
+            self.parts += entry["messages"] if entry["parts"] is None else entry["parts"]
+            for name in _COUNTS:
+                self.counts[name] += entry[name]
+        self.rows += sum(output["rows"] for output in entry["outputs"])
+        self.tables |= {output["table"] for output in entry["outputs"] if output["rows"]}
+
+    def __str__(self) -> str:
+        unit = "change" if self.layer == GOLD else "message"
+        found = _count(self.messages, unit)
+        if self.parts != self.messages:
+            found += f" with {_count(self.parts, 'part')}"
+        if self.layer == SILVER or self.layer.startswith(Layer.PROCESSOR):
+            found += f": {', '.join(self._describe_counts())}"
+        written = f"{_count(self.rows, 'row')} into {_count(len(self.tables), 'table')}"
+        return f"{self.layer}: {found}; {written}" if self.messages or self.rows else f"{self.layer}: nothing new"
+
+    def _describe_counts(self) -> Iterator[str]:
+        for name, count in self.counts.items():
+            if count or name in _ALWAYS:
+                yield f"{count:,} {_WORDS.get(name, name)}"
+
+
+def run_once_and_report(spark: SparkSession, settings: Settings, layer: Layer, stop: StopFlag, begun: float) -> None:
+    """Processes all input that is available now, and says for each layer what it read, wrote and how long it took.
+
+    Args:
+        begun: When the command began, by `time.monotonic`.
+
+    Raises:
+        SessionlakeError: A layer failed; later layers are not started.
+    """
+    reader = Lake(settings).reader(spark)
+    since, started = datetime.now(UTC), time.monotonic()
+
+    def report_layer(part: str) -> None:
+        nonlocal since, started
+        now = datetime.now(UTC), time.monotonic()
+        say(f"{summarize(part, read_entries(reader, part, since))}, in {now[1] - started:.1f} s")
+        since, started = now
+
+    is_done = run_once(spark, settings, layer, stop, report_failure, on_end=report_layer)
+    say(f"{'done' if is_done else 'stopped'}, {time.monotonic() - begun:.1f} s in all")
+
+
+def summarize(layer: str, entries: Iterable[Row]) -> LayerSummary:
+    """Returns the sums of ledger entries of a layer."""
+    summary = LayerSummary(layer)
+    for entry in entries:
+        summary.add_entry(entry)
+    return summary
+
+
+def read_entries(reader: TableReader, layer: str, since: datetime) -> Iterator[Row]:
+    """Yields the entries of the ledger that a layer has committed since a time. Silver's merges belong to silver."""
+    names = [layer, SILVER_TABLES] if layer == SILVER else [layer]
+    columns = ["layer", "messages", "parts", *_COUNTS, "outputs"]
+    if reader.exists(LEDGER):
+        yield from reader.read_rows(LEDGER, ("committed_at", ge, since), ("layer", is_in, names), columns=columns)
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"
