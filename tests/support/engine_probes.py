@@ -169,6 +169,9 @@ SELECT k FROM {t} TABLESAMPLE (50 PERCENT)
 SELECT k, (SELECT l FROM {t} WHERE k = 1) AS n FROM {t}
 SELECT q.k + 1L AS n FROM (SELECT * FROM {t}) AS q(k, i, l, d, f, s, b, t, dt, e, x, a, st, m, sa, o)
 SELECT n + 1 AS o FROM (SELECT l AS n FROM {t})
+SELECT o.k FROM {t} o WHERE EXISTS (SELECT 1 AS n FROM {t} c WHERE c.i = o.i)
+SELECT o.k FROM {t} o WHERE o.i IN (SELECT c.i FROM {t} c WHERE c.k > o.k)
+SELECT o.k, (SELECT count(*) FROM {t} c WHERE c.i = o.i) AS n FROM {t} o
 SELECT explode(a) AS n FROM {t}
 DESCRIBE {t}
 EXPLAIN SELECT k FROM {t}

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sessionlake.cli.context import say
 from sessionlake.cli.engines.interface import Answer, EngineRefusalError
 from sessionlake.cli.engines.sail import SailEngine
-from sessionlake.cli.query import SparkEngine, read_statement
+from sessionlake.cli.query import SparkEngine, read_statement, show_answer
+from sessionlake.cli.show import OutputFormat
 from sessionlake.errors import SessionlakeError
 from sessionlake.settings.model import Settings
 
@@ -62,6 +64,11 @@ class EnginePair:
             return f"differs: {found[0]} instead of {found[1]}"
         self.compared.append(sql)
         return None
+
+
+def write_with_spark(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
+    """Writes what `query --engine spark` writes."""
+    show_answer(SparkEngine(spark, settings).run(read_statement(settings, sql)), form, say)
 
 
 def describe(answer: Answer) -> list[tuple[str, str]]:

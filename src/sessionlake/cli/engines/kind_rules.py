@@ -97,6 +97,8 @@ class KindRules:
 
         given = arguments_of(node)
         why: str | None = None
+        if name == "exists" and isinstance(node.this, exp.Query | exp.Subquery):
+            return "EXISTS with a subquery is not covered"
         if name in _FIRST_ARGUMENT:
             why = self._require(given[0], _FIRST_ARGUMENT[name])
         if name == "date_trunc" and str(node.args["unit"].name).upper() not in _UNITS:
@@ -169,6 +171,8 @@ class KindRules:
 
     def _explain_in(self, node: Any) -> str | None:
         query = node.args.get("query")
+        if query is not None and (why := _explain_correlation(query.this)):
+            return why
         return self._explain_comparison([node.this, *([query] if query else node.expressions)], equality=True)
 
     def _explain_condition(self, node: Any) -> str | None:
@@ -274,9 +278,22 @@ def _explain_scalar(node: Any) -> str | None:
     if isinstance(node.parent, exp.From | exp.Join | exp.In | exp.SetOperation | exp.CTE | exp.Lateral):
         return None
     query = node.this
+    if why := _explain_correlation(query):
+        return why
     if isinstance(query, exp.Select) and not query.args.get("group") and query.find(exp.AggFunc):
         return None
     return "a subquery for one value is covered only if it aggregates all its rows"
+
+
+def _explain_correlation(query: Any) -> str | None:
+    """Leaves subqueries that read columns of the query around them to Spark."""
+    from sqlglot import exp
+
+    inside = {one.alias_or_name.lower() for one in query.find_all(exp.Table, exp.Subquery, exp.Lateral)}
+    inside |= {one.name.lower() for one in query.find_all(exp.TableAlias)}
+    outside = (one for one in query.find_all(exp.Column) if one.table and one.table.lower() not in inside)
+    found = next(outside, None)
+    return None if found is None else f"{_shorten(found)} of the query around the subquery is not covered"
 
 
 def _explain_lateral(node: Any) -> str | None:
