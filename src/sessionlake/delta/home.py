@@ -34,8 +34,9 @@ from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, interval_text
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
+from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import PURGED, StagedRows, TableDescription, TableStorage
+from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
 from sessionlake.delta.storage.limits import DriverLimits
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.spark_writes import (

@@ -3,5 +3,5 @@
 - `interface` defines a statement, its result and an engine.
 - `versions` chooses one version of each table for a statement.
 - `coverage` says which statements Sail runs as Spark does; `kinds` and `kind_rules` look at the kinds of their values.
-- `sail` runs a statement with Sail in a process of its own (`sail_process`); `choice` falls back to Spark.
+- `sail` runs statements with Sail in another process (`sail_process`); `choice` falls back to Spark.
 """

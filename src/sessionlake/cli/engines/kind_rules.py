@@ -1,8 +1,7 @@
 """Rules for the kinds of values that Sail computes with as Spark does. Each rule returns a reason, or None.
 
-Sail 0.7 differs from Spark in these ways, among others: integers overflow without an error, decimals have another scale
-and are cut instead of rounded, -0.0 is not equal to 0.0 when rows are sorted or joined, and round() does not round
-decimal digits.
+Sail 0.7 differs from Spark in these ways, among others. Integers overflow without an error. Decimals have another scale
+and are cut instead of rounded. When rows are sorted or joined, -0.0 is not equal to 0.0. round() rounds binary digits.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from sessionlake.cli.engines.kinds import (
     arguments_of,
 )
 
-_WHOLE = frozenset({COUNT, SMALL, INTEGER})
-_NUMBERS = _WHOLE | {DOUBLE}
+_INTEGERS = frozenset({COUNT, SMALL, INTEGER})
+_NUMBERS = _INTEGERS | {DOUBLE}
 _FAMILIES = [
     kinds | {NULL}
-    for kinds in (_WHOLE, *(frozenset({one}) for one in (DOUBLE, DECIMAL, TEXT, BOOLEAN, BINARY, TIME, DATE)))
+    for kinds in (_INTEGERS, *(frozenset({one}) for one in (DOUBLE, DECIMAL, TEXT, BOOLEAN, BINARY, TIME, DATE)))
 ]
 # Kinds that may be compared with each other; doubles not for equality.
-_COMPARED = [*_FAMILIES, _NUMBERS | {NULL}, _WHOLE | {DECIMAL, NULL}]
-_SORTED = _WHOLE | {DECIMAL, TEXT, BOOLEAN, BINARY, TIME, DATE}
+_COMPARED = [*_FAMILIES, _NUMBERS | {NULL}, _INTEGERS | {DECIMAL, NULL}]
+_SORTED = _INTEGERS | {DECIMAL, TEXT, BOOLEAN, BINARY, TIME, DATE}
 _CASTS: Mapping[str, Kinds] = {
-    "VARCHAR": _WHOLE | {TEXT, BOOLEAN, TIME, DATE}, "TEXT": _WHOLE | {TEXT, BOOLEAN, TIME, DATE}, "BIGINT": _WHOLE,
+    "VARCHAR": _INTEGERS | {TEXT, BOOLEAN, TIME, DATE}, "TEXT": _INTEGERS | {TEXT, BOOLEAN, TIME, DATE}, "BIGINT": _INTEGERS,
     "DOUBLE": _NUMBERS, "DATE": frozenset({TIME, DATE}), "TIMESTAMPTZ": frozenset({TIME}),
     "TIMESTAMP": frozenset({TIME}),
 }  # fmt: skip
@@ -51,7 +50,7 @@ _TEXTS = (
 )
 _FIRST_ARGUMENT: Mapping[str, Kinds] = {
     "sum": frozenset({COUNT, SMALL, DOUBLE}), "avg": _NUMBERS, "abs": _NUMBERS, "greatest": _SORTED | {NULL},
-    "least": _SORTED | {NULL}, "timestamp_seconds": _WHOLE, "timestamp_millis": _WHOLE, "timestamp_micros": _WHOLE,
+    "least": _SORTED | {NULL}, "timestamp_seconds": _INTEGERS, "timestamp_millis": _INTEGERS, "timestamp_micros": _INTEGERS,
     "min": _SORTED | {DOUBLE}, "max": _SORTED | {DOUBLE}, "bool_and": frozenset({BOOLEAN}),
     "bool_or": frozenset({BOOLEAN}), "count_if": frozenset({BOOLEAN}), "if": frozenset({BOOLEAN}),
     **dict.fromkeys(_TEXTS, frozenset({TEXT})), **dict.fromkeys(_TIMES, frozenset({TIME})),
@@ -143,7 +142,7 @@ class KindRules:
         return self._require(node.left, _NUMBERS) or self._require(node.right, _NUMBERS | {NULL})
 
     def _explain_remainder(self, node: Any) -> str | None:
-        return self._require(node.left, _WHOLE) or self._require(node.right, _WHOLE)
+        return self._require(node.left, _INTEGERS) or self._require(node.right, _INTEGERS)
 
     def _explain_negation(self, node: Any) -> str | None:
         return self._require(node.this, _NUMBERS)

@@ -50,7 +50,7 @@ def is_installed() -> bool:
 
 
 class SailEngine:
-    """Runs statements in a process of its own. Use it in a `with` block, which ends the process.
+    """Runs statements in a new process. Use it in a `with` block, which ends the process.
 
     The process starts at once, and gets ready while the statement is checked.
 

@@ -24,7 +24,7 @@ _SEVEN_BITS = 0x7F
 
 
 def leave_network() -> bool:
-    """Moves this process into a network of its own, which has only a loopback interface. Must run before threads start.
+    """Moves this process into a new network that has only a loopback interface. Must run before threads start.
 
     Returns:
         False if the system does not allow it.

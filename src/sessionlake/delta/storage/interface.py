@@ -6,15 +6,15 @@ Everything that differs between folders and a catalog is behind it. Other module
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
+from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.limits import DriverLimits
@@ -54,21 +54,6 @@ class StagedRows(Protocol):
 
     def commit_rows(self, txn: Txn) -> None:
         """Appends the rows to the table in one commit. A replay of the same transaction adds nothing."""
-
-
-@dataclass(frozen=True)
-class TableDescription:
-    """What a Delta log says about one version of a table.
-
-    Attributes:
-        features: Names of all features that the table's protocol lists or implies.
-        fields: The columns as Delta describes them: `name`, `type`, `nullable` and `metadata`.
-        has_partitions: True if the table has partition columns.
-    """
-
-    features: frozenset[str]
-    fields: Sequence[Mapping[str, Any]]
-    has_partitions: bool
 
 
 class TableStorage(ABC):
@@ -209,10 +194,9 @@ class TableStorage(ABC):
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
         """Returns the version of the table's latest commit."""
 
+    @abstractmethod
     def describe_version(self, table: str, version: int) -> TableDescription | None:
         """Returns what the log says about a version of a table; None if only Spark can read the log."""
-        del table, version
-        return None
 
     @abstractmethod
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
