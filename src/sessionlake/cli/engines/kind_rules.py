@@ -37,7 +37,8 @@ _FAMILIES = [
 _COMPARED = [*_FAMILIES, _NUMBERS | {NULL}, _INTEGERS | {DECIMAL, NULL}]
 _SORTED = _INTEGERS | {DECIMAL, TEXT, BOOLEAN, BINARY, TIME, DATE}
 _CASTS: Mapping[str, Kinds] = {
-    "VARCHAR": _INTEGERS | {TEXT, BOOLEAN, TIME, DATE}, "TEXT": _INTEGERS | {TEXT, BOOLEAN, TIME, DATE}, "BIGINT": _INTEGERS,
+    "VARCHAR": _INTEGERS | {TEXT, BOOLEAN, TIME, DATE}, "TEXT": _INTEGERS | {TEXT, BOOLEAN, TIME, DATE},
+    "BIGINT": _INTEGERS,
     "DOUBLE": _NUMBERS, "DATE": frozenset({TIME, DATE}), "TIMESTAMPTZ": frozenset({TIME}),
     "TIMESTAMP": frozenset({TIME}),
 }  # fmt: skip
@@ -50,7 +51,8 @@ _TEXTS = (
 )
 _FIRST_ARGUMENT: Mapping[str, Kinds] = {
     "sum": frozenset({COUNT, SMALL, DOUBLE}), "avg": _NUMBERS, "abs": _NUMBERS, "greatest": _SORTED | {NULL},
-    "least": _SORTED | {NULL}, "timestamp_seconds": _INTEGERS, "timestamp_millis": _INTEGERS, "timestamp_micros": _INTEGERS,
+    "least": _SORTED | {NULL}, "timestamp_seconds": _INTEGERS, "timestamp_millis": _INTEGERS,
+    "timestamp_micros": _INTEGERS,
     "min": _SORTED | {DOUBLE}, "max": _SORTED | {DOUBLE}, "bool_and": frozenset({BOOLEAN}),
     "bool_or": frozenset({BOOLEAN}), "count_if": frozenset({BOOLEAN}), "if": frozenset({BOOLEAN}),
     **dict.fromkeys(_TEXTS, frozenset({TEXT})), **dict.fromkeys(_TIMES, frozenset({TIME})),

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -80,7 +81,8 @@ class SailEngine:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(OSError):  # what was not sent is no longer needed
+                    pipe.close()
 
     def run(self, statement: Statement) -> Answer:
         """Returns the result of a statement whose versions include all tables that it reads.

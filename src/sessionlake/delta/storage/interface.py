@@ -61,8 +61,7 @@ class TableStorage(ABC):
 
     Attributes:
         limits: sizes up to which the driver does work itself instead of the cluster.
-        scratch: folder for files that are deleted after the batch, and that the driver and all tasks can read; None if
-            there is no such folder.
+        scratch: folder for files of one batch, which the driver and all tasks can read; None if there is none.
         needs_spark: True if only Spark can read the tables.
         functions_persist: True if SQL functions and views still exist after the Spark session.
         log_properties: Delta properties for every table that decide who removes old log entries.
