@@ -21,6 +21,7 @@ from sessionlake.protocol.types import Row
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from support.lakes import limit, rows_of
+from support.waiting import eventually
 
 MINUTE = 60 * SECOND
 TEXTS = {
@@ -103,13 +104,13 @@ SECOND_BATCH = [f"after:{RULE_STATUS}", f"before:{RULE_STATUS}", f"before:{RULE_
 def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
     feed: Feed, monkeypatch: pytest.MonkeyPatch, step: int
 ):
-    """While they are dead, rules change: who comes back takes what it had taken, and that with the next batch."""
+    """While they are dead, rules change: who comes back takes what it had taken, and the change once that is done."""
     changes, kept = stream(2, 90), {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]}
-    write_rules(feed, {**kept, "gone": "when: min(price) over 1 min > 3"})
-    for start, places, later in (
-        (0, FIRST, kept),
-        (50, SECOND_BATCH, kept | {"high": "when: max(price) over 3 min > 3"}),
+    for start, places, first, later in (
+        (0, FIRST, {**kept, "gone": "when: min(price) over 1 min > 3"}, kept),
+        (50, SECOND_BATCH, *(kept | {"high": f"when: max(price) over {minutes} min > 3"} for minutes in (2, 3))),
     ):
+        write_rules(feed, first)
         feed.write(changes[start : start + 50])
         for place in places[::step]:
             with monkeypatch.context() as patch:
@@ -118,12 +119,11 @@ def test_batches_that_die_at_any_commit_of_rules_log_nothing_twice(
                     feed.run()
             write_rules(feed, later)
         feed.run()
-    feed.write(changes[:0]).run()
     assert require_exact(feed) > 10
     status = {row["rule"]: (row["taken_by"], row["version"]) for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
-    assert {rule: batch for rule, (batch, _) in status.items()} == {"high": 2, "in_out": 0}
+    assert {rule: batch for rule, (batch, _) in status.items()} == {"high": 1, "in_out": 0}
     events = rows_of(feed.spark, feed.lake, RULE_EVENTS)
-    assert {row["_batch"] for row in events if row["rule_version"] == status["high"][1]} == {2}
+    assert {row["_batch"] for row in events if row["rule_version"] == status["high"][1]} == {1}
 
 
 @pytest.mark.soak
@@ -175,3 +175,69 @@ def test_a_late_point_retracts_and_the_commands_say_what_there_is_and_would_be(
     assert [row["state"] for row in ask("list", "--format", "json")] == ["evaluated"]
     assert ask("test", str(file), "--format", "json") == []
     assert rows_of(feed.spark, feed.lake, RULE_TIMES) == [{"topic": "capture.a", "ts": 5 * MINUTE + SECOND}]
+
+
+def test_a_rule_on_a_quiet_lake_is_applied_to_all_that_gold_has_read(feed: Feed):
+    """No message comes any more. What is logged is what a batch would have logged, and nothing is logged twice."""
+    feed.write(stream(3, 60)).run()
+    write_rules(feed, {"high": "when: max(price) over 1 min > 3"})
+    feed.run()
+    assert require_exact(feed) > 5
+    write_rules(feed, TEXTS)
+    feed.run()
+    count = require_exact(feed)
+    status = {row["rule"]: row["taken_by"] for row in rows_of(feed.spark, feed.lake, RULE_STATUS)}
+    assert status == dict.fromkeys(TEXTS, 0)
+    version = feed.lake.latest_version(feed.spark, RULE_EVENTS)
+    feed.run()
+    assert feed.lake.latest_version(feed.spark, RULE_EVENTS) == version
+    feed.write(stream(4, 60)).run()
+    assert require_exact(feed) > count
+    write_rules(feed, {})
+    feed.run()
+    assert rows_of(feed.spark, feed.lake, RULE_STATUS) == rows_of(feed.spark, feed.lake, RULE_TIMES) == []
+
+
+def test_a_rule_is_applied_while_gold_runs_and_nothing_arrives(feed: Feed):
+    feed.write([change("s", "r", 0, 0, price=5.0), change("s", "r", 1, 5 * MINUTE, price=1.0)]).run()
+    query = job.start(feed.spark, feed.settings)
+    try:
+        query.drain()
+        write_rules(feed, {"high": "{by: [session_id], when: max(price) over 2 min > 3}"})
+        eventually(lambda: rows_of(feed.spark, feed.lake, RULE_TIMES), 60, meanwhile=query.check)
+    finally:
+        query.stop()
+    assert require_exact(feed) == 2
+    assert {row["_batch"] for row in rows_of(feed.spark, feed.lake, RULE_EVENTS)} == {0}
+
+
+UNTIL_RECORDED = [
+    *(f"{when}:{table}" for table in (RULE_MATCHES, RULE_EVENTS) for when in ("before", "after")),
+    f"before:{RULE_STATUS}",
+]
+RECORDED = [[f"after:{RULE_STATUS}"], [f"before:{RULE_TIMES}"], [f"after:{RULE_TIMES}"]]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [f"after:{RULE_EVENTS}", f"after:{RULE_STATUS}"],
+        *(pytest.param(places, marks=pytest.mark.soak) for places in (UNTIL_RECORDED, *RECORDED)),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("arrives", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_rule_whose_application_died_at_any_commit_is_exact(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, places: list[str], arrives: bool
+):
+    """Whether nothing arrives afterwards, or the next batch finds what is left."""
+    changes = stream(5, 90)
+    feed.write(changes[:60]).run()
+    write_rules(feed, {"high": "when: max(price) over 1 min > 3", "in_out": TEXTS["in_out"]})
+    for place in places:
+        with monkeypatch.context() as patch:
+            patch.setattr("sessionlake.delta.commit.fault_point", Dying(place, 1))
+            with pytest.raises(MachineError, match="power cut"):
+                feed.run()
+    feed.write(changes[60:] if arrives else []).run()
+    assert require_exact(feed) > 10

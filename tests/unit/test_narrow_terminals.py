@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from sessionlake.cli.session import show_session_table
 from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.cli.status import show_statuses
 from sessionlake.history.status import STATUS_COLUMNS, LayerStatus
@@ -90,3 +93,20 @@ def test_a_file_gets_the_table_as_it_is(monkeypatch):
     names = [f"column_{number}" for number in range(9)]
     show_rows(names, [range(9)], OutputFormat.TABLE, out)
     assert words_of_lines(out.getvalue())[0] == names
+
+
+def test_a_session_is_shown_to_people_without_the_columns_of_other_feeds(capsys):
+    table = pa.table({"row_id": ["a", "b"], "temperature": [20.5, None], "price": pa.nulls(2, pa.float64())})
+    show_session_table(table, OutputFormat.TABLE)
+    told = capsys.readouterr()
+    assert words_of_lines(told.out)[0] == ["row_id", "temperature"]
+    assert told.err == "without columns that have no value: price\n"
+    show_session_table(table, OutputFormat.JSON)
+    told = capsys.readouterr()
+    assert [[*json.loads(line)] for line in told.out.splitlines()] == [table.column_names] * 2
+    assert told.err == ""
+
+
+def test_a_session_without_rows_is_shown_with_all_columns(capsys):
+    show_session_table(pa.table({"row_id": pa.nulls(0, pa.string()), "price": pa.nulls(0)}), OutputFormat.TABLE)
+    assert words_of_lines(capsys.readouterr().out)[0] == ["row_id", "price"]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sessionlake.errors import ConfigError
-from sessionlake.notebook.book import Book
+from sessionlake.notebook.book import Book, load_settings_of_notebook
 from sessionlake.settings.model import Settings
 
 FILE = """
@@ -51,3 +51,29 @@ def test_neither_the_file_nor_its_target_is_guessed(chosen):
         chosen(config="", target="prod")
     with pytest.raises(ConfigError, match=r"the widget target is '', but .*sessionlake\.yml has the targets dev, prod"):
         chosen()
+
+
+@pytest.mark.parametrize("home", ["lake/demo", None])
+@pytest.mark.parametrize("folder", [".", "notebooks", "notebooks/deep"])
+def test_a_relative_home_is_found_from_the_folder_of_a_notebook(home, folder, tmp_path, monkeypatch):
+    """Jupyter's kernel works in the notebook's folder, with the environment of the folder of its start."""
+    lake = tmp_path / (home or ".sessionlake")
+    lake.mkdir(parents=True)
+    (lake / "sessionlake.yml").write_text("capture: {columns: {temperature: double}}", encoding="utf-8")
+    (tmp_path / "notebooks" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / folder)
+    monkeypatch.delenv("SESSIONLAKE_HOME", raising=False)
+    if home is None:
+        (tmp_path / "sessionlake.yml").write_text("capture: {columns: {temperature: double}}", encoding="utf-8")
+    else:
+        monkeypatch.setenv("SESSIONLAKE_HOME", home)
+    settings = load_settings_of_notebook()
+    assert settings.home == lake
+    assert [*settings.capture.columns] == ["temperature"]
+    assert Path.cwd() == tmp_path / folder
+
+
+def test_a_relative_home_that_is_nowhere_begins_at_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SESSIONLAKE_HOME", "no/lake/here")
+    assert load_settings_of_notebook().home == tmp_path / "no" / "lake" / "here"

@@ -332,7 +332,7 @@ def rules_apply(
 ) -> None:
     """Write the rules in a file into gold.rules.
 
-    A running gold uses them from its next batch on.
+    A running gold applies them within seconds, also if no message arrives.
     """
     settings = settings_of(config)
     from sessionlake.cli import rules

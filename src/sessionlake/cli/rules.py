@@ -79,7 +79,8 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
         merge_rows(spark, lake, RULES, source, Upsert(("name",), _COLUMNS), Txn(f"rules-{uuid4()}", 0))
     written = len(rows) - len(others)
     say(
-        f"{written} rules written, {unchanged} unchanged, {len(others)} disabled; gold uses them from its next batch on"
+        f"{written} rules written, {unchanged} unchanged, {len(others)} disabled; a running gold applies them within "
+        "seconds, otherwise run `sessionlake run gold --once`"
     )
 
 

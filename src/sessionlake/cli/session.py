@@ -6,6 +6,9 @@ import operator
 import re
 from datetime import datetime
 
+import pyarrow as pa
+
+from sessionlake.cli.context import say
 from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.storage.reading import TableReader
@@ -34,11 +37,7 @@ def show_session(
     """
     session_key = find_session(reader, settings, session, topic, partition)
     conditions = [(name, operator.eq, getattr(session_key, name)) for name in SESSION]
-    show_table(
-        reader.read_arrow_table(ROWS, *conditions).drop_columns(list(SESSION)).sort_by("row_id"),
-        form,
-        bytes_as_base64=True,
-    )
+    show_session_table(reader.read_arrow_table(ROWS, *conditions).drop_columns(list(SESSION)).sort_by("row_id"), form)
 
 
 def show_session_as_of(
@@ -57,7 +56,17 @@ def show_session_as_of(
         UsageError: The session does not exist, or several topics or partitions have its id.
     """
     session_key = find_session(reader, settings, session, topic, partition)
-    show_table(table_as_of(reader, settings, session_key, moment), form, bytes_as_base64=True)
+    show_session_table(table_as_of(reader, settings, session_key, moment), form)
+
+
+def show_session_table(table: pa.Table, form: OutputFormat) -> None:
+    """Writes a session's table. For people it lacks columns without any value, such as those of other feeds."""
+    if form is OutputFormat.TABLE and table.num_rows:
+        empty = [name for name in table.column_names if table[name].null_count == table.num_rows]
+        table = table.drop_columns(empty)
+        if empty:
+            say(f"without columns that have no value: {', '.join(empty)}")
+    show_table(table, form, bytes_as_base64=True)
 
 
 def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> SessionMoment:

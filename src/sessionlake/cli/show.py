@@ -159,15 +159,21 @@ def make_visible_text(text: str, style: str = "") -> Text:
 
 def _print_table(names: Sequence[str], rows: Rows, out: TextIO) -> None:
     console = make_console(out)
-    cells = [[_format_for_people(value) for value in row] for row in rows] if out.isatty() else []
-    shown = [_format_for_people(name) for name in names]
-    if fits(shown, cells, console.width):
-        console.print(make_terminal_table(names, rows))
-    else:
-        for part in turn_table(shown, cells, console.width):
-            console.print(make_terminal_table(*part))
+    print_table(console, names, rows)
     if not rows:
         console.print("no rows")
+
+
+def print_table(console: Console, names: Sequence[str], rows: Rows, *, title: str | None = None) -> None:
+    """Prints rows as a table. If it is too wide for a terminal, its rows become columns."""
+    cells = [[_format_for_people(value) for value in row] for row in rows] if console.is_terminal else []
+    shown = [_format_for_people(name) for name in names]
+    if fits(shown, cells, console.width):
+        console.print(make_terminal_table(names, rows, title=title))
+        return
+    for part in turn_table(shown, cells, console.width):
+        console.print(make_terminal_table(*part, title=title))
+        title = None
 
 
 def make_console(out: TextIO) -> Console:

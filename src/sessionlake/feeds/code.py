@@ -83,73 +83,73 @@ class CodeWriter:
         del self._blocks[depth + 1 :]
         self._blocks += [{} for _ in range(depth + 1 - len(self._blocks))]
 
-    def _line(self, text: str) -> None:
+    def _add_line(self, text: str) -> None:
         self._lines.append("    " * self._depth + text)
 
-    def _name(self) -> str:
+    def _new_name(self) -> str:
         self._temporary += 1
         return f"v{self._temporary}"
 
-    def _constant(self, value: Any) -> str:
+    def _name_constant(self, value: Any) -> str:
         name = f"k{len(self.names)}"
         self.names[name] = value
         return name
 
-    def _converted(self, column: FeedColumn, raw: str) -> str:
+    def _add_conversion(self, column: FeedColumn, raw: str) -> str:
         """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result."""
         if self._unavailable:
-            name = self._name()
-            self._line(f"{name} = {raw}")
-            raw, wanted = name, self._constant(tuple(self._unavailable))
+            name = self._new_name()
+            self._add_line(f"{name} = {raw}")
+            raw, wanted = name, self._name_constant(tuple(self._unavailable))
             if all(type(one) is str for one in self._unavailable):
-                self._line(f"if type({raw}) is str and {raw} in {wanted}: {raw} = M")
+                self._add_line(f"if type({raw}) is str and {raw} in {wanted}: {raw} = M")
             else:
-                self._line(
+                self._add_line(
                     f"if {raw} is None or type({raw}) in (str, int, float, Decimal, bool) and {raw} in {wanted}:"
                 )
-                self._line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
-            self._line(f"if type({raw}) is list and len({raw}) == 1: raise Unusual")
-        name, base = self._name(), column.sql
+                self._add_line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
+            self._add_line(f"if type({raw}) is list and len({raw}) == 1: raise Unusual")
+        name, base = self._new_name(), column.sql
         null = "" if column in self._key else f" and {raw} is not M and {raw} is not None"
         if self._is_text(column):
-            self._line(f"if type({raw}) is not str{null}: raise Unusual")
+            self._add_line(f"if type({raw}) is not str{null}: raise Unusual")
             return raw
         if base == "boolean":
-            self._line(f"if type({raw}) is not bool{null}: raise Unusual")
+            self._add_line(f"if type({raw}) is not bool{null}: raise Unusual")
             return raw
         if base in INTEGER_BITS and column.how is None:
             top = 2 ** (INTEGER_BITS[base] - 1)
-            self._line(f"if type({raw}) is int:")
-            self._line(f"    if not {-top} <= {raw} < {top}: raise Unusual")
-            self._line(f"elif {raw} is not M and {raw} is not None: raise Unusual")
+            self._add_line(f"if type({raw}) is int:")
+            self._add_line(f"    if not {-top} <= {raw} < {top}: raise Unusual")
+            self._add_line(f"elif {raw} is not M and {raw} is not None: raise Unusual")
             return raw
         if base == "double" and column.how is None:
-            self._line(f"if type({raw}) is float or {raw} is M or {raw} is None: {name} = {raw}")
-            self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
+            self._add_line(f"if type({raw}) is float or {raw} is M or {raw} is None: {name} = {raw}")
+            self._add_line(f"else: {name} = {self._name_constant(column.convert)}({raw})")
             return name
-        self._line(f"if {raw} is M or {raw} is None: {name} = {raw}")
+        self._add_line(f"if {raw} is M or {raw} is None: {name} = {raw}")
         if column.name in self._in_microseconds:
             factor = MICROSECONDS[column.how or ""]
-            self._line(f"elif type({raw}) is int and {YEAR_1 // factor} <= {raw} < {YEAR_10000 // factor}:")
-            self._line(f"    {name} = {raw}{f' * {factor}' if factor > 1 else ''}")
-            self._line(f"elif type({raw}) is float: raise Unusual")
+            self._add_line(f"elif type({raw}) is int and {YEAR_1 // factor} <= {raw} < {YEAR_10000 // factor}:")
+            self._add_line(f"    {name} = {raw}{f' * {factor}' if factor > 1 else ''}")
+            self._add_line(f"elif type({raw}) is float: raise Unusual")
         if column.how == "text":
-            memory = self._constant({})
-            self._line(f"elif type({raw}) is not str: raise Unusual")
-            self._line("else:")
-            self._line(f"    {name} = {memory}.get({raw})")
-            self._line(f"    if {name} is None:")
-            self._line(f"        if len({memory}) > {CACHED}: {memory}.clear()")
-            self._line(f"        {name} = {memory}[{raw}] = {self._constant(column.convert)}({raw})")
+            memory = self._name_constant({})
+            self._add_line(f"elif type({raw}) is not str: raise Unusual")
+            self._add_line("else:")
+            self._add_line(f"    {name} = {memory}.get({raw})")
+            self._add_line(f"    if {name} is None:")
+            self._add_line(f"        if len({memory}) > {CACHED}: {memory}.clear()")
+            self._add_line(f"        {name} = {memory}[{raw}] = {self._name_constant(column.convert)}({raw})")
         else:
-            self._line(f"else: {name} = {self._constant(column.convert)}({raw})")
+            self._add_line(f"else: {name} = {self._name_constant(column.convert)}({raw})")
         return name
 
     def _is_text(self, column: FeedColumn) -> bool:
         """Returns True if the column's values are kept as the texts that messages have."""
         return column.sql == "string" or is_decimal_text(column)
 
-    def _find(self, path: Path, element: str | None, *, is_read: bool = True) -> str:
+    def _add_lookup(self, path: Path, element: str | None, *, is_read: bool = True) -> str:
         """Adds lines that find the value at a path, from the variable `element` if the path starts there.
 
         Args:
@@ -165,57 +165,57 @@ class CodeWriter:
             if isinstance(one, Constant) or one.entries:
                 raise NoCodeError
             if number:
-                self._line(f"if {found} is M:")
+                self._add_line(f"if {found} is M:")
                 self._depth += 1
-            value = self._begin(one, element)
+            value = self._name_start(one, element)
             steps = one.steps[1:] if one.start is Start.HEADERS else one.steps
             for step in steps:
-                value = self._step(value, step)
+                value = self._add_step(value, step)
             if value in self._shapes:
                 self._shapes[value].is_read |= is_read or len(path.alternatives) > 1
             if one.separator is not None:
-                value = self._split(value, one.separator, one.part)
+                value = self._add_split(value, one.separator, one.part)
             if len(path.alternatives) == 1:
                 return value
-            found = found or self._name()
-            self._line(f"{found} = {value}")
+            found = found or self._new_name()
+            self._add_line(f"{found} = {value}")
             self._depth -= bool(number)
         return found
 
-    def _begin(self, one: Access, element: str | None) -> str:
+    def _name_start(self, one: Access, element: str | None) -> str:
         match one.start:
             case Start.MESSAGE:
                 return "d"
             case Start.ELEMENT if element is not None:
                 return element
             case Start.TOPIC | Start.PARTITION | Start.OFFSET | Start.TIMESTAMP:
-                return self._record(one.start.value)
+                return self._name_record_field(one.start.value)
             case Start.KEY if self._key_format is not KeyFormat.TEXT:
                 return "key_value"
             case Start.KEY:
-                name = self._name()
-                key = self._record("key")
-                self._line(f"{name} = M if {key} is None else {key}.decode()")
+                name = self._new_name()
+                key = self._name_record_field("key")
+                self._add_line(f"{name} = M if {key} is None else {key}.decode()")
                 return name
             case Start.HEADERS if isinstance(one.steps[0], Field):
-                name = self._name()
-                self._line(f"{name} = {self._record('headers')}.get({one.steps[0].name!r}, M)")
-                self._line(f"{name} = {name} if {name} is M else ({name} or b'').decode()")
+                name = self._new_name()
+                self._add_line(f"{name} = {self._name_record_field('headers')}.get({one.steps[0].name!r}, M)")
+                self._add_line(f"{name} = {name} if {name} is M else ({name} or b'').decode()")
                 return name
             case _:
                 raise NoCodeError
 
-    def _record(self, name: str) -> str:
+    def _name_record_field(self, name: str) -> str:
         """Returns the variable that has a field of the Kafka record."""
         self.record_fields.add(name)
         return name
 
-    def _step(self, value: str, step: Step) -> str:
+    def _add_step(self, value: str, step: Step) -> str:
         """Adds a line that goes one step further in the message, unless a line before did; returns the variable."""
         for block in self._blocks:
             if (value, step) in block:
                 return block[value, step]
-        name = self._blocks[-1][value, step] = self._name()
+        name = self._blocks[-1][value, step] = self._new_name()
         shape = self._shapes.get(value) or Shape()
         match step:
             case Field(field):
@@ -234,17 +234,17 @@ class CodeWriter:
         is_checked = value in self._checked and (shape.kind is not None or isinstance(step, Field))
         if shape.kind is not None and isinstance(step, Field | Index):
             found = f"{value}.{shape.attribute_of(step[0])}"
-            is_there = f"type({value}) is {self._type(shape.kind)}"
-        self._line(f"{name} = {found}" if is_checked else f"{name} = {found} if {is_there} else M")
+            is_there = f"type({value}) is {self._name_type(shape.kind)}"
+        self._add_line(f"{name} = {found}" if is_checked else f"{name} = {found} if {is_there} else M")
         return name
 
-    def _type(self, kind: type) -> str:
+    def _name_type(self, kind: type) -> str:
         """Returns the name of a type in the code."""
-        return next((name for name, value in self.names.items() if value is kind), None) or self._constant(kind)
+        return next((name for name, value in self.names.items() if value is kind), None) or self._name_constant(kind)
 
-    def _split(self, value: str, separator: str, part: int) -> str:
-        name = self._name()
-        self._line(f"{name} = {value}.split({separator!r}) if type({value}) is str else []")
+    def _add_split(self, value: str, separator: str, part: int) -> str:
+        name = self._new_name()
+        self._add_line(f"{name} = {value}.split({separator!r}) if type({value}) is str else []")
         has = f"len({name}) > {part}" if part >= 0 else f"len({name}) >= {-part}"
-        self._line(f"{name} = {name}[{part}] if {has} else M")
+        self._add_line(f"{name} = {name}[{part}] if {has} else M")
         return name

@@ -46,28 +46,30 @@ def interpret(feed: Feed, place: Place) -> Decoded | Refusal:
         The events of the message. If any part of it is faulty, no events but the fault.
     """
     try:
-        return _read(feed, place)
+        return _read_message(feed, place)
     except RefusedError as refused:
         return refused.refusal
 
 
-def _read(feed: Feed, place: Place) -> Decoded:
-    candidates = [rule for rule in feed.rules if all(_holds(one, place) for one in rule.when if not _is_of_part(one))]
+def _read_message(feed: Feed, place: Place) -> Decoded:
+    candidates = [
+        rule for rule in feed.rules if all(_condition_holds(one, place) for one in rule.when if not _is_of_part(one))
+    ]
     if not candidates:
         is_tombstone = place.value is MISSING
         reason = Reason.TOMBSTONE if is_tombstone else Reason.NO_RULE
         raise RefusedError(reason, "", f"no rule takes {shown(place.value)}")
     first = candidates[0]
     if first.split is None:
-        return Decoded((first.number,), tuple(_event(feed, first, place)))
-    return _parts(feed, [rule for rule in candidates if rule.split == first.split], first.split, place)
+        return Decoded((first.number,), tuple(_read_events(feed, first, place)))
+    return _read_parts(feed, [rule for rule in candidates if rule.split == first.split], first.split, place)
 
 
 def _is_of_part(condition: Condition) -> bool:
     return condition.path is not None and condition.path.needs_element
 
 
-def _parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
+def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
     """Reads each part of a message by the first rule whose conditions it meets.
 
     Parts of the same session are joined into one event, with their rows in order.
@@ -78,12 +80,12 @@ def _parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
     events: dict[str, Event] = {}
     numbers = set()
     for element in found:
-        part = _at(place, element)
-        rule = next((one for one in rules if all(_holds(c, part) for c in one.when if _is_of_part(c))), None)
+        part = _move_place(place, element)
+        rule = next((one for one in rules if all(_condition_holds(c, part) for c in one.when if _is_of_part(c))), None)
         if rule is None:
             raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {shown(element.value)}")
         numbers.add(rule.number)
-        for event in _event(feed, rule, part):
+        for event in _read_events(feed, rule, part):
             before = events.get(event.session)
             if before is not None and before.kind is not event.kind:
                 why = f"parts of session {event.session} are of several kinds"
@@ -94,7 +96,7 @@ def _parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
     return Decoded(tuple(sorted(numbers)), tuple(events.values()))
 
 
-def _event(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
+def _read_events(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
     """Yields the event of a message or part.
 
     An ignored one yields nothing, or an event without a session if it advances a chain.
@@ -102,22 +104,22 @@ def _event(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
     order = rule.order or feed.order
     if rule.kind is Kind.IGNORE:
         if order.chain is not None:
-            seq, after = _interval(order, place)
-            yield Event("", Kind.IGNORE, 0, seq, after, order.kind is Ordering.LINK, _text(order.chain, place))
+            seq, after = _read_interval(order, place)
+            yield Event("", Kind.IGNORE, 0, seq, after, order.kind is Ordering.LINK, _read_text(order.chain, place))
         return
-    seq, after = _interval(order, place)
+    seq, after = _read_interval(order, place)
     sent = MISSING if feed.check is None or feed.check.sent is None else find(feed.check.sent, place)
     event = Event(
         session=read_session(rule.session or feed.session, place),
         kind=rule.kind,
-        ts=_time(rule.time or feed.time, place),
+        ts=_read_time(rule.time or feed.time, place),
         seq=seq,
         after=None if rule.restart else after,
         is_link=order.kind is Ordering.LINK and not rule.restart,
-        chain=None if order.chain is None else _text(order.chain, place),
+        chain=None if order.chain is None else _read_text(order.chain, place),
         restart=rule.restart,
-        rows=tuple(row for part in rule.rows for row in _rows(feed, part, place)),
-        scope={column.name: _required(column, path, place) for column, path in rule.scope},
+        rows=tuple(row for part in rule.rows for row in _read_rows(feed, part, place)),
+        scope={column.name: _require_value(column, path, place) for column, path in rule.scope},
         sent=None if sent is MISSING else sent,
     )
     if rule.split is None:
@@ -133,23 +135,23 @@ def refuse_repeats(feed: Feed, event: Event) -> None:
         raise RefusedError(Reason.DUPLICATE_ROW_ID, "", f"the key {row_id_of(repeated)} is there twice")
 
 
-def _holds(condition: Condition, place: Place) -> bool:
+def _condition_holds(condition: Condition, place: Place) -> bool:
     if condition.path is None:
-        return isinstance(condition.wanted, tuple) and _body(place.value) in condition.wanted
+        return isinstance(condition.wanted, tuple) and _find_body(place.value) in condition.wanted
     value = find(condition.path, place)
     if isinstance(condition.wanted, Presence):
         return (value is MISSING) == (condition.wanted is Presence.ABSENT)
-    return any(_equal(value, one) for one in condition.wanted)
+    return any(_equals_wanted(value, one) for one in condition.wanted)
 
 
-def _body(value: Any) -> Body | None:
+def _find_body(value: Any) -> Body | None:
     if value is MISSING:
         return Body.TOMBSTONE
     bodies: tuple[tuple[type, Body], ...] = ((list, Body.ARRAY), (dict, Body.OBJECT), (str, Body.TEXT))
     return next((body for kind, body in bodies if isinstance(value, kind)), None)
 
 
-def _equal(value: Any, wanted: Any) -> bool:
+def _equals_wanted(value: Any, wanted: Any) -> bool:
     """Returns True if a message's value equals one of the configuration. `1` equals `1.0`, but not `true`."""
     if isinstance(value, Constant):
         value = value.text
@@ -157,13 +159,13 @@ def _equal(value: Any, wanted: Any) -> bool:
     return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
 
 
-def _at(place: Place, element: Element) -> Place:
+def _move_place(place: Place, element: Element) -> Place:
     return replace(place, element=element.value, parent=element.parent)
 
 
-def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
-    for element in _sources(part, place):
-        at = _at(place, element)
+def _read_rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
+    for element in _find_sources(part, place):
+        at = _move_place(place, element)
         raw = [(column, path.text, find(path, at)) for column, path in part.values]
         if part.by_name:
             if not isinstance(element.value, dict):
@@ -176,7 +178,7 @@ def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
                 if part.absent_is_null:
                     values[column.name] = None
             else:
-                values[column.name] = _convert(column, where, value)
+                values[column.name] = _convert_value(column, where, value)
         key = tuple(_key_value(column, raw, values) for column in feed.key)
         row_id = row_id_of(key)
         if not 1 <= len(row_id.encode()) <= MAX_ID_BYTES:
@@ -185,16 +187,16 @@ def _rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
         if _is_deleted(part, values):
             yield Delete(key, row_id, part.expect)
         else:
-            yield Put(key, row_id, values, _rescued(feed, part, element.value), part.expect)
+            yield Put(key, row_id, values, _rescue_undeclared(feed, part, element.value), part.expect)
 
 
 def _is_unavailable(feed: Feed, value: Any) -> bool:
     """Returns True for a value that means "not sent", and for an array that has only such a value."""
     only = value[0] if isinstance(value, list) and len(value) == 1 else value
-    return any(_equal(only, one) for one in feed.unavailable)
+    return any(_equals_wanted(only, one) for one in feed.unavailable)
 
 
-def _sources(part: Rows, place: Place) -> list[Element]:
+def _find_sources(part: Rows, place: Place) -> list[Element]:
     """Returns the elements of the message from which rows are read, each with its parent."""
     if part.source is None:
         return [Element(place.value if place.element is MISSING else place.element, place.parent)]
@@ -217,7 +219,7 @@ def _key_value(column: FeedColumn, raw: list[tuple[FeedColumn, str, Any]], value
     return value
 
 
-def _convert(column: FeedColumn, where: str, value: Any) -> Any:
+def _convert_value(column: FeedColumn, where: str, value: Any) -> Any:
     if value is None:
         return None
     try:
@@ -227,11 +229,11 @@ def _convert(column: FeedColumn, where: str, value: Any) -> Any:
         raise RefusedError(Reason.BAD_VALUE, where, why) from None
 
 
-def _required(column: FeedColumn, path: Path, place: Place) -> Any:
+def _require_value(column: FeedColumn, path: Path, place: Place) -> Any:
     value = find(path, place)
     if value is MISSING:
         raise RefusedError(Reason.BAD_PATH, path.text, f"the scope's column {column.name} is missing")
-    return _convert(column, path.text, value)
+    return _convert_value(column, path.text, value)
 
 
 def _is_deleted(part: Rows, values: dict[str, Any]) -> bool:
@@ -240,7 +242,7 @@ def _is_deleted(part: Rows, values: dict[str, Any]) -> bool:
     return all(column.name in values and values[column.name] == value for column, value in part.delete)
 
 
-def _rescued(feed: Feed, part: Rows, element: Any) -> str | None:
+def _rescue_undeclared(feed: Feed, part: Rows, element: Any) -> str | None:
     if not part.rescue or not isinstance(element, dict):
         return None
     extra = {name: value for name, value in element.items() if name not in feed.columns}
@@ -259,7 +261,7 @@ def session_of(texts: Sequence[str]) -> str | None:
 
 def read_session(paths: tuple[Path, ...], place: Place) -> str:
     """Returns the session id at some paths. Raises RefusedError if there is none, or if it cannot be used."""
-    texts = [_text(path, place) for path in paths]
+    texts = [_read_text(path, place) for path in paths]
     session = session_of(texts)
     if session is None:
         why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {shown(texts)}"
@@ -267,7 +269,7 @@ def read_session(paths: tuple[Path, ...], place: Place) -> str:
     return session
 
 
-def _text(path: Path, place: Place) -> str:
+def _read_text(path: Path, place: Place) -> str:
     """Returns the value at a path as text. Only texts, whole numbers, true and false are accepted."""
     value = find(path, place)
     if value is MISSING or value is None:
@@ -281,7 +283,7 @@ def _text(path: Path, place: Place) -> str:
     raise RefusedError(Reason.BAD_VALUE, path.text, f"{shown(value)} is no text or whole number")
 
 
-def _time(time: Time, place: Place) -> int:
+def _read_time(time: Time, place: Place) -> int:
     """Returns the event time in ms since 1970, rounded down."""
     if time.path is None:
         return place.timestamp
@@ -299,27 +301,27 @@ def _time(time: Time, place: Place) -> int:
     return found
 
 
-def _interval(order: Order, place: Place) -> tuple[int | None, int | None]:
+def _read_interval(order: Order, place: Place) -> tuple[int | None, int | None]:
     """Returns seq and after of a message. after is None if the message follows any seq, and seq if it has none."""
     if order.kind is Ordering.NONE:
         return None, None
     if order.kind is Ordering.ARRIVAL or order.seq is None:
         return place.offset, None
-    seq = _number(order.seq, place)
+    seq = _read_number(order.seq, place)
     if seq < 0:
         raise RefusedError(Reason.BAD_VALUE, order.seq.text, f"{seq} is no seq, which is 0 or more")
     match order.kind:
         case Ordering.STEP:
             return seq, seq - 1
         case Ordering.LINK if order.other is not None:
-            return seq, _number(order.other, place)
+            return seq, _read_number(order.other, place)
         case Ordering.RANGE if order.other is not None:
-            return seq, _number(order.other, place) - 1
+            return seq, _read_number(order.other, place) - 1
         case _:
             return seq, None
 
 
-def _number(path: Path, place: Place) -> int:
+def _read_number(path: Path, place: Place) -> int:
     """Returns the signed 64-bit integer at a path, which may be written as a text."""
     value = number_of(find(path, place))
     if value is MISSING or value is None:

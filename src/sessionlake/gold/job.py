@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,12 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
 from sessionlake.gold.making.states import shard_column, tracked_averages
 from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
-from sessionlake.gold.references.runtime import QueryWithBackground, ReferenceRuntime, prepare_tables
+from sessionlake.gold.references.runtime import (
+    BackgroundStep,
+    QueryWithBackground,
+    ReferenceRuntime,
+    prepare_tables,
+)
 from sessionlake.gold.sql.definitions import create_views_and_functions
 from sessionlake.gold.tables.expiry import BucketExpiry, start_expiry
 from sessionlake.gold.tables.notes import (
@@ -51,7 +56,12 @@ from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_lay
 from sessionlake.settings.model import Settings
 from sessionlake.settings.section import milliseconds
 from sessionlake.spark.interpreted import without_code_generation
-from sessionlake.streaming.checkpoint import choose_starting_options, read_last_planned_batch
+from sessionlake.spark.session import separate_session
+from sessionlake.streaming.checkpoint import (
+    choose_starting_options,
+    read_last_committed_batch,
+    read_last_planned_batch,
+)
 from sessionlake.streaming.guards import refuse_fresh_checkpoint
 from sessionlake.streaming.handover import Handover, ResumedFold, find_active_folder, read_active
 from sessionlake.streaming.journal import require_uninterrupted
@@ -170,7 +180,31 @@ def _start_stream(
         once=once,
         txn=lambda name, number: Txn(name, first_batch + number),
     )
-    return query.start_background(references.background, once=once)
+    background = [*references.background, *_rule_background(spark, lake, batch.rules, first_batch)]
+    return query.start_background(background, once=once)
+
+
+def _rule_background(
+    spark: SparkSession, lake: Lake, rules: RuleStep | None, first_batch: int
+) -> Iterator[BackgroundStep]:
+    """Yields the step that applies changed rules while no batch runs, so that they do not wait for new messages.
+
+    Args:
+        rules: Evaluates the rules; None if gold evaluates none.
+        first_batch: Number of the first batch of the stream's checkpoint.
+    """
+    if rules is None:
+        return
+    checkpoint, session = lake.settings.checkpoint(LAYER), separate_session(spark)
+
+    def apply_changed_rules() -> bool:
+        with rules.lock:
+            planned, committed = read_last_planned_batch(checkpoint), read_last_committed_batch(checkpoint)
+            last = first_batch + (-1 if committed is None else committed)
+            is_complete = planned == committed and last >= 0
+            return is_complete and rules.apply_changed_rules(session, last)
+
+    yield BackgroundStep("rules", apply_changed_rules, lake.settings.gold.trigger.total_seconds())
 
 
 def folded_stream(
@@ -207,7 +241,11 @@ def folded_stream(
 
 
 class _GoldBatch:
-    """Commits one micro-batch: the tables of gold one by one, then the batch's row in the ledger."""
+    """Commits one micro-batch: the tables of gold one by one, then the batch's row in the ledger.
+
+    Attributes:
+        rules: Evaluates rules; None if gold lacks a table that they read.
+    """
 
     def __init__(
         self,
@@ -226,9 +264,13 @@ class _GoldBatch:
         self._all, self._declared = declared_products(lake.settings), declared_columns(lake.settings)
         self._enrich = references.step
         # Rules read all of these tables. Without one of them they are not evaluated, and later start as new rules.
-        self._rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
+        self.rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None
 
     def __call__(self, frame: DataFrame, txn: Txn) -> None:
+        with nullcontext() if self.rules is None else self.rules.lock:
+            self._commit_batch(frame, txn)
+
+    def _commit_batch(self, frame: DataFrame, txn: Txn) -> None:
         started, spark = datetime.now(UTC), frame.sparkSession
         inline, few = self._lake.driver_limits.inline_bytes, self._lake.driver_limits.few_changes
         frame.persist()
@@ -243,8 +285,8 @@ class _GoldBatch:
                 outputs += self._finals.append_final_rows(spark, part.report.stream_times, txn)
                 outputs += append_late_points(spark, self._lake, part, self._products, txn)
                 outputs += self._enrich(spark, part.report.read, txn)
-                if self._rules is not None:
-                    outputs += self._rules(spark, rows, txn)
+                if self.rules is not None:
+                    outputs += self.rules(spark, rows, txn)
         finally:
             frame.unpersist()
             self._files.remove_files()

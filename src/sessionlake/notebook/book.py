@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import Callable, Mapping
+from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,15 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ConfigError, NotFoundError
 from sessionlake.settings.file import TARGET_VARIABLE, TARGETS, read_document, read_settings
-from sessionlake.settings.model import CONFIG_VARIABLE, SchemaSettings, Settings, load_settings, settings_of
+from sessionlake.settings.model import (
+    CONFIG_VARIABLE,
+    DEFAULT_HOME,
+    ENV_PREFIX,
+    SchemaSettings,
+    Settings,
+    load_settings,
+    settings_of,
+)
 from sessionlake.silver.merge.feed_views import create_feed_views, source_tables
 
 if TYPE_CHECKING:
@@ -27,8 +36,9 @@ class Book:
 
     On Databricks, the notebook's namespace has `spark`, `dbutils` and `display`. Widgets set `config` (path of the
     deployed settings file), `target` (section of that file), `catalog`, `schema_prefix` (`dev_<user>_` in a development
-    target) and `checkpoints`. Elsewhere the notebook reads the home named by `SESSIONLAKE_HOME`. Jupyter shows pictures
-    in the notebook, and a plain script saves them in the home.
+    target) and `checkpoints`. Elsewhere the notebook reads the home named by `SESSIONLAKE_HOME`. A relative one begins
+    at the working folder or at the nearest folder above it, because Jupyter works in the notebook's folder. Jupyter
+    shows pictures in the notebook, and a plain script saves them in the home.
 
     Args:
         namespace: The notebook's `globals()`.
@@ -51,7 +61,7 @@ class Book:
         else:
             from sessionlake.spark.session import spark_session
 
-            self.settings = load_settings()
+            self.settings = load_settings_of_notebook()
             self.spark = spark_session(self.settings, app="notebook")
         self._lake = Lake(self.settings)
         self.reader = self._lake.reader(self.spark)
@@ -138,3 +148,18 @@ class Book:
         return settings.model_copy(
             update={"catalog": catalog, "schemas": SchemaSettings(**schemas), "checkpoints": checkpoints}
         )
+
+
+def load_settings_of_notebook() -> Settings:
+    """Returns the settings of the home that `SESSIONLAKE_HOME` names, or of `.sessionlake`.
+
+    A relative home and the settings file are looked for in the working folder, then in the folders above it: Jupyter
+    works in the notebook's folder, and not in the one in which it was started.
+
+    Raises:
+        ConfigError: A setting is wrong.
+    """
+    home, here = Path(os.environ.get(f"{ENV_PREFIX}HOME") or DEFAULT_HOME).expanduser(), Path.cwd()
+    folder = next((folder for folder in (here, *here.parents) if (folder / home).is_dir()), here)
+    with chdir(folder):
+        return load_settings()

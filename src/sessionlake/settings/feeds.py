@@ -192,17 +192,17 @@ class FeedSettings(Section):
 
     def made(self) -> Feed:
         """Returns the settings in the form that the package `feeds` uses."""
-        return _feed(self)
+        return _build_feed(self)
 
 
-def _feed(settings: FeedSettings) -> Feed:
+def _build_feed(settings: FeedSettings) -> Feed:
     """Converts feed settings to a `Feed`.
 
     Raises:
         ValueError: a setting cannot be used; the text names its key.
     """
     check_columns(dict.fromkeys(settings.columns, ""), BUILT_IN_COLUMNS, "silver", _INSTEAD)
-    columns = {name: _column(name, given) for name, given in settings.columns.items()}
+    columns = {name: _build_column(name, given) for name, given in settings.columns.items()}
     key = tuple(known_column(name, columns, "key") for name in settings.key)
     for column in key:
         if column.sql.startswith(("array", "variant", "float", "double")):
@@ -226,12 +226,12 @@ def _feed(settings: FeedSettings) -> Feed:
         format=settings.format,
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
-        keep=_keep(settings.keep, columns),
-        check=_check(settings),
+        keep=_build_keep(settings.keep, columns),
+        check=_build_check(settings),
         hold=settings.hold,
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
         reads_headers="kafka.headers" in text or settings.decoder is not None,
-        decoder=_decoder(settings),
+        decoder=_build_decoder(settings),
         needs_digits=any(column.how == "digits" for column in columns.values()),
     )
 
@@ -276,25 +276,25 @@ def _is_of_record(path: Path) -> bool:
     return not any(isinstance(one, Access) and one.start in inside for one in path.alternatives)
 
 
-def _check(settings: FeedSettings) -> Check | None:
+def _build_check(settings: FeedSettings) -> Check | None:
     check = settings.check
     if check is None:
         return None
     return Check(check.checksum, check.with_, check.rows, NamedCheck(settings.name, check.with_, str(FilePath.cwd())))
 
 
-def _decoder(settings: FeedSettings) -> DecoderUse | None:
+def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
     if settings.decoder is None:
         return None
     named = NamedDecoder(settings.name, settings.decoder, str(FilePath.cwd()))
     return DecoderUse(named, rescue=settings.rescue is not False)
 
 
-def _column(name: str, given: str | ColumnSettings) -> FeedColumn:
+def _build_column(name: str, given: str | ColumnSettings) -> FeedColumn:
     return feed_column(name, given) if isinstance(given, str) else feed_column(name, given.type, given.from_)
 
 
-def _keep(keep: KeepSettings | None, columns: Mapping[str, FeedColumn]) -> Keep | None:
+def _build_keep(keep: KeepSettings | None, columns: Mapping[str, FeedColumn]) -> Keep | None:
     if keep is None:
         return None
     per = tuple(known_column(name, columns, "keep.per").name for name in keep.per)

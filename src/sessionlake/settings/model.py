@@ -77,6 +77,7 @@ CONFIG_VARIABLE = "SESSIONLAKE_CONFIG"
 PUBLICATIONS_VARIABLE = "SESSIONLAKE_PUBLICATIONS"
 """Environment variable with the tables that jobs may publish, as `table=topic,table=topic`. Deployments set it."""
 DEFAULT_FILE = "sessionlake.yml"
+DEFAULT_HOME = ".sessionlake"
 # Environment variables that start like settings but are none.
 _PROCESS_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
 _PROCESS_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
@@ -183,7 +184,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
-    home: Path = Path(".sessionlake")
+    home: Path = Path(DEFAULT_HOME)
     """Folder of everything that sessionlake writes on a laptop: tables, checkpoints, and the embedded broker's data."""
     catalog: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_\-]*$")
     """Unity Catalog name. None on a laptop, where tables are in `home/warehouse`."""

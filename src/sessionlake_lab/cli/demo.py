@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 from sessionlake.cli.query import fetch_query_result
-from sessionlake.cli.show import make_console, make_terminal_table, make_visible_text
+from sessionlake.cli.show import make_console, make_visible_text, print_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import EVENTS, QUARANTINE
 from sessionlake.delta.storage.reading import TableReader, starts_with
@@ -60,7 +60,7 @@ ANSWERS = {
         "broken, sum(messages) AS messages FROM silver.sessions GROUP BY topic ORDER BY topic"
     ),
     "Largest swings of temperature within a minute, in °C (gold.metrics_1m)": (
-        "SELECT topic, session_id, row_id, date_format(window_start, 'HH:mm') AS minute, round(max - min, 2) AS swing, "
+        "SELECT session_id, row_id, date_format(window_start, 'HH:mm') AS minute, round(max - min, 2) AS swing, "
         "points FROM gold.metrics_1m WHERE metric = 'temperature' ORDER BY swing DESC, row_id LIMIT 5"
     ),
     "Prices farthest from their rolling average (gold.rolling_average)": (
@@ -157,9 +157,9 @@ class _DemoRun:
             return 1
         for title, sql in ANSWERS.items():
             self._check_stop()
-            out.print(make_terminal_table(*fetch_query_result(spark, settings, sql), title=title))
+            print_table(out, *fetch_query_result(spark, settings, sql), title=title)
         for title, columns, rows in self._late.make_tables_to_show(spark, settings) if self._late else ():
-            out.print(make_terminal_table(columns, rows, title=title))
+            print_table(out, columns, rows, title=title)
         self._check_stop()
         page = write_report(Lake(settings).reader(spark), settings)
         _describe_next_steps(settings, truth.value, page, out)

@@ -14,7 +14,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
             Column("enabled", "boolean", "False if the rule is not to be evaluated"),
             Column("updated_at", "timestamp", "Wall-clock time of the last change; null if its writer gave none"),
         ),
-        "Rules as users write and edit them; gold reads them with its next batch",
+        "Rules as users write and edit them; a running gold applies them within seconds",
         written_by="cli.rules",
         writes=WriteMode.BOTH,
     ),

@@ -140,6 +140,31 @@ class RuleLoader:
         self._version = version if _status_rows(now) == _status_rows(self._loaded) else None
         return self._loaded
 
+    def find_changed_rules(self, spark: SparkSession, batch: int) -> tuple[list[LoadedRule], list[LoadedRule]] | None:
+        """Returns the recorded rules and those of `gold.rules`; None if both are the same.
+
+        Args:
+            batch: number of the last gold batch. Rules that differ from the recorded ones get it.
+        """
+        version = self._lake.latest_version(spark, RULES)
+        if version == self._version or (version == 0 and not self._lake.exists(spark, RULE_STATUS)):
+            return None  # version 0 is an empty table, and without a status no rule was loaded before
+        reader = self._lake.reader(spark)
+        before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
+        rules = load_enabled_rules(reader.read_rows(RULES), self._declared, batch, self._bucket_retention)
+        now = _with_first_batches(before, rules)
+        if _status_rows(now) != _status_rows(before):
+            return before, now
+        self._version, self._loaded = version, before
+        return None
+
+    def record_applied_rules(self, spark: SparkSession, now: list[LoadedRule]) -> None:
+        """Records rules that were applied to all that gold has read."""
+        if not now:
+            replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table())
+        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_status_rows(now), _STATUS))
+        self._version = None  # the next call compares the table with what is recorded now
+
     def _record_rules(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
         """Records the rules, unless this batch already recorded rules before a replay. Returns the recorded rules."""
         self._lake.prepare_tables(spark, RULE_RESULTS)
@@ -160,9 +185,18 @@ def _with_first_batches(earlier: Iterable[LoadedRule], current: Iterable[LoadedR
 
 
 def _with_first_batch(earlier: LoadedRule | None, current: LoadedRule) -> LoadedRule:
-    same = earlier is not None and (earlier.rule, earlier.error) == (current.rule, current.error)
     return (
         LoadedRule(current.name, current.text, current.rule, current.error, earlier.batch)
-        if same and earlier is not None
+        if earlier is not None and _is_same_rule(earlier, current)
         else current
     )
+
+
+def _is_same_rule(one: LoadedRule, other: LoadedRule) -> bool:
+    return (one.rule, one.error) == (other.rule, other.error)
+
+
+def select_new_rules(before: Iterable[LoadedRule], now: Iterable[LoadedRule]) -> list[LoadedRule]:
+    """Returns the rules `now` that are not the same in `before`."""
+    known = {one.name: one for one in before}
+    return [one for one in now if one.name not in known or not _is_same_rule(known[one.name], one)]

@@ -1,5 +1,8 @@
 """The step of gold's batch that evaluates rules. It runs after the batch is committed to the tables of aggregates.
 
+Changed rules do not wait for the next batch, which may never come: `RuleStep.apply_changed_rules` applies them between
+two batches, to all that gold has read.
+
 The step computes the alerts that follow from the tables, and writes only the difference to the log of alerts. A
 replayed batch therefore finds nothing left to log. Stream times are written last. They record up to which time all keys
 are evaluated.
@@ -8,14 +11,15 @@ are evaluated.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, merge_rows, replace_rows
+from sessionlake.delta.commit import append_rows, merge_rows, next_txn, replace_rows
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_TIMES
+from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_TIMES
 from sessionlake.delta.storage.far_times import nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import Txn
@@ -24,7 +28,7 @@ from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1M
-from sessionlake.gold.alerts.book import TIMES, RuleLoader
+from sessionlake.gold.alerts.book import TIMES, RuleLoader, select_new_rules
 from sessionlake.gold.alerts.stored import (
     StoredInLake,
     find_events,
@@ -37,11 +41,12 @@ from sessionlake.gold.changes import declared_columns
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
 from sessionlake.gold.rules.batch import LogRow, RuleBatch, log_changes
-from sessionlake.gold.rules.patterns import MATCH, events_to_find
+from sessionlake.gold.rules.patterns import MATCH, Event, events_to_find
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.gold.tables.expiry import BucketExpiry
 from sessionlake.ledger.entries import TableOutput
+from sessionlake.ledger.progress import read_change_progress
 from sessionlake.settings.model import Settings
 from sessionlake.spark.frames import to_spark_frame
 
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MATCH_UPSERT = Upsert((*MATCH.names[:-1],), ("value",), pruned_by=("event", "ts"))
+_BETWEEN = "rules"
+"""Application id of writes between batches."""
 _TIME = pa.timestamp("us", "UTC")
 _LOG_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("rule", "rule_version")]
@@ -65,10 +72,15 @@ _LOG_SCHEMA = pa.schema(
 
 
 class RuleStep:
-    """Evaluates rules for each gold batch."""
+    """Evaluates rules for each gold batch, and changed rules between batches.
+
+    Attributes:
+        lock: Must be held during a batch, from its first write on, and while changed rules are applied.
+    """
 
     def __init__(self, lake: Lake, settings: Settings, expiry: BucketExpiry) -> None:
         self._lake, self._declared, self._expiry = lake, declared_columns(settings), expiry
+        self.lock = threading.Lock()
         self._once = OnceTopics(settings.capture)
         self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest_retention)
 
@@ -92,12 +104,63 @@ class RuleStep:
         batch = self._collect_batch(spark, rows, matches, before, has_known=bool(known))
         logged = log_changes(known, new, batch, StoredInLake(self._lake.reader(spark)))
         found = [
-            *self._append_log_rows(spark, [row for row in logged if row.rule.name not in fresh], txn, txn),
-            *self._append_log_rows(spark, [row for row in logged if row.rule.name in fresh], txn.second_write, txn),
+            *self._append_log_rows(spark, [row for row in logged if row.rule.name not in fresh], txn, txn.version),
+            *self._append_log_rows(
+                spark, [row for row in logged if row.rule.name in fresh], txn.second_write, txn.version
+            ),
         ]
-        times = pa.Table.from_pylist([{"topic": t, "ts": ts} for t, ts in sorted(batch.times_after.items())], TIMES)
-        replace_rows(spark, self._lake, RULE_TIMES, times, txn)
+        self._replace_stream_times(spark, batch.times_after, txn)
         return found
+
+    def _replace_stream_times(self, spark: SparkSession, times: StreamTimes, txn: Txn | None) -> None:
+        rows = pa.Table.from_pylist([{"topic": topic, "ts": ts} for topic, ts in sorted(times.items())], TIMES)
+        replace_rows(spark, self._lake, RULE_TIMES, rows, txn)
+
+    def apply_changed_rules(self, spark: SparkSession, batch: int) -> bool:
+        """Applies the rules of `gold.rules` that gold has not applied yet, to everything that gold has read.
+
+        The tables must be as the last batch left them. The rules are recorded last, so if the process dies before, the
+        next call or batch applies them again, and logs only what is missing in the log.
+
+        Args:
+            batch: number of the last gold batch.
+
+        Returns:
+            True if there were such rules, also if they were only removed.
+        """
+        changed = self._loader.find_changed_rules(spark, batch)
+        if changed is None:
+            return False
+        before, now = changed
+        self._lake.prepare_tables(spark, RULE_RESULTS)
+        reader = self._lake.reader(spark)
+        stored = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)}
+        fresh = select_new_rules(before, now) if stored else now  # without stored times no rule was evaluated yet
+        times = stored or read_stream_times(reader, self._declared)
+        known, new = ([one.rule for one in some if one.rule is not None] for some in (before, fresh))
+        wider = _find_wider_events(known if stored else [], new)
+        matches = self._store_matches_of_new_rules(spark, reader, wider)
+        data = RuleBatch(times, times, pa.table({}), matches, self._expiry.first_bucket_times)
+        rows = log_changes([], new, data, StoredInLake(self._lake.reader(spark)))
+        self._append_log_rows(spark, rows, next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
+        self._loader.record_applied_rules(spark, now)
+        if now and not stored:
+            self._replace_stream_times(spark, times, None)
+        return True
+
+    def _store_matches_of_new_rules(
+        self, spark: SparkSession, reader: TableReader, wider: Mapping[Event, int]
+    ) -> pa.Table:
+        """Searches all changes that gold has read for events, stores them in `gold.rule_matches`, and returns them."""
+        progress = read_change_progress(reader) if wider else None
+        if progress is None:
+            return MATCH.empty_table()
+        conditions = ("_ts", operator.ge, min(wider.values())), ("_batch", operator.le, progress.batch)
+        rows = find_events(reader, list(wider), self._declared, self._once, *conditions)
+        if rows.num_rows:
+            txn = next_txn(spark, self._lake, RULE_MATCHES, _BETWEEN)
+            merge_rows(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, txn)
+        return rows
 
     def _collect_batch(
         self, spark: SparkSession, rows: BatchRows, matches: pa.Table, before: StreamTimes, *, has_known: bool
@@ -151,10 +214,7 @@ class RuleStep:
         if read.last_batch is None or read.first_batch is None:
             return MATCH.empty_table()
         reader, (begin, until) = self._lake.reader(spark), _changes_of_batch(read)
-        had = events_to_find(known_rules)
-        wider = {
-            event: since for event, since in events_to_find(new_rules).items() if event not in had or since < had[event]
-        }
+        had, wider = events_to_find(known_rules), _find_wider_events(known_rules, new_rules)
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
         for events, conditions, append_txn in ((had, (begin, until), txn), (wider, (back_to, until), txn.second_write)):
@@ -166,12 +226,20 @@ class RuleStep:
         return pa.concat_tables([MATCH.empty_table(), *found])
 
     def _append_log_rows(
-        self, spark: SparkSession, rows: Sequence[LogRow], append_txn: Txn, txn: Txn
+        self, spark: SparkSession, rows: Sequence[LogRow], append_txn: Txn, batch: int
     ) -> list[TableOutput]:
         if not rows:
             return []
-        append_rows(spark, self._lake, RULE_EVENTS, _create_log_table(rows, txn.version), append_txn)
+        append_rows(spark, self._lake, RULE_EVENTS, _create_log_table(rows, batch), append_txn)
         return [TableOutput(RULE_EVENTS, self._lake.latest_version(spark, RULE_EVENTS), len(rows))]
+
+
+def _find_wider_events(known_rules: Iterable[Rule], new_rules: Iterable[Rule]) -> dict[Event, int]:
+    """Returns the events that new rules need from an earlier time on than known rules, with these times in ms."""
+    had = events_to_find(known_rules)
+    return {
+        event: since for event, since in events_to_find(new_rules).items() if event not in had or since < had[event]
+    }
 
 
 def _changes_of_batch(read: ReadChanges) -> tuple[Condition, Condition]:
