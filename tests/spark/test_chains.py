@@ -61,8 +61,6 @@ def test_chains_in_a_lake_are_judged_as_a_plain_program_does(
     run_silver(spark, other, messages[40:])
     expected = read_plainly(messages, "isolate")
     require_plain(spark, other, expected)
-    found = verify_silver_tables(spark, other)
-    assert found.is_exact, (found.first_difference, found.states)
     rebuild_silver_tables(spark, other, selection=SessionSelection(TOPIC, ("b",)))
     require_plain(spark, other, expected)
     found = verify_silver_tables(spark, other)

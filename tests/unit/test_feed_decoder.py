@@ -147,7 +147,7 @@ def rows(*given: Any) -> list[Event]:
         ([None], "where an Event is expected"),
         ([Put(("a",), {})], "type Put, where an Event is expected"),
         (feed_decoders.endless_events, "more than 10000 events"),
-        (feed_decoders.endless_rows, "more than 200000 rows"),
+        (feed_decoders.endless_rows, "more than 5000 rows"),
         (feed_decoders.fails_at_last, "the decoder raised WithoutTextError: $"),
         (feed_decoders.endless_error, "the decoder raised KeyError: 'x{199}$"),
         ([Event(session="s", scope=None)], "the scope null"),
@@ -206,6 +206,8 @@ def rows(*given: Any) -> list[Event]:
     ],
 )  # fmt: skip
 def test_whatever_is_wrong_is_refused_with_the_fault(monkeypatch, result, why):
+    for module in (decode, decode_many):
+        monkeypatch.setattr(module, "MAX_ROWS", 5_000)
     found = given_result(monkeypatch, result)
     assert isinstance(found, Refusal), found
     assert found.reason == "bad_value"

@@ -192,9 +192,9 @@ def test_these_streams_bring_sessions_to_shards_that_have_not_kept_what_their_to
                 found += sum(
                     1 for place in after.clock.stream_times_by_partition if place in ends and place not in kept
                 )
-        if found > 5:
+        if found > 1:
             break
-    assert found > 5
+    assert found > 1
 
 
 def test_these_streams_have_every_fault_of_the_protocol() -> None:

@@ -107,7 +107,9 @@ def test_own_form_as_a_feed_gives_the_same_tables(seed: int, integrity: str, pol
 
 
 def test_these_streams_have_every_reason() -> None:
-    found = {
-        verdicts(message, capture("strict", "record", 0))[0] for seed in range(STREAMS) for message in stream(seed)[1]
-    }
-    assert {*REASONS} <= found
+    own, missing = capture("strict", "record", 0), {*REASONS}
+    for seed in range(STREAMS):
+        missing -= {verdicts(message, own)[0] for message in stream(seed)[1]}
+        if not missing:
+            break
+    assert not missing
