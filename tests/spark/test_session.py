@@ -299,6 +299,29 @@ def test_ctrl_c_while_spark_starts_ends_a_run_at_once_and_its_jvm_too(tmp_path, 
     assert _gone(pids, 1)
 
 
+@pytest.mark.parametrize(
+    "seconds", [0.5, *(pytest.param(one, marks=pytest.mark.soak) for one in (0, 0.2, 1, 1.5, 2, 3))]
+)
+def test_ctrl_c_while_a_session_is_built_is_no_other_error(tmp_path, seconds):
+    """py4j answers an interrupted call with an error of its own, and pyspark then fails in other ways."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "sessionlake", "maintain", "--once"],
+        env=os.environ | {"SESSIONLAKE_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            end = time.monotonic() + 60
+            while not (tmp_path / "logs" / "sessionlake.log").exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(seconds)
+            ended = process.poll()
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (130, "interrupted\n") or ended == 0
+
+
 def test_a_name_in_a_session_is_the_table_of_the_home_that_is_asked_about(spark: Any, tmp_path: Path) -> None:
     for place in ("one", "other", "one"):
         settings = Settings(home=tmp_path / place)
