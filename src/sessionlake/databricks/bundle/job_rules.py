@@ -60,11 +60,11 @@ def _find_task_faults(job: Tree) -> Iterator[JobFault]:
             yield ("tasks",), f"task {key!r} waits for itself through the tasks that it depends on"
     for number, task in enumerate(tasks):
         for position, needed in enumerate(item["task_key"] for item in task.get("depends_on") or ()):
-            key: KeyPath = ("tasks", number, "depends_on", position, "task_key")
+            place: KeyPath = ("tasks", number, "depends_on", position, "task_key")
             if needed == task["task_key"]:
-                yield key, f"task {needed!r} depends on itself"
+                yield place, f"task {needed!r} depends on itself"
             elif needed not in keys:
-                yield key, f"task {task['task_key']!r} depends on {needed!r}, which is not a task"
+                yield place, f"task {task['task_key']!r} depends on {needed!r}, which is not a task"
         for field, known in defined.items():
             if field in task and task[field] not in known:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: {field} {task[field]!r} is not defined"
