@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sessionlake.delta.catalog.predictive import has_predictive_optimization, keep_files
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
 from sessionlake.delta.schemas.properties import RETENTION, interval_text, parse_interval
@@ -180,23 +181,26 @@ class Maintenance:
             return TableMaintenance(table, waits="silver has not started to read it, and needs its files as they are")
         removed = self._retention.remove_expired_rows(table, datetime.now(UTC), only_if_due=only_if_worth)
         wrong_retention = self._describe_wrong_retention(table)
-        compacted = self._compact_table(table)
+        is_predictive = has_predictive_optimization(self._spark, self._lake.storage, table)
+        compacted = None if is_predictive else self._compact_table(table)
         if table == LEDGER:
             update_copied_sums(self._spark, self._lake)
         waits = wrong_retention or _describe_blocking_readers(reading)
-        vacuumed = None if waits else self._vacuum_table(table, reading, only_if_worth=only_if_worth)
+        kept = self._choose_history(reading)
+        if is_predictive:
+            keep_files(self._spark, self._lake.storage, table, kept)
+        skips_vacuum = waits or is_predictive
+        vacuumed = None if skips_vacuum else self._vacuum_table(table, kept, only_if_worth=only_if_worth)
         reasons = "; ".join(filter(None, (removed.waits, waits)))
         return TableMaintenance(table, compacted, vacuumed, removed.rows, reasons)
 
-    def _vacuum_table(
-        self, table: str, readers: Sequence[TableReaderProgress], *, only_if_worth: bool
-    ) -> VacuumResult | None:
+    def _choose_history(self, readers: Sequence[TableReaderProgress]) -> HistoryToKeep:
+        """Returns which of a table's history must stay for its readers and for queries."""
+        needed = [reader.oldest_needed_version for reader in readers if reader.oldest_needed_version is not None]
+        return HistoryToKeep(self._settings.maintain.keep, min(needed, default=None), self._settings.maintain.versions)
+
+    def _vacuum_table(self, table: str, kept: HistoryToKeep, *, only_if_worth: bool) -> VacuumResult | None:
         storage = self._lake.storage
-        since = min(
-            (reader.oldest_needed_version for reader in readers if reader.oldest_needed_version is not None),
-            default=None,
-        )
-        kept = HistoryToKeep(self._settings.maintain.keep, since, self._settings.maintain.versions)
         if only_if_worth and not storage.needs_vacuum(self._spark, table, kept):
             return None
         return storage.vacuum_table(self._spark, table, kept)
