@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sessionlake.cli import gold as command
-from sessionlake.cli.query import fetch_query_result, write_query_result
+from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, RULE_EVENTS, RULE_STATUS
 from sessionlake.errors import LakeError, MachineError, NotFoundError
@@ -25,6 +25,7 @@ from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings
 from spark.test_gold import SECOND, Change, Dying, Feed, change
 from spark.test_rules import require_exact, write_rules
+from support.engines import write_with_spark
 from support.lakes import limit, rows_of
 
 MINUTE, HOUR = 60 * SECOND, 3600 * SECOND
@@ -175,7 +176,7 @@ def test_a_query_answers_with_what_is_left_and_says_from_when_on_that_is(feed: F
             [METRICS_1M, METRICS_1H],
         ),
     ):
-        write_query_result(feed.spark, feed.settings, sql, OutputFormat.JSON)
+        write_with_spark(feed.spark, feed.settings, sql, OutputFormat.JSON)
         said = [line.split(" is kept for a time: ")[0] for line in capsys.readouterr().err.splitlines()]
         assert sorted(line for line in said if line.startswith("gold.")) == sorted(told)
     ranges = [(24, 48), (25 + 1 / 60, 48), (30.5, 33), (31, 34), (24, 72), (33.75, 34.1), (34, 34.5)]

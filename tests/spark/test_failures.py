@@ -215,7 +215,7 @@ def _works(jvm: psutil.Process) -> bool:
 
 
 def test_ctrl_c_while_spark_starts_for_a_query_ends_it_with_130_and_no_traceback(tmp_path):
-    process = _begun(tmp_path / "home", "query", LONG)
+    process = _begun(tmp_path / "home", "query", "--engine", "spark", LONG)
     try:
         jvm = _jvm_of(process)
         process.send_signal(signal.SIGINT)
@@ -229,7 +229,7 @@ def test_ctrl_c_while_spark_starts_for_a_query_ends_it_with_130_and_no_traceback
 @pytest.mark.soak
 @pytest.mark.parametrize("when", ["while Spark starts", "while it works"])
 def test_a_jvm_that_is_killed_is_told_with_its_signal(tmp_path, when):
-    process = _begun(tmp_path / "home", "query", LONG)
+    process = _begun(tmp_path / "home", "query", "--engine", "spark", LONG)
     try:
         jvm = _jvm_of(process)
         if when == "while it works":

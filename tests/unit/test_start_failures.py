@@ -17,7 +17,7 @@ from support.command_names import unlisted_commands
 
 # Every command that starts Spark, with the arguments that take it as far as that.
 COMMANDS = {
-    "query": ["query", "SELECT * FROM silver.sessions"],
+    "query": ["query", "--engine", "spark", "SELECT * FROM silver.sessions"],
     "query as of": ["query", "--as-of-batch", "0", "SELECT * FROM silver.sessions"],
     "explain": ["explain", "gold.metrics_1h"],
     "export": ["export", "silver.sessions", "out"],

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from sessionlake.cli.context import say
+from sessionlake.cli.engines.choice import run_statement
+from sessionlake.cli.engines.expired_rows import describe_expired_rows
+from sessionlake.cli.engines.interface import Answer, EngineName, Statement
+from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_versions
 from sessionlake.cli.show import OutputFormat, Rows, convert_to_cells, show_rows, show_table
-from sessionlake.cli.sql_names import find_names, replace_names, replace_prefixed_names
+from sessionlake.cli.sql_names import find_names, find_parameters, replace_names, replace_prefixed_names
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import FUNCTIONS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.aggregate.standard import TIERS
-from sessionlake.gold.sql.definitions import METRICS_BETWEEN, create_metrics_between
-from sessionlake.gold.sql.figures_with import FIGURES_WITH, create_figures_with
-from sessionlake.gold.sql.views import DATA_QUALITY_SINCE, DEFINITIONS, create_quality_since, create_views
-from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
-from sessionlake.history.batch_as_of import SILVER_WRITES, as_of_batch
+from sessionlake.gold.sql.views import DEFINITIONS, create_views
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.feed_views import create_feed_views, source_tables
-from sessionlake.silver.merge.sql_function import SESSION_AS_OF, create_session_as_of
-from sessionlake.spark.frames import convert_variants_to_json
-from sessionlake.spark.reading_plan import Name, NamesRead, find_names_read
-from sessionlake.spark.session import separate_session
-from sessionlake.streaming.errors import explain_sql_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FUNCTIONS = {
-    f"silver.{SESSION_AS_OF}": create_session_as_of,
-    f"gold.{METRICS_BETWEEN}": create_metrics_between,
-    f"gold.{DATA_QUALITY_SINCE}": create_quality_since,
-    f"gold.{FIGURES_WITH}": create_figures_with,
-}
-"""What creates each SQL function of the lake, by its name in a catalog. On a laptop the names have no schema."""
+    from sessionlake.spark.reading_plan import Name, NamesRead
+
+_PREFIX = "prefix"
+"""The parameter with which the bundle's queries name the schemas of a deployment. On a laptop it is empty."""
 
 
 def require_tables(settings: Settings, sql: str) -> None:
@@ -60,53 +51,115 @@ def require_tables(settings: Settings, sql: str) -> None:
         )
 
 
-def write_query_result(spark: SparkSession, settings: Settings, sql: str, form: OutputFormat) -> None:
-    """Writes the result of a statement to standard output. Warns of tables from which retention has removed rows.
+def read_statement(settings: Settings, sql: str, arguments: Mapping[str, str] | None = None) -> Statement:
+    """Returns a statement with one version of each table that it reads.
+
+    Args:
+        settings: Settings of the lake.
+        sql: The statement.
+        arguments: The texts of its parameters, by name.
 
     Raises:
-        UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
+        UsageError: An argument has no parameter.
     """
-    read, rows = _run_statement(spark, settings, sql)
-    show_rows(*rows, form)
-    kept = [one.table for one in settings.gold.products] + [tier.table_name for tier in TIERS]
-    through = [tier.table_name for tier in TIERS] if f"gold.{METRICS_BETWEEN}" in read else []
-    named = [table for table in kept if table in {*read, *through}]
-    for table, floors in read_expiry_times(Lake(settings).reader(spark), named).items():
-        say(describe_expiry(table, floors))
+    given = {name: text for name, text in (arguments or {}).items() if (name, text) != (_PREFIX, "")}
+    text = sql if _PREFIX in given else replace_prefixed_names(sql)
+    if unused := sorted(given.keys() - {name for name, _, _ in find_parameters(text)}):
+        raise UsageError(f"query: the statement has no parameter :{unused[0]}", fix=f"Leave out --param {unused[0]}")
+    names = [str(one) for one in find_names(text)]
+    if any(function.partition(".")[2] in text.lower() for function in FUNCTIONS):
+        names = list_table_names(settings)
+    reads = [table for name in names for table in (DEFINITIONS[name].reads.values() if name in DEFINITIONS else [name])]
+    views = source_tables(settings.capture)
+    known = {*list_table_names(settings)} - views.keys()
+    tables = [table for table in (views.get(name, name) for name in reads) if table in known]
+    return Statement(text, given, read_versions(Lake(settings), tables))
+
+
+def answer_query(
+    settings: Settings,
+    sql: str,
+    arguments: Mapping[str, str],
+    engine: EngineName,
+    with_spark: Callable[[Callable[[SparkSession], Answer]], Answer],
+    say: Callable[[str], None],
+) -> Answer:
+    """Returns the result of a statement, from Sail if it runs the statement as Spark does, else from Spark.
+
+    Args:
+        settings: Settings of the lake.
+        sql: The statement.
+        arguments: The texts of its parameters, by name.
+        engine: The engine that the user wants.
+        with_spark: Calls a function with a new Spark session.
+        say: Shows a line to the user.
+
+    Raises:
+        UsageError: The statement is not accepted, it does more than read, or it fails while it is computed.
+    """
+
+    def run_with_spark(statement: Statement) -> Answer:
+        return with_spark(lambda spark: SparkEngine(spark, settings).run(statement))
+
+    return run_statement(settings, lambda: read_statement(settings, sql, arguments), engine, run_with_spark, say)
+
+
+def show_answer(answer: Answer, form: OutputFormat, say: Callable[[str], None]) -> None:
+    """Writes a result to standard output, and warns of tables from which retention has removed rows."""
+    show_rows(*convert_to_cells(answer.rows), form)
+    for note in answer.notes:
+        say(note)
 
 
 def fetch_query_result(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], Rows]:
-    """Returns the column names and rows of a statement's result.
+    """Returns the column names and rows of a statement's result, computed by Spark.
 
     Raises:
         UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
     """
-    return _run_statement(spark, settings, sql)[1]
+    return convert_to_cells(SparkEngine(spark, settings).run(read_statement(settings, sql)).rows)
 
 
-def _run_statement(spark: SparkSession, settings: Settings, sql: str) -> tuple[list[str], tuple[list[str], Rows]]:
-    """Returns the lake's tables and functions that a statement reads, and its result.
+class SparkEngine:
+    """Runs statements with Spark.
 
-    Registers only these tables, because registering all of them would take longer than most statements.
+    It registers only the tables, views and functions that a statement reads, because registering all of them would take
+    longer than most statements.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
 
-    lake = Lake(settings)
-    text = insert_stored_names(lake, sql)
-    try:
-        reads = find_names_read(spark, text, _read_function_names(lake).keys())
-        named = _require_known_names(lake, reads)
-    except UsageError as error:
-        raise UsageError(f"query: {error}") from None
-    _register_names(spark, lake, list_table_names(settings) if reads.lists and not named else named)
-    try:
-        return named, convert_to_cells(convert_variants_to_json(spark.sql(text)).toArrow())
-    except (PySparkException, Py4JError) as error:  # errors during the computation can be Py4J's
-        refusal = explain_sql_error("query", error)
-        if isinstance(refusal, UsageError) and not named:
-            refusal = UsageError(str(refusal), fix=f"Tables of the lake are: {', '.join(list_table_names(settings))}")
-        raise refusal from error
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark, self._settings = spark, settings
+
+    def run(self, statement: Statement) -> Answer:
+        """Returns the statement's result.
+
+        Raises:
+            UsageError: Spark does not accept the statement, it does more than read, or it fails while it is computed.
+        """
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        from sessionlake.spark.frames import convert_variants_to_json
+        from sessionlake.spark.reading_plan import find_names_read
+        from sessionlake.streaming.errors import explain_sql_error
+
+        spark, lake = self._spark, LakeAtVersions(self._settings, statement.versions)
+        text = insert_stored_names(lake, insert_versions(statement.sql, statement.versions))
+        try:
+            reads = find_names_read(spark, text, _read_function_names(lake).keys())
+            named = _require_known_names(lake, reads)
+        except UsageError as error:
+            raise UsageError(f"query: {error}") from None
+        _register_names(spark, lake, list_table_names(self._settings) if reads.lists and not named else named)
+        try:
+            rows = convert_variants_to_json(spark.sql(text, dict(statement.arguments))).toArrow()
+        except (PySparkException, Py4JError) as error:  # errors during the computation can be Py4J's
+            refusal = explain_sql_error("query", error)
+            if isinstance(refusal, UsageError) and not named:
+                known = ", ".join(list_table_names(self._settings))
+                refusal = UsageError(str(refusal), fix=f"Tables of the lake are: {known}")
+            raise refusal from error
+        return Answer(rows, named, describe_expired_rows(lake.reader(spark), self._settings, named))
 
 
 def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
@@ -115,9 +168,21 @@ def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> No
     lake.register_tables(spark, [name for name in names if name in known and name not in views])
     create_lake_views(spark, lake, names)
     if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
+        creators = _load_function_creators() if any(name in FUNCTIONS for name in names) else {}
         for name in names:
-            if name in FUNCTIONS:
-                FUNCTIONS[name](spark, lake)
+            if name in creators:
+                creators[name](spark, lake)
+
+
+def _load_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]]:
+    """Returns what creates each SQL function of the lake, by the function's name in a catalog."""
+    from sessionlake.gold.sql.definitions import create_metrics_between
+    from sessionlake.gold.sql.figures_with import create_figures_with
+    from sessionlake.gold.sql.views import create_quality_since
+    from sessionlake.silver.merge.sql_function import create_session_as_of
+
+    creators = (create_session_as_of, create_metrics_between, create_quality_since, create_figures_with)
+    return dict(zip(FUNCTIONS, creators, strict=True))
 
 
 def create_lake_views(spark: SparkSession, lake: Lake, names: Sequence[str]) -> None:
@@ -180,7 +245,14 @@ def list_view_sources(settings: Settings) -> dict[str, str]:
     return {name: view.main_source for name, view in DEFINITIONS.items()} | source_tables(settings.capture)
 
 
-def write_query_result_as_of(spark: SparkSession, settings: Settings, sql: str, batch: int, form: OutputFormat) -> int:
+def write_query_result_as_of(
+    spark: SparkSession,
+    settings: Settings,
+    sql: str,
+    batch: int,
+    form: OutputFormat,
+    arguments: Mapping[str, str] | None = None,
+) -> int:
     """Writes the result of a statement over silver's tables as of one batch. Returns the batch that was read.
 
     Raises:
@@ -189,6 +261,11 @@ def write_query_result_as_of(spark: SparkSession, settings: Settings, sql: str, 
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
+
+    from sessionlake.history.batch_as_of import as_of_batch
+    from sessionlake.spark.reading_plan import find_names_read
+    from sessionlake.spark.session import separate_session
+    from sessionlake.streaming.errors import explain_sql_error
 
     bare, named = remove_silver_schema(sql)
     try:
@@ -202,7 +279,7 @@ def write_query_result_as_of(spark: SparkSession, settings: Settings, sql: str, 
     try:
         for table in named:
             point.read_table(private, f"silver.{table}").createOrReplaceTempView(table)
-        show_table(private.sql(bare).toArrow(), form)
+        show_table(private.sql(bare, dict(arguments or {})).toArrow(), form)
     except (PySparkException, Py4JError) as error:
         raise explain_sql_error("query", error) from error
     return point.batch
@@ -214,6 +291,8 @@ def remove_silver_schema(sql: str) -> tuple[str, list[str]]:
     Raises:
         UsageError: The statement reads a table that cannot be read as of a batch.
     """
+    from sessionlake.history.batch_as_of import SILVER_WRITES
+
     names = find_names(sql)
     if other := [str(one) for one in names if str(one) not in SILVER_WRITES]:
         raise _make_not_of_silver_error(other[0])
@@ -221,6 +300,8 @@ def remove_silver_schema(sql: str) -> tuple[str, list[str]]:
 
 
 def _make_not_of_silver_error(name: str) -> UsageError:
+    from sessionlake.history.batch_as_of import SILVER_WRITES
+
     return UsageError(
         f"query: {name} cannot be read as of a batch of silver",
         fix=f"Use only these tables, by these names: {', '.join(SILVER_WRITES)}",

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli import sql_reading
-from sessionlake.cli.query import FUNCTIONS, insert_stored_names, list_table_names
+from sessionlake.cli.query import insert_stored_names, list_table_names
 from sessionlake.databricks.remote.deployment import DeployedJob, read_job_environment
 from sessionlake.databricks.remote.statements import StatementResult, find_warehouse_id, run_statement
 from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import FUNCTIONS
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.settings.model import ENV_PREFIX, SchemaSettings, Settings
 

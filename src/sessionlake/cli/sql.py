@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of, with_spark
+from sessionlake.cli.engines.interface import EngineName
 from sessionlake.cli.show import OutputFormat
 
 
@@ -16,6 +17,13 @@ def query(
         int | None,
         typer.Option("--as-of-batch", help="Read silver's tables as they were after this batch of silver.", min=0),
     ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", metavar="NAME=VALUE", help="The text of the parameter :NAME. May be repeated."),
+    ] = None,
+    engine: Annotated[
+        EngineName, typer.Option("--engine", help="auto: Sail if it runs the statement as Spark does, else Spark.")
+    ] = EngineName.AUTO,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
 ) -> None:
@@ -24,12 +32,29 @@ def query(
     With --format json each row is one JSON object on its own line.
     """
     settings = settings_of(config)
-    from sessionlake.cli.query import require_tables, write_query_result, write_query_result_as_of
+    from sessionlake.cli.query import answer_query, require_tables, show_answer, write_query_result_as_of
+    from sessionlake.errors import UsageError
 
+    arguments = _split_arguments(param or [])
     require_tables(settings, sql)
     if batch is None:
-        with_spark(settings, lambda spark: write_query_result(spark, settings, sql, form))
+        answer = answer_query(settings, sql, arguments, engine, lambda work: with_spark(settings, work), say)
+        show_answer(answer, form, say)
         return
-    read = with_spark(settings, lambda spark: write_query_result_as_of(spark, settings, sql, batch, form))
+    if engine is EngineName.SAIL:
+        raise UsageError("query: Sail does not read tables as of a batch", fix="Leave out --engine")
+    read = with_spark(settings, lambda spark: write_query_result_as_of(spark, settings, sql, batch, form, arguments))
     if read != batch:
         say(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")
+
+
+def _split_arguments(given: list[str]) -> dict[str, str]:
+    from sessionlake.errors import UsageError
+
+    arguments = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        if not name or not equals:
+            raise UsageError(f"query: --param {one} is not of the form NAME=VALUE", fix="Write --param topic=orders")
+        arguments[name] = text
+    return arguments

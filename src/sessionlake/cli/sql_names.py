@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 _PREFIXED = ["identifier", "(", ":", "prefix", "||", ")"]
 _TABLE = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*", re.ASCII)
+_WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_PLAIN = re.compile(r"[\w .,:/@+-]*", re.ASCII)
 _EXPLAIN_MODES = ("EXTENDED", "FORMATTED", "COST", "CODEGEN")
 
 
@@ -24,7 +26,9 @@ class NameInStatement:
     Attributes:
         start: The index of its first character.
         end: The index after its last character.
-        called: True if it is the name of a function.
+        is_function: True if it is the name of a function.
+        is_table: True if a query reads the table at this place. False before a column, as in `silver.sessions.topic`.
+        has_version: True if the statement says which version of the table to read.
     """
 
     schema: str
@@ -32,6 +36,8 @@ class NameInStatement:
     start: int
     end: int
     is_function: bool = False
+    is_table: bool = False
+    has_version: bool = False
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
@@ -86,6 +92,39 @@ def replace_prefixed_names(sql: str) -> str:
     return "".join([*parts, sql[at:]])
 
 
+def find_parameters(sql: str) -> list[tuple[str, int, int]]:
+    """Returns the named parameters of a statement, as in `:topic`: name, start, and the index after the end."""
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    try:
+        tokens = sqlglot.tokenize(sql, dialect="databricks")
+    except SqlglotError:
+        return []
+    found = []
+    for before, colon, name in zip([None, *tokens], tokens, tokens[1:], strict=False):
+        follows = before is not None and before.end + 1 == colon.start and (before.text[-1:].isalnum())
+        if colon.text == ":" and name.start == colon.end + 1 and _WORD.fullmatch(name.text) and not follows:
+            found.append((name.text, colon.start, name.end + 1))
+    return found
+
+
+def insert_arguments(sql: str, arguments: Mapping[str, str]) -> str | None:
+    """Returns the statement with texts in place of its parameters.
+
+    None if a text has characters that SQL engines read in different ways.
+    """
+    parts, at = [], 0
+    for name, start, end in find_parameters(sql):
+        if name not in arguments:
+            return None
+        if not _PLAIN.fullmatch(arguments[name]):
+            return None
+        parts += [sql[at:start], f"'{arguments[name]}'"]
+        at = end
+    return "".join([*parts, sql[at:]])
+
+
 @lru_cache(maxsize=8)
 def parse_statements(sql: str) -> tuple[Any, ...]:
     """Returns the syntax tree of each statement in a text. Of EXPLAIN it is the tree of the statement to explain.
@@ -100,6 +139,11 @@ def parse_statements(sql: str) -> tuple[Any, ...]:
         return tuple(tree for tree in sqlglot.parse(_blank_out_explain(sql), dialect="databricks") if tree is not None)
     except (SqlglotError, RecursionError):
         return ()
+
+
+def is_explained(sql: str) -> bool:
+    """True if a statement that `parse_statements` can parse begins with EXPLAIN."""
+    return _blank_out_explain(sql) != sql
 
 
 def _blank_out_explain(sql: str) -> str:
@@ -120,7 +164,9 @@ def _find_tables_and_functions(sql: str) -> Iterator[NameInStatement]:
         for node in tree.find_all(exp.Table, exp.Dot):
             called = isinstance(node, exp.Dot) or isinstance(node.this, exp.Func)
             if isinstance(node, exp.Table) and not node.catalog and node.db:
-                yield from _locate_name(node.args["db"], node.this, is_function=called)
+                is_table = not called and isinstance(tree, exp.Query)
+                for name in _locate_name(node.args["db"], node.this, is_function=called):
+                    yield replace(name, is_table=is_table, has_version=bool(node.args.get("version")))
             elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
                 yield from _locate_name(node.this, node.expression, is_function=True)
 

@@ -68,18 +68,27 @@ def find_tables_read(sql: str) -> list[tuple[str, ...]]:
     return [name for table in tables for name in _find_outside_name(table)]
 
 
+def names_called(node: Any, sql: str) -> set[str]:
+    """Returns the name by which a statement calls a function, in lower case, or the possible names of an operator."""
+    from sqlglot import exp
+
+    if isinstance(node.parent, exp.Dot):
+        return {node.parent.sql().partition("(")[0].lower()}
+    if isinstance(node, exp.Anonymous):
+        return {node.name.lower()}
+    if "start" in node.meta:  # operators and keywords have no position of a name
+        return {sql[node.meta["start"] : node.meta["end"] + 1].lower()}
+    return {name.lower() for name in type(node).sql_names()}
+
+
 def _require_allowed_node(node: Any, sql: str) -> None:
     from sqlglot import exp
 
     kind = type(node)
     if isinstance(node, exp.Func) and not isinstance(node, exp.Binary):
-        names = {name.lower() for name in (kind.sql_names() if kind is not exp.Anonymous else [node.name])}
-        if "start" in node.meta and kind is not exp.Anonymous:  # keywords have no position of a name
-            names = {sql[node.meta["start"] : node.meta["end"] + 1].lower()}
         if isinstance(node.parent, exp.Table) and node.parent.db:
             return  # a table function with a schema is checked together with the tables
-        if isinstance(node.parent, exp.Dot):
-            names = {node.parent.sql().partition("(")[0].lower()}
+        names = names_called(node, sql)
         if names.isdisjoint(SAFE_FUNCTIONS) and names.isdisjoint(_OPERATORS):
             raise UsageError(
                 f"the function {min(names)} may not be called",

@@ -9,6 +9,7 @@ replaced rows in deletion vectors (`folders.marked_merge`). Only Spark writes to
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -28,11 +29,12 @@ from sessionlake.delta.folders.reader import FolderReader, is_table
 from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, stage_files
 from sessionlake.delta.folders.table_files import open_table
-from sessionlake.delta.folders.writable import open_writable, spark_only_reason
+from sessionlake.delta.folders.writable import features_of, open_writable, spark_only_reason
 from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, interval_text
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
+from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
 from sessionlake.delta.storage.limits import DriverLimits
@@ -197,6 +199,11 @@ class FolderStorage(TableStorage):
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
         return history.latest_version(self.path(table))
+
+    def describe_version(self, table: str, version: int) -> TableDescription:
+        delta = open_table(self.path(table), version)
+        fields = json.loads(delta.schema().to_json())["fields"]
+        return TableDescription(frozenset(features_of(delta)), fields, bool(delta.metadata().partition_columns))
 
     def set_retention(self, spark: SparkSession, table: str) -> None:
         self.set_changed_properties(

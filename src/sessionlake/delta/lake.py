@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.catalog.storage import CatalogStorage
 from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
@@ -45,7 +44,11 @@ _SMALL_ROWS = 20_000
 
 def storage_of(settings: Settings) -> TableStorage:
     """Returns the storage that these settings choose: a catalog if `catalog` is set, else local folders."""
-    return FolderStorage(settings) if settings.catalog is None else CatalogStorage(settings)
+    if settings.catalog is None:
+        return FolderStorage(settings)
+    from sessionlake.delta.catalog.storage import CatalogStorage  # commands for folders start faster without it
+
+    return CatalogStorage(settings)
 
 
 class Lake:

@@ -250,6 +250,9 @@ class CatalogStorage(TableStorage):
             else TableCommit.from_metrics(row["version"], metrics)
         )
 
+    def describe_version(self, table: str, version: int) -> None:
+        return None
+
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
         """Returns the latest version without a Spark job: Delta's error about a version that is too high names it."""
         from pyspark.errors import PySparkException

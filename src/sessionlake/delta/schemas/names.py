@@ -36,6 +36,20 @@ SESSION_SUMMARY = "gold.session_summary"
 DATA_QUALITY = "gold.data_quality"
 VIEWS = (SESSION_SUMMARY, DATA_QUALITY)
 """Views in the schema `gold`, which are computed from silver's tables when they are queried."""
+SESSION_AS_OF = "session_as_of"
+METRICS_BETWEEN = "metrics_between"
+DATA_QUALITY_SINCE = "data_quality_since"
+FIGURES_WITH = "figures_with"
+FUNCTIONS = tuple(
+    f"{schema}.{name}"
+    for schema, name in (
+        ("silver", SESSION_AS_OF),
+        ("gold", METRICS_BETWEEN),
+        ("gold", DATA_QUALITY_SINCE),
+        ("gold", FIGURES_WITH),
+    )
+)
+"""SQL table functions of the lake, by their names in a catalog. On a laptop the names have no schema."""
 
 RULES = "gold.rules"
 RULE_STATUS = "gold.rule_status"

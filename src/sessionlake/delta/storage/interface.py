@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
+from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.limits import DriverLimits
@@ -60,8 +61,7 @@ class TableStorage(ABC):
 
     Attributes:
         limits: sizes up to which the driver does work itself instead of the cluster.
-        scratch: folder for files that are deleted after the batch, and that the driver and all tasks can read; None if
-            there is no such folder.
+        scratch: folder for files of one batch, which the driver and all tasks can read; None if there is none.
         needs_spark: True if only Spark can read the tables.
         functions_persist: True if SQL functions and views still exist after the Spark session.
         log_properties: Delta properties for every table that decide who removes old log entries.
@@ -192,6 +192,10 @@ class TableStorage(ABC):
     @abstractmethod
     def latest_version(self, spark: SparkSession | None, table: str) -> int:
         """Returns the version of the table's latest commit."""
+
+    @abstractmethod
+    def describe_version(self, table: str, version: int) -> TableDescription | None:
+        """Returns what the log says about a version of a table; None if only Spark can read the log."""
 
     @abstractmethod
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import RETAINED
+from sessionlake.delta.schemas.names import METRICS_BETWEEN, RETAINED
 from sessionlake.delta.table_function import create_table_function
 from sessionlake.gold.aggregate.functions import ORDER
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M, TIERS, answer_product
@@ -19,7 +19,6 @@ from sessionlake.gold.sql.views import DEFINITIONS, create_quality_since, create
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-METRICS_BETWEEN = "metrics_between"
 # Reads the range's whole days (UTC), then the whole hours that are left, then the minutes. Variances are merged around
 # the common mean, so that nothing cancels (Chan, Golub and LeVeque).
 _BODY = """

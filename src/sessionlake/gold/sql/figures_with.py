@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import sql_string
-from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
+from sessionlake.delta.schemas.names import CHANGES, FIGURES_WITH, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
 from sessionlake.delta.schemas.tables import fixed_columns
 from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import create_table_function, subquery_sql
@@ -27,7 +27,6 @@ from sessionlake.protocol.years import FIRST_MS, LAST_MS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FIGURES_WITH = "figures_with"
 _PARAMETERS = "of_topic STRING, of_partition INT, of_offset BIGINT"
 # All key columns of gold's tables. A column that a table does not have is null.
 _KEYS = {

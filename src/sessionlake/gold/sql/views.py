@@ -12,6 +12,7 @@ from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.names import (
     CHANGES,
     DATA_QUALITY,
+    DATA_QUALITY_SINCE,
     EVENTS,
     LEDGER,
     MESSAGES,
@@ -145,7 +146,8 @@ FROM arrived
   LEFT JOIN refused USING (topic, hour)
   LEFT JOIN fresh USING (topic, hour)
 """
-_HOUR = "timestamp_seconds(unix_seconds({0}) - pmod(unix_seconds({0}), 3600))"
+# Not with `unix_seconds`: engines round seconds before 1970 in different ways.
+_HOUR = "timestamp_micros(unix_micros({0}) - pmod(unix_micros({0}), 3600000000))"
 _SHORT = {
     "silver": SILVER,
     "rebuild": REBUILD,
@@ -157,7 +159,6 @@ _SHORT = {
     "told": "_batch <= (SELECT batch FROM latest)",
 }
 
-DATA_QUALITY_SINCE = "data_quality_since"
 _FIRST_HOUR = _HOUR.format(f"{DATA_QUALITY_SINCE}.since")
 # These conditions let Delta skip files. A message is applied at a stream time that is not before its own timestamp.
 _SINCE = {
@@ -255,12 +256,17 @@ def create_quality_since(spark: SparkSession, lake: Lake) -> str:
     return create_table_function(spark, lake, f"gold.{DATA_QUALITY_SINCE}", "since TIMESTAMP", columns, body)
 
 
-def _view_sql(spark: SparkSession, lake: Lake, view: ViewDefinition, since: Mapping[str, str]) -> str:
+def view_query(lake: Lake, name: str) -> str:
+    """Returns the query of a view over tables in a home. A table that does not exist yet has no rows."""
+    return _view_sql(None, lake, DEFINITIONS[name], _EVER)
+
+
+def _view_sql(spark: SparkSession | None, lake: Lake, view: ViewDefinition, since: Mapping[str, str]) -> str:
     tables = {word: _relation_sql(spark, lake, table) for word, table in view.reads.items()}
     return view.sql.format(**_SHORT, **since, **tables)
 
 
-def _relation_sql(spark: SparkSession, lake: Lake, table: str) -> str:
+def _relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
     """Returns a table as an SQL expression for use in a query, without the declared columns.
 
     A declared column could have the name of a parameter or an alias of the query. A table that does not exist yet has

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import sql_string
-from sessionlake.delta.schemas.names import CHANGES, CUTS, LEDGER, PROGRESS, RETAINED, ROWS, SNAPSHOT_INDEX, SNAPSHOTS
+from sessionlake.delta.schemas.names import (
+    CHANGES,
+    CUTS,
+    LEDGER,
+    PROGRESS,
+    RETAINED,
+    ROWS,
+    SESSION_AS_OF,
+    SNAPSHOT_INDEX,
+    SNAPSHOTS,
+)
 from sessionlake.delta.schemas.tables import TABLES, fixed_columns
 from sessionlake.delta.table_function import create_table_function, subquery_sql
 from sessionlake.protocol.names import internal, quote
@@ -19,7 +29,6 @@ from sessionlake.protocol.names import internal, quote
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SESSION_AS_OF = "session_as_of"
 # The last writer of each column counts. A delete or a clear writes absence over everything before it. Inside the query
 # the declared columns have internal names: a declared name may equal the function's, a parameter's or a part's name.
 _BODY = """

@@ -1,0 +1,68 @@
+"""Runs a statement with the engine that the user wants, or with Spark if Sail does not run it as Spark does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalError, SqlEngine, Statement
+from sessionlake.cli.engines.sail import SailEngine, is_installed
+from sessionlake.delta.lake import storage_of
+from sessionlake.errors import UsageError
+from sessionlake.settings.model import Settings
+
+RunWithSpark = Callable[[Statement], Answer]
+
+
+def run_statement(
+    settings: Settings,
+    statement: Callable[[], Statement],
+    engine: EngineName,
+    run_with_spark: RunWithSpark,
+    say: Callable[[str], None],
+    start_sail: Callable[[Settings], SailEngine] = SailEngine,
+) -> Answer:
+    """Returns the result of a statement. If Spark runs it although Sail was tried, one line says why.
+
+    Args:
+        settings: Settings of the lake.
+        statement: Returns the statement. It is called after Sail's process was started, to use the time of its start.
+        engine: The engine that the user wants.
+        run_with_spark: Runs a statement with a new Spark session.
+        say: Shows a line to the user.
+        start_sail: Starts Sail.
+
+    Raises:
+        UsageError: The user wants Sail, and Sail does not run the statement. Or the statement is not accepted.
+        LakeError: A table does not exist, or the statement fails.
+    """
+    if engine is EngineName.SPARK or storage_of(settings).needs_spark:
+        if engine is EngineName.SAIL:
+            raise UsageError("query: Sail does not read tables in a catalog", fix="Leave out --engine")
+        return run_with_spark(statement())
+    if not is_installed():
+        return _fall_back(statement(), engine, run_with_spark, say, "the package pysail is not installed")
+    with start_sail(settings) as sail:
+        asked = statement()
+        refusal = _try_engine(sail, asked)
+    return refusal if isinstance(refusal, Answer) else _fall_back(asked, engine, run_with_spark, say, refusal)
+
+
+def _try_engine(engine: SqlEngine, statement: Statement) -> Answer | str:
+    """Returns the answer, or why the engine does not run the statement."""
+    try:
+        return engine.run(statement)
+    except EngineRefusalError as refusal:
+        return str(refusal)
+
+
+def _fall_back(
+    statement: Statement, engine: EngineName, run_with_spark: RunWithSpark, say: Callable[[str], None], why: str
+) -> Answer:
+    if engine is EngineName.SAIL:
+        raise UsageError(
+            f"query: Sail does not run this statement, because {why}",
+            why="Its answer could differ from Spark's",
+            fix="Leave out --engine, or use --engine spark",
+        )
+    say(f"query: Spark runs this statement, which takes longer: {why}")
+    return run_with_spark(statement)

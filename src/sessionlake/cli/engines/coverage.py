@@ -1,0 +1,86 @@
+"""Says which statements Sail may run: those whose parts are all covered by the tests that compare Sail with Spark.
+
+What is not listed here is left to Spark. `tests/spark/test_query_engines.py` compares the results of both engines for
+each function and node in these lists. `kind_rules` leaves out the kinds of values for which they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sessionlake.cli.engines.kind_rules import KindRules
+from sessionlake.cli.engines.kinds import KindFinder, Kinds
+from sessionlake.cli.sql_names import is_explained, parse_statements
+from sessionlake.cli.sql_reading import find_tables_read, names_called
+from sessionlake.errors import UsageError
+
+TABLE_FEATURES = frozenset(
+    {"appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns", "invariants"}
+)
+"""Features of Delta tables that the tests cover. A table that lists another one is left to Spark."""
+FUNCTIONS = frozenset(
+    """
+    abs avg bool_and bool_or cardinality case char_length coalesce concat contains count count_if current_timestamp
+    date_trunc dense_rank endswith exists explode first_value greatest hour if ifnull isnotnull isnull lag
+    last_value lead least left length lower ltrim max max_by min min_by minute now nullif nvl nvl2 octet_length
+    rank replace right row_number rtrim second size split_part startswith substr substring sum timestamp_micros
+    timestamp_millis timestamp_seconds trim unix_micros unix_timestamp upper
+    """.split()  # noqa: SIM905 - names read better as text
+)
+"""Functions that the tests cover, by the names by which a statement calls them."""
+NODES = frozenset(
+    """
+    Add Alias And Between Boolean Bracket CTE Cast Column DPipe DataType Distinct Div Dot EQ Except Filter From GT GTE
+    Group Having Identifier In Intersect Interval Is Join LT LTE Lambda Lateral Like Limit Literal Mod Mul NEQ
+    Neg Not Null NullSafeEQ Offset Or Order Ordered Paren Select Star Sub Subquery Table TableAlias Tuple Union Values
+    Var Where Window WindowSpec With
+    """.split()  # noqa: SIM905 - names read better as text
+)
+"""Nodes of sqlglot's syntax trees that the tests cover, apart from functions."""
+
+
+def explain_not_covered(sql: str, view_queries: Sequence[str], columns: Mapping[str, Kinds]) -> str | None:
+    """Returns why Spark must run a statement, as the end of a sentence; None if Sail may run it.
+
+    Args:
+        sql: The statement.
+        view_queries: The queries of the lake's views that it reads.
+        columns: The kinds of the columns of all tables that it and these views read, by name in lower case.
+    """
+    from sqlglot import exp
+
+    trees = parse_statements(sql)
+    if len(trees) != 1 or not isinstance(trees[0], exp.Query) or is_explained(sql):
+        return "only single queries are covered"
+    try:
+        find_tables_read(sql)
+    except UsageError as error:
+        return str(error).partition("\n")[0]
+    if "\\" in sql or '"' in sql:
+        return "texts with a backslash or in double quotes are not covered"
+    texts = {id(tree): text for text in (sql, *view_queries) for tree in parse_statements(text)}
+
+    def name_of(node: Any) -> str:
+        names = names_called(node, texts[id(node.root())])
+        return min(names & FUNCTIONS or names)
+
+    views = [tree for query in view_queries for tree in parse_statements(query)]
+    kinds = KindFinder(columns, [trees[0], *views], name_of)
+    return next(_find_reasons(trees[0], KindRules(kinds, name_of)), None)
+
+
+def _find_reasons(tree: Any, rules: KindRules) -> Iterator[str]:
+    from sqlglot import exp
+
+    for node in tree.walk():
+        is_call = isinstance(node, exp.Func) and not isinstance(node, exp.Binary | exp.Cast)
+        if is_call:
+            if (name := rules.name_of(node)) not in FUNCTIONS:
+                yield f"{name} is not covered"
+            elif why := rules.explain_call(node, name):
+                yield why
+        elif type(node).__name__ not in NODES:
+            yield f"{type(node).__name__} is not covered"
+        if why := rules.explain_node(node):
+            yield why

@@ -1,0 +1,112 @@
+"""Sail answers as Spark does: rows, types and names of columns. What it would answer differently is left to Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sessionlake.cli.engines.coverage import FUNCTIONS, NODES
+from sessionlake.cli.engines.sail import SailEngine
+from sessionlake.cli.sql_names import parse_statements
+from sessionlake.cli.sql_reading import names_called
+from sessionlake.delta.lake import Lake
+from sessionlake.delta.schemas.names import ROWS as TABLE
+from sessionlake.delta.schemas.names import VIEWS
+from sessionlake.settings.model import Settings
+from support.docs import ROOT, commands
+from support.engine_probes import (
+    LEFT_STATEMENTS,
+    LEFT_TO_SPARK,
+    SAME,
+    SAME_STATEMENTS,
+    list_statements,
+    write_probes,
+)
+from support.engines import EnginePair
+from support.lakes import folder_of
+from support.random_lakes import write_random_lake
+
+_QUERIES = sorted((ROOT / "resources" / "queries").glob("*.sql"))
+
+
+@pytest.fixture(scope="module")
+def engines(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePair]:
+    settings = Settings(home=tmp_path_factory.mktemp("probes"))
+    write_probes(folder_of(Lake(settings), TABLE))
+    with SailEngine(settings) as sail:
+        yield EnginePair(spark, sail, settings, [])
+
+
+@pytest.fixture(scope="module")
+def filled(spark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePair]:
+    settings = Settings(home=tmp_path_factory.mktemp("filled"))
+    write_random_lake(spark, Lake(settings))
+    with SailEngine(settings) as sail:
+        yield EnginePair(spark, sail, settings, [])
+
+
+def test_every_covered_statement_has_the_answer_of_spark(engines: EnginePair):
+    statements = list_statements(SAME, SAME_STATEMENTS, TABLE)
+    found = {sql: engines.compare(sql, ordered="ORDER BY" in sql and "OVER" not in sql) for sql in statements}
+    assert {sql: why for sql, why in found.items() if why is not None} == {}
+
+
+def test_every_function_and_node_that_sail_may_run_was_compared():
+    functions, nodes = set[str](), set[str]()
+    for sql in list_statements(SAME, SAME_STATEMENTS, TABLE):
+        [tree] = parse_statements(sql)
+        for node in tree.walk():
+            functions |= called(node, sql)
+            nodes.add(type(node).__name__)
+    assert functions >= FUNCTIONS, FUNCTIONS - functions
+    assert nodes >= NODES, NODES - nodes
+
+
+def called(node: Any, sql: str) -> set[str]:
+    from sqlglot import exp
+
+    return names_called(node, sql) if isinstance(node, exp.Func) else set()
+
+
+def test_what_sail_computes_differently_is_left_to_spark(engines: EnginePair):
+    statements = list_statements(LEFT_TO_SPARK, LEFT_STATEMENTS, TABLE)
+    found = {sql: engines.compare(sql) or "not left to Spark" for sql in statements}
+    assert {sql: why for sql, why in found.items() if why.startswith(("differs", "not"))} == {}
+
+
+@pytest.mark.parametrize("file", _QUERIES, ids=lambda file: file.stem)
+def test_the_queries_of_the_dashboard_run_with_sail(filled: EnginePair, file: Path):
+    now = f"TIMESTAMP'{datetime.now(UTC):%Y-%m-%d %H:%M:%S}'"  # the engines read their clocks one after the other
+    sql = file.read_text(encoding="utf-8").replace("current_timestamp()", now)
+    assert filled.compare(sql, {"prefix": ""}) is None
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_views_run_with_sail(filled: EnginePair, view: str):
+    assert filled.compare(f"SELECT * FROM {view}") is None  # noqa: S608 - names of the package's own views
+
+
+def statements_of_docs() -> list[str]:
+    """The statements that README and docs give to `sessionlake query`."""
+    found = [command.arguments for command in commands("sessionlake")]
+    return sorted({words[1] for words in found if words[0] == "query" and "--as-of-batch" not in words})
+
+
+def test_the_statements_of_the_docs_have_the_answer_of_spark(filled: EnginePair):
+    asked = [sql for sql in statements_of_docs() if all(exists(filled, name) for name in tables_of(sql))]
+    refused = {sql: why for sql in asked if (why := filled.compare(sql))}
+    assert len(asked) - len(refused) >= 3, refused
+
+
+def tables_of(sql: str) -> list[str]:
+    from sessionlake.cli.sql_names import find_names
+
+    return [str(one) for one in find_names(sql)]
+
+
+def exists(pair: EnginePair, name: str) -> bool:
+    return name in VIEWS or Lake(pair.settings).exists(None, name)
