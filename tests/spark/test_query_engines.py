@@ -11,20 +11,25 @@ import pytest
 
 from sessionlake.cli.engines.coverage import FUNCTIONS, NODES
 from sessionlake.cli.engines.sail import SailEngine
+from sessionlake.cli.query import SparkEngine, read_statement
 from sessionlake.cli.sql_names import parse_statements
 from sessionlake.cli.sql_reading import names_called
+from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ROWS as TABLE
 from sessionlake.delta.schemas.names import VIEWS
+from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.settings.model import Settings
 from support.docs import ROOT, commands
 from support.engine_probes import (
     LEFT_STATEMENTS,
     LEFT_TO_SPARK,
+    ROWS,
     SAME,
     SAME_STATEMENTS,
     list_statements,
     write_probes,
+    write_probes_again,
 )
 from support.engines import EnginePair
 from support.lakes import folder_of
@@ -76,6 +81,48 @@ def test_what_sail_computes_differently_is_left_to_spark(engines: EnginePair):
     statements = list_statements(LEFT_TO_SPARK, LEFT_STATEMENTS, TABLE)
     found = {sql: engines.compare(sql) or "not left to Spark" for sql in statements}
     assert {sql: why for sql, why in found.items() if why.startswith(("differs", "not"))} == {}
+
+
+def test_deleted_rows_and_changed_logs_are_read_as_spark_reads_them(spark, settings):
+    lake = Lake(settings)
+    write_probes(folder_of(lake, TABLE))
+    statements = [
+        "SELECT count(*), count(i), min(t), max(t), sum(d) FROM silver.session_rows WHERE k < 4",
+        "SELECT * FROM silver.session_rows ORDER BY k",
+        "SELECT k FROM silver.session_rows WHERE t >= TIMESTAMP'2026-01-01 00:30:00.123456' ORDER BY k",
+        "SELECT k FROM silver.session_rows WHERE e > 1.24 AND s >= 'a' AND dt >= DATE'2026-01-01' ORDER BY k",
+    ]
+    lake.set_property(spark, TABLE, DELETION_VECTORS, "true")
+    table = lake.open_delta_table(spark, TABLE)
+    changes = (
+        lambda: table.delete("k = 2"),  # a deletion vector
+        lambda: table.update("k = 7", {"s": "'changed'", "t": "t + INTERVAL 1 MICROSECOND"}),
+        lambda: open_table(folder_of(lake, TABLE)).create_checkpoint(),  # as Parquet
+        lambda: table.delete("k = 8"),
+        lambda: lake.set_property(spark, TABLE, "delta.enableChangeDataFeed", "true"),
+        lambda: table.optimize().executeCompaction(),
+        table.delete,
+    )
+    with SailEngine(settings) as sail:
+        both = EnginePair(spark, sail, settings, [])
+        for change in changes:
+            change()
+            assert [both.compare(sql, ordered="ORDER BY" in sql) for sql in statements] == [None] * len(statements)
+    log = folder_of(lake, TABLE) / "_delta_log"
+    assert any('deletionVector":{' in file.read_text() for file in log.glob("*.json"))
+    assert [*log.glob("*.checkpoint.parquet")]
+
+
+def test_both_engines_read_the_same_versions_whatever_is_committed_meanwhile(spark, settings):
+    lake = Lake(settings)
+    write_probes(folder_of(lake, TABLE))
+    statement = read_statement(
+        settings, "SELECT count(*) AS n FROM silver.session_rows AS a JOIN silver.session_rows AS c USING (k)"
+    )
+    write_probes_again(folder_of(lake, TABLE))
+    with SailEngine(settings) as sail:
+        answers = [engine.run(statement).rows.to_pylist() for engine in (sail, SparkEngine(spark, settings))]
+    assert answers == [[{"n": len(ROWS)}]] * 2
 
 
 @pytest.mark.parametrize("file", _QUERIES, ids=lambda file: file.stem)

@@ -57,6 +57,11 @@ def write_probes(folder: Path) -> None:
     write_deltalake(folder, table.slice(4), mode="append")
 
 
+def write_probes_again(folder: Path) -> None:
+    """Appends all rows once more."""
+    write_deltalake(folder, pa.Table.from_pylist(ROWS, SCHEMA), mode="append")
+
+
 # Sail runs them, each with Spark's result.
 SAME = """
 i; l; d; f; s; b; t; dt; e; x; a; st; m; sa; st.g; st.h; m['k']; m['none']; NULL; true; 1; 'x'

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sessionlake.cli.engines.sail import SailEngine
 from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import Rows, convert_to_cells
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER
+from sessionlake.delta.schemas.names import CHANGES, DATA_QUALITY, LEDGER, QUARANTINE, SESSION_SUMMARY, SILVER, VIEWS
 from sessionlake.gold.sql.views import create_views
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
 from sessionlake_lab.truth import ExpectedTables
+from support.engines import EnginePair
 from support.folding import truth_of
 from support.lakes import rows_of
 from support.streams import Fact, messages_of
@@ -51,6 +53,10 @@ def assert_views_are_the_truth(
         sql = "SELECT * FROM data_quality_since(timestamp_micros({:.0f}))"
         late = _named(*fetch_query_result(spark, settings, sql.format(since.timestamp() * 1e6 + 1)))
         assert sorted(map(repr, late)) == sorted(repr(row) for row in quality.values() if row["hour"] >= since)
+    if settings.catalog is None:
+        with SailEngine(settings) as sail:
+            both = EnginePair(spark, sail, settings, [])
+            assert [both.compare(f"SELECT * FROM {view}") for view in VIEWS] == [None, None]  # noqa: S608 - own names
     fresh = _freshness(spark, settings)
     expected = _quality(truth, messages_of(judged), messages_of(waiting))
     assert {key: {name: row[name] for name in expected[key]} for key, row in quality.items()} == expected

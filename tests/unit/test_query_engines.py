@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
@@ -126,6 +128,24 @@ def test_sail_s_process_ends_with_its_block(lake: Lake):
         process = sail._process
         assert process.poll() is None
     assert process.returncode is not None
+
+
+def test_sail_s_process_ends_if_its_parent_is_killed(lake: Lake):
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from sessionlake.cli.engines.sail import SailEngine; from sessionlake.settings.model import Settings\n"
+        "print(SailEngine(Settings(home=Path(sys.argv[1])))._process.pid, flush=True); time.sleep(60)"
+    )
+    words = [sys.executable, "-c", code, str(lake.settings.home)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        time.sleep(1)
+        parent.kill()
+    end = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_a_process_that_dies_is_a_refusal(lake: Lake):

@@ -123,10 +123,15 @@ def remote_run(
     from sessionlake.databricks.remote.workspace import open_workspace
     from sessionlake.errors import UsageError
 
-    if (job == OPERATE) != bool(words):
+    if job == OPERATE and not words:
         raise UsageError(
-            f"remote run: the job {OPERATE} needs a command after --, and no other job takes one",
+            f"remote run: the job {OPERATE} needs a command after --",
             fix=f"Give one, for example: sessionlake remote run {OPERATE} -- doctor",
+        )
+    if job != OPERATE and words:
+        raise UsageError(
+            f"remote run: the job {job} takes no command after --",
+            fix=f"Leave it out, or use the job {OPERATE}",
         )
     with open_workspace(profile) as client:
         deployed_job = choose_job(find_deployed_jobs(client, target), job)

@@ -140,7 +140,7 @@ class Trial:
         return next(feed for feed in self._feeds if feed.name == name)
 
     def read(self, record: KafkaRecord, *, is_bare: bool = False) -> Outcome:
-        """Reads a message, applies its events, and counts it. `is_bare` is true if its line does not name a topic."""
+        """Reads a message, applies its events, and counts it. `is_bare` is true if it does not name a topic."""
         totals = self.totals
         totals.messages += 1
         feed = self._only or (self._bare if is_bare else None) or feed_of(self._feeds, record.topic)

@@ -62,7 +62,7 @@ def judge_batch(batch: ShardBatch, *, is_vectorized: bool = True) -> JudgingOutc
         breaks = _find_run_starts(batch)
         for number in (number for number in batch.chain_gaps if number < busy):
             breaks[batch.new_messages.starts[number] : batch.new_messages.ends[number]] = True
-        is_fast = _find_fast_sessions(batch, breaks)
+        is_fast = _find_sessions_for_fast_path(batch, breaks)
         is_fast &= is_vectorized
         _apply_fast_sessions(batch, is_fast, out)
         if is_vectorized:
@@ -105,7 +105,7 @@ def _follows_without_gap(stream: MessageArrays, places: Int64s | slice, last: In
     return found
 
 
-def _find_fast_sessions(batch: ShardBatch, breaks: Bools) -> Bools:
+def _find_sessions_for_fast_path(batch: ShardBatch, breaks: Bools) -> Bools:
     """Returns a boolean for each session with messages: True if all of them can be applied without judging each one.
 
     This needs a single run that continues the cursor or validly starts the session. The session must also have no held

@@ -191,12 +191,12 @@ def cut_into_segments(
 
 @dataclass(frozen=True)
 class StretchTimes:
-    """The stream time before each stretch: the offsets from one segment's first offset to the next segment's.
+    """The stream times at which stretches begin. A stretch has the offsets from one segment's first to the next one's.
 
     Attributes:
         lane: For each stretch, the index of its topic-partition in `ShardClock.partition_times`; ascending.
         first: First offset of each stretch; ascending within a lane.
-        before: Stream time before each stretch, ms. No stretches if it is never above the messages' own timestamps.
+        before: Stream time just before each stretch, ms. All three arrays are empty if it would change no stream time.
         silences: Stretches after silences, each from a silence to the end of its lane; `before` is the time after the
             silence. None if the batch has no silences.
     """

@@ -247,11 +247,14 @@ class _RegistryClient:
         raise self._make_error(f"it answered {path} with {status}")
 
     def _send_request(self, path: str, *, final: bool) -> tuple[int, bytes]:
-        """Sends a request. Returns HTTP status and body; status 0 if there is no answer and a retry is left.
+        """Sends a GET request. Returns HTTP status and body; status 0 if there is no answer and a retry is left.
 
         Args:
             path: Path of the request's URL.
-            final: True if no retry is left. Then a missing answer is an error.
+            final: True if no retry is left.
+
+        Raises:
+            RegistryError: There is no answer, and no retry is left.
         """
         parts = urlsplit(self._source.url)
         connection: http.client.HTTPConnection

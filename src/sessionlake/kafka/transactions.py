@@ -209,6 +209,6 @@ def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str
             consumer.close(jvm.java.time.Duration.ZERO)
     except Py4JError as error:
         raise BrokerError(
-            f"Kafka does not answer why some of its offsets have no message: {parse_failure(error)}",
+            f"Kafka cannot be asked whether messages are lost or were aborted at some offsets: {parse_failure(error)}",
             fix="Check that the broker runs, and run again",
         ) from error

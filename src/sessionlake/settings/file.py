@@ -111,7 +111,7 @@ class SettingsFile:
         """Returns True if a setting, its section, or one of its parts is a secret."""
         return any(key[: len(own)] == own or own[: len(key)] == key for own in self.secrets)
 
-    def repeats_secret(self, key: KeyPath, text: str) -> bool:
+    def contains_secret(self, key: KeyPath, text: str) -> bool:
         """Returns True if a text contains a secret value of a setting or of one of its parts."""
         parts = [_value_at(self.content, own) for own in self.secrets if own[: len(key)] == key]
         return any(key[: len(own)] == own for own in self.secrets) or any(

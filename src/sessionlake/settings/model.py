@@ -365,7 +365,7 @@ def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> li
         key, text = ".".join(str(part) for part in item["loc"]), item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             text = f"{key}: no such key{describe_unknown_key(item['loc'][-1], _list_known_keys(item['loc'][:-1]))}"
-        elif file.repeats_secret(item["loc"], text):
+        elif file.contains_secret(item["loc"], text):
             text = f"{key}: the value of the secret is not valid ({item['type']})"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
             text = f"{key}: {text}" if key else text

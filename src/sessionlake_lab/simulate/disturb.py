@@ -169,7 +169,7 @@ class _MessagesBySlot:
             del contents[0]
 
     def list_all_messages(self) -> list[KafkaRecord]:
-        """Returns the messages of all slots in order."""
+        """Returns all messages, disturbed or not, in the order in which they are sent."""
         found: list[KafkaRecord] = []
         begin = 0
         for slot in sorted(self._changed):

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import socket
 import struct
 import sys
+import time
+from threading import Thread
 from typing import Any
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER and CLONE_NEWNET of unshare(2)
 _SET_FLAGS, _UP = 0x8914, 1  # SIOCSIFFLAGS and IFF_UP of netdevice(7)
 _COMMAND = b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"
 _SEVEN_BITS = 0x7F
+_PAUSE_SECONDS = 0.5
 
 
 def leave_network() -> bool:
@@ -79,6 +83,7 @@ class _Connection:
 def main() -> None:
     """Runs statements until standard input ends."""
     leave_network()
+    Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     import pyarrow as pa
 
     connection = _Connection()  # before the first statement is there: both take time
@@ -93,6 +98,13 @@ def main() -> None:
             continue
         _write_status(None)
         _write_status(_write_result(result))
+
+
+def _end_with_parent(parent: int) -> None:
+    """Ends this process when its parent has ended, also if that was killed while Sail computes."""
+    while os.getppid() == parent:
+        time.sleep(_PAUSE_SECONDS)
+    os._exit(1)
 
 
 def _write_result(result: Any) -> str | None:

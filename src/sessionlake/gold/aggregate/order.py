@@ -52,7 +52,9 @@ class OnceTopics:
 
 
 def add_order_columns(changes: pa.Table, once_topics: OnceTopics | None = None) -> pa.Table:
-    """Adds the columns `LIFE` and `TURN` to changes, and drops the column `SEQ`.
+    """Adds the columns that order the changes of a session, `LIFE` and then `TURN`, and drops the column `SEQ`.
+
+    Under `once`, `TURN` is the seq. Otherwise `LIFE` is `NO_LIFE`, and `TURN` the position.
 
     Args:
         changes: Changes with `topic` and `position`. If a topic may be judged under `once`, also with `LIFE` and

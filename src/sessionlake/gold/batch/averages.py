@@ -138,7 +138,10 @@ def _total_row_range(fold_results: Sequence[FoldResult], kinds: Iterable[str]) -
 
 
 def older_points_ddl(series: RollingAverage) -> str:
-    """Returns the DDL of the payload with points whose averages must be computed from the table."""
+    """Returns the columns (DDL) of new points that are older than the state of their series.
+
+    Their averages are computed from the rows of the table.
+    """
     keys = ", ".join(f"{name} string" for name in series.text_keys)
     order = "".join(f", {name} bigint" for name in series.seq_order_columns)
     return f"{keys}, ts bigint, ordinal int, value double, place bigint, partition bigint, offset bigint{order}"

@@ -185,7 +185,7 @@ def _load_python_product(declared: ProductSettings, target: str) -> Product:
     if found.output != declared.output:
         raise ConfigError(
             f"{where}: {target} has output {found.output!r}, but the configuration says {declared.output.value!r}",
-            why="Commands that maintain tables read the configuration only",
+            why="Commands that do not load the Python object read the configuration only",
             fix=f"Use the same output in both, one of {', '.join(OutputMode)}",
         )
     if vague := [name for name, one in found.aggregates.items() if type(one).__repr__ is object.__repr__]:

@@ -143,10 +143,10 @@ def create_average_payloads(
 def create_product_payloads(
     changes: pa.Table, declared: DeclaredColumns, products: Sequence[Product]
 ) -> list[EmittedPayload]:
-    """Returns the payloads for the products: their rows, or the changes themselves if there are few.
+    """Returns what the worker of a shard sends to the driver for the products: their rows, or few changes as they are.
 
-    Computing a product takes milliseconds even for few changes. So the driver computes the rows at once for all shards
-    that have few changes.
+    Computing a product takes milliseconds even for few changes. So the driver computes the rows of all shards with at
+    most `FEW_CHANGES` changes together.
     """
     late = (product.select_late_rows(changes, declared) for product in products if product.lateness_ms is not None)
     payloads = [emitted for rows in late for emitted in _split_payloads(LATE_POINTS, rows, None)]

@@ -61,8 +61,8 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     lake.storage.save_to_table(delta_writer(rows, table, txn, "overwrite"), table)
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
-            f"Delta skipped the new rows of {table}, because a process with a higher lease number has written it",
-            why=f"Lease numbers only fall if {LEASES} was dropped",
+            f"Delta skipped the new rows of {table}: a process with a higher lease number than this one has written it",
+            why=f"This process holds the lease, so {LEASES} was dropped, and numbers started again at 1",
             fix=f"Drop {table}; the next start of gold creates and rebuilds it",
         )
     lake.set_clustering_keys(spark, table)

@@ -67,9 +67,10 @@ def read_reference(lake: Lake, reader: TableReader, reference: ReferenceTable) -
 
 
 def read_applied_rows(lake: Lake, reader: TableReader, reference: ReferenceTable) -> pa.Table:
-    """Returns the rows in gold's copy of a reference table that no correction has removed.
+    """Returns the rows of gold's copy of a reference table that are valid now.
 
-    Column `TAKEN_BY` has the number of the correction that added the row.
+    When gold applies changes of the reference table (a correction), it adds rows, and marks others as removed. Column
+    `TAKEN_BY` has the number of the correction that added the row.
 
     Raises:
         LakeError: the table is missing, has other columns or types, or is too large.
