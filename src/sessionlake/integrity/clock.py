@@ -191,7 +191,7 @@ def cut_into_segments(
 
 @dataclass(frozen=True)
 class StretchTimes:
-    """The stream times at which stretches begin. A stretch ends before the first offset of the next segment.
+    """The stream times at which stretches begin. A stretch has the offsets from one segment's first to the next one's.
 
     Attributes:
         lane: For each stretch, the index of its topic-partition in `ShardClock.partition_times`; ascending.
