@@ -1,7 +1,7 @@
 # Needs Java 17 or later, Python 3.11 to 3.13 with pip, and make. Every target installs the rest itself.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace reference site plain jupyter wheel clean-home clean
+.PHONY: help setup demo test test-fast lint classes pure real soak bench bench-catalog trace reference bundle-models site plain jupyter wheel clean-home clean
 
 PYTHON ?= python3
 UV_VERSION := 0.13.9
@@ -66,6 +66,9 @@ trace: $(READY) ## count the modules on the path of a message, a start or a comm
 
 reference: $(READY) ## write the pages of docs/reference that are made from the code
 	@PYTHONPATH=tests $(BIN)/python -m support.reference
+
+bundle-models: $(READY) ## write the keys that a bundle's resources may have, from the package databricks-bundles
+	@PYTHONPATH=tests $(BIN)/python -m support.bundle_models
 
 site: $(READY) ## build the documentation as a site into site/, with its links checked
 	@$(BIN)/mkdocs build --strict --quiet

@@ -17,6 +17,8 @@ GIVEN = {
     "service_principal_name": "5f0c6a1e-0000-4000-8000-000000000001",
     "readers_group": "analysts",
     "operators_group": "lake operators",
+    "deployer": "ada@example.com",
+    "notify_email": "ada@example.com",
 }
 
 

@@ -2,11 +2,16 @@
 
 import pytest
 
-from sessionlake.databricks.bundle.job_rules import find_cron_fault, find_job_faults
+from sessionlake.databricks.bundle.cron import find_cron_fault
+from sessionlake.databricks.bundle.files import ResolvedTarget
+from sessionlake.databricks.bundle.job_rules import find_job_faults
+from sessionlake.databricks.bundle.value_rules import find_value_faults
 
 
 def test_real_jobs_have_no_fault(bundle):
-    assert {key: faults(job) for key, job in bundle.jobs.items()} == {key: [] for key in bundle.jobs}
+    assert {key: list(find_job_faults(job, lambda _: None)) for key, job in bundle.jobs.items()} == {
+        key: [] for key in bundle.jobs
+    }
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,7 @@ def test_real_jobs_have_no_fault(bundle):
         ),
         (
             {"schedule": {"quartz_cron_expression": "0 0 3 * * ?", "timezone_id": "Europe/Zürich"}},
-            "time zone 'Europe/Zürich' is unknown",
+            "time zone 'Europe/Zürich' is unknown. Did you mean 'Europe/Zurich'?",
         ),
     ],
 )
@@ -54,7 +59,8 @@ def test_sound_job_with_dependencies_and_environment_passes():
         {"task_key": "a", "environment_key": "default"},
         {"task_key": "b", "depends_on": [{"task_key": "a"}], "job_cluster_key": "small"},
     ]
-    cluster = {"data_security_mode": "SINGLE_USER", "num_workers": 0}
+    cluster = {"data_security_mode": "SINGLE_USER", "num_workers": 2, "spark_version": "17.3.x-scala2.13"}
+    cluster["node_type_id"] = "m6id.xlarge"
     job = {"tasks": tasks, "environments": [{"environment_key": "default"}]}
     assert faults(job | {"job_clusters": [{"job_cluster_key": "small", "new_cluster": cluster}]}) == []
 
@@ -98,4 +104,7 @@ def test_quartz_expression_is_refused(expression, fault):
 
 
 def faults(job):
-    return [text for _, text in find_job_faults(job, lambda _: None)]
+    work = {"run_job_task": {"job_id": 1}}
+    complete = job | {"tasks": [work | task for task in job["tasks"]]}
+    values = find_value_faults(ResolvedTarget("prod", {}), "jobs", complete)
+    return [text for _, text in (*find_job_faults(complete, lambda _: None), *values)]

@@ -31,15 +31,17 @@ WRONG = [
     (GOLD, "gold\n      desc", "gold\n      name: twice\n      desc", "name: twice", "the key 'name' occurs twice"),
     (BUNDLE, "level: CAN_MANAGE_RUN", "level: CAN_RUNS", "level: CAN_RUNS",
      "level 'CAN_RUNS' is not one of CAN_VIEW, CAN_MANAGE_RUN"),
-    (BUNDLE, "{level: CAN_MANAGE, user", "{level: CAN_MANGE, user", "CAN_MANGE", "level 'CAN_MANGE' is not one of"),
+    (BUNDLE, "- level: CAN_MANAGE\n", "- level: CAN_MANGE\n", "CAN_MANGE", "level 'CAN_MANGE' is not one of"),
     (BUNDLE, "default: CAN_MANAGE_RUN", "default: CAN_MANGE", "CAN_MANGE", "level 'CAN_MANGE' is not one of CAN_VIEW"),
     (BUNDLE, "- level: CAN_RUN", "- level: CAN_READ", "CAN_READ", "level 'CAN_READ' is not one of CAN_VIEW, CAN_RUN"),
-    (BUNDLE, "SELECT, EXECUTE]", "SELECT, EXECUT]", "EXECUT]", "silver_schema: 'EXECUT' is not a valid Privilege"),
-    (BUNDLE, "          grants: &files", "          grant: &files", "grant: &files", "Unexpected field 'grant'"),
+    (BUNDLE, "SELECT, EXECUTE]", "SELECT, EXECUT]", "EXECUT]", "'EXECUT' is not one of"),
+    (BUNDLE, "          grants: &files", "          grant: &files", "grant: &files", "'grant' is not a key of Volume"),
     (BUNDLE, "        silver: *paused", "        slver: *paused", "slver: *paused", "jobs.slver: the job has no tasks"),
-    (BUNDLE, "- ${var.deployer}", "- ${var.deploier}", "deploier", "${var.deploier}: there is no such variable"),
-    (BUNDLE, 'autoscale: "${var.s', 'autoscal: "${var.s', "autoscal:", "Unexpected field 'autoscal'"),
-    (BUNDLE, "{min_workers: 1, max_workers: 4}", "{min_worker: 1}", "{min_worker:", "Unexpected field 'min_worker'"),
+    (BUNDLE, "user_name: ${var.deployer}", "user_name: ${var.deploier}", "deploier",
+     "${var.deploier}: there is no such variable"),
+    (BUNDLE, 'autoscale: "${var.s', 'autoscal: "${var.s', "autoscal:", "'autoscal' is not a key of ClusterSpec"),
+    (BUNDLE, "{min_workers: 1, max_workers: 4}", "{min_worker: 1}", "{min_worker:",
+     "'min_worker' is not a key of AutoScale"),
     (BUNDLE, "continuous_status: UNPAUSED", "continuous_status: UNPAUSE", "_status: UNPAUSE", "'UNPAUSE' is not"),
     (BUNDLE, "    run_as: *run_as\n", "", "  prod:", "without run_as its jobs run as the user who deploys"),
     (BUNDLE, "include:\n  - resources/*.yml", "include: resources/*.yml", "include:", "include must be a list of"),
@@ -72,6 +74,84 @@ WRONG = [
 ]  # fmt: skip
 
 
+JOBS = ("bronze", "backfill", "maintenance", "publish")
+BRONZE, BACKFILL, MAINTENANCE, PUBLISH = (f"resources/{job}.job.yml" for job in JOBS)
+BACKLOG, RATE, VIOLATIONS = (f"resources/{alert}.alert.yml" for alert in ("backlog", "quarantine_rate", "violations"))
+DASHBOARD, WAREHOUSE = "resources/lake.dashboard.yml", "resources/warehouse.sql_warehouse.yml"
+CHECKPOINTS, SCOPE = "resources/checkpoints.volume.yml", "resources/secrets.scope.yml"
+
+# file, what is there, what is put there; the fault is said at the line of the change.
+ONE_WORD = [
+    (BRONZE, "max_concurrent_runs: 1", "max_concurrent_runs: 2", "must be 1: two runs of a layer"),
+    (BRONZE, "health: ${var", "healt: ${var", "Did you mean 'health'"),
+    (BRONZE, "task_key: bronze", "task_ky: bronze", "Did you mean 'task_key'"),
+    (BRONZE, "package_name: sessionlake", "package_name: sessionlak", "one of the package sessionlake"),
+    (BRONZE, "[run, bronze]", "run bronze", "parameters must be a list"),
+    (BRONZE, "[run, bronze]", "[run, silver]", "both run silver"),
+    (BRONZE, "[run, bronze]", "[run, bronze, --once]", "a continuous job must not run --once"),
+    (BRONZE, "job_clusters:", "jobs_clusters:", "Did you mean 'job_clusters'"),
+    (BACKFILL, "            - task_key: silver\n", "            - task_key: silvr\n", "which is not a task"),
+    (BACKFILL, "[run, silver, --once]", "[run, silver]", "must run --once"),
+    (BACKFILL, "timezone_id: UTC", "timezone_id: Europe/Berln", "Did you mean 'Europe/Berlin'"),
+    (BACKFILL, "timeout_seconds: 43200", "timeout_seconds: 12h", "must be an integer"),
+    (BACKFILL, "op: GREATER_THAN", "op: GREATER", "is not one of GREATER_THAN"),
+    (BACKFILL, "value: 21600", "value: 216000", "never takes 216000 seconds"),
+    (BACKFILL, "enabled: true", "enabled: yes please", "must be true or false"),
+    (MAINTENANCE, "0 17 * * * ?", "0 77 * * * ?", "minute '77'"),
+    (MAINTENANCE, "[maintain, --once]", "[maintain]", "must run --once"),
+    (PUBLISH, "--topic", "--topics", "No such option"),
+    (BACKLOG, "query_text: |", "query_txt: |", "Did you mean 'query_text'"),
+    (BACKLOG, "warehouse.id", "warehouse.ident", "have no field 'ident'"),
+    (BACKLOG, "name: waiting_seconds", "name: waiting_second", "the query returns no column 'waiting_second'"),
+    (BACKLOG, "aggregation: MAX", "aggregation: MAXIMUM", "'MAXIMUM' is not one of"),
+    (BACKLOG, "retrigger_seconds: 3600", "retrigger_seconds: -1", "must be at least 0"),
+    (BACKLOG, "cron_schedule: ${var.alerts_cron}", "cron_schedule: 0 0/15 * * *", "6 or 7 fields are needed"),
+    (BACKLOG, "ops_schema.name}.ledger", "ops_schema.name}.leger", "the lake has no table 'ops.leger'"),
+    (BACKLOG, "committed_at > current", "commited_at > current", "'commited_at' could not be resolved"),
+    (RATE, "FROM ${var", "FORM ${var", "is not valid SQL"),
+    (RATE, "sum(quarantined)", "sum(quarantine)", "'quarantine' could not be resolved"),
+    (VIOLATIONS, "layer = 'silver'", "layr = 'silver'", "'layr' could not be resolved"),
+    (DASHBOARD, '"datasetName": "freshness"', '"datasetName": "freshnes"', "there is no dataset 'freshnes'"),
+    (DASHBOARD, '"fieldName": "layer"', '"fieldName": "layr"', "the widget has no field 'layr'"),
+    (DASHBOARD, "`age_seconds`", "`age_second`", "the dataset returns no column 'age_second'"),
+    (DASHBOARD, '"widgetType": "table"', '"widgetType": "tabel"', "Did you mean 'table'"),
+    (DASHBOARD, '"y": 5', '"y": 4', "overlaps"),
+    (DASHBOARD, '"keyword": "prefix"', '"keyword": "prefx"', "does not use the parameter 'prefx'"),
+    (DASHBOARD, "embed_credentials: false", "embed_credentials: nope", "must be true or false"),
+    (WAREHOUSE, "2X-Small", "2XSmall", "Did you mean '2X-Small'"),
+    (WAREHOUSE, "max_num_clusters: 1", "max_num_clusters: 0", "must be at least 1"),
+    (WAREHOUSE, "warehouse_type: PRO", "warehouse_type: PROO", "'PROO' is not one of"),
+    (SCHEMAS, "catalog_name: ${var.catalog}", "catalog_name: main2", "not in 'main2'"),
+    (SCHEMAS, "name: silver\n", "name: sil ver\n", "must not have a space"),
+    (CHECKPOINTS, "schema_name: ${resources.schemas.ops_schema.name}", "schema_name: opps", "has no schema 'opps'"),
+    (CHECKPOINTS, "volume_type: MANAGED", "volume_type: MANGED", "'MANGED' is not one of"),
+    (SCOPE, "name: ${var.secret_scope}", "names: ${var.secret_scope}", "'names' is not a key of SecretScope"),
+    (SCOPE, "secret_scopes:", "secret_scope:", "kind 'secret_scope' are not supported"),
+    ("resources/queries/metrics.sql", "sum(points)", "sum(point)", "'point' could not be resolved"),
+    (BUNDLE, "resources/*.yml", "resource/*.yml", "no file matches 'resource/*.yml'"),
+    (BUNDLE, "uv build --wheel", "uv biuld --wheel", "builds no wheel"),
+    (BUNDLE, "sync:", "sinc:", "Did you mean 'sync'"),
+    (BUNDLE, ">= 1.9.0", ">== 1.9", "is no constraint of a version"),
+    (BUNDLE, "keep_job_status", "keep_jobs_status", "there is no function"),
+    (BUNDLE, "{min_workers: 1, max_workers: 2}", "{min_workers: 3, max_workers: 2}", "greater than max_workers"),
+    (BUNDLE, "17.3.x-scala2.13", "17.3.x-scala2.12", "is no version of Databricks Runtime"),
+    (BUNDLE, "kind: CLASSIC_PREVIEW", "kind: CLASSIC", "'CLASSIC' is not one of"),
+    (BUNDLE, "SESSIONLAKE_CATALOG:", "SESSIONLAKE_CATALOGUE:", "is not a key of the settings"),
+    (BUNDLE, "destination: /Volumes/", "destination: /Volums/", "Did you mean 'Volumes'"),
+    (BUNDLE, "- whl: dist/*.whl", "- whl: dst/*.whl", "no artifact is built into dst"),
+    (BUNDLE, "resources/requirements.txt", "resources/requirement.txt", "there is no file"),
+    (BUNDLE, "on_failure: ${var.notify_emails}", "on_failures: ${var.notify_emails}", "Did you mean 'on_failure'"),
+    (BUNDLE, "schema_prefix: staging_", "schema_prefix: stagng_", "the dashboard looks for the schema"),
+    (BUNDLE, "root_path:", "rootpath:", "Did you mean 'root_path'"),
+    (BUNDLE, "${var.root_folder}", "${workspace.current_user.userName}", "depends on who deploys"),
+    (BUNDLE, "user_name: ${var.deployer}", "user_name: ${workspace.current_user.userName}", "depends on who deploys"),
+    (BUNDLE, "principal: ${var.readers_group}", "principle: ${var.readers_group}", "Did you mean 'principal'"),
+    (BUNDLE, "prevent_destroy: true", "prevent_destory: true", "Did you mean 'prevent_destroy'"),
+    (BUNDLE, "[READ_VOLUME, WRITE_VOLUME]", "[SELECT]", "SELECT cannot be granted on volumes"),
+    (BUNDLE, "default: true", "default: false", "exactly one target must have default: true"),
+]  # fmt: skip
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the bundle's files."""
@@ -94,6 +174,16 @@ def test_a_wrong_bundle_or_settings_file_is_named_with_its_line(folder, file, ol
     found = find_bundle_faults(folder, {}, REFUSED)
     assert any(fault in one.text for one in found), found
     assert f"{file}:{line}" in {f"{one.file}:{one.line}" for one in found}, found
+
+
+@pytest.mark.parametrize(("file", "old", "new", "fault"), ONE_WORD)
+def test_one_wrong_word_is_named_at_its_line(folder, file, old, new, fault):
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new, 1))
+    line = text[: text.index(old)].count("\n") + 1
+    found = find_bundle_faults(folder, {}, REFUSED)
+    assert [one for one in found if (one.file, one.line) == (file, line) and fault in one.text], found
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Alerts and the dashboard ask what stands in resources/queries, and nothing else."""
 
+import json
 import re
 from pathlib import Path
 
@@ -16,7 +17,7 @@ TABLE = re.compile(r"IDENTIFIER\(:prefix \|\| '(\w+)\.(\w+)'\)")
 
 @pytest.fixture
 def dashboard(bundle):
-    return bundle.resources_of_kind("dashboards")["dashboard"]["serialized_dashboard"]
+    return json.loads(bundle.resources_of_kind("dashboards")["dashboard"]["serialized_dashboard"])
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def test_an_alert_asks_a_query_over_the_schemas_of_its_target(files):
         assert re.search(rf"\bAS {alert['evaluation']['source']['name']}\b", last)
     assert asked == {
         "backlog": ["backlog"],
+        "bronze_idle": ["bronze_idle"],
         "stopped_layers": ["backlog"],
         "violations": ["violations"],
         "quarantine_rate": ["quarantine_rate"],
@@ -72,11 +74,6 @@ def test_the_dashboard_has_a_page_each_for_freshness_integrity_and_analytics(das
         assert len(set(taken)) == len(taken), page["name"]
 
 
-def test_the_dashboard_s_numbers_have_a_point(dashboard):
-    # A deployment keeps what it deployed as JSON, where 6 is 6.0: a whole one would differ from that with every plan.
-    assert {type(number) for number in numbers_of(dashboard)} == {float}
-
-
 def test_a_widget_shows_what_its_query_gives(dashboard, widgets):
     known = {dataset["name"] for dataset in dashboard["datasets"]}
     for widget in widgets:
@@ -97,13 +94,6 @@ def cells(position):
     """The cells of the page's grid that a widget takes."""
     across, down = int(position["width"]), int(position["height"])
     return [(position["x"] + x, position["y"] + y) for x in range(across) for y in range(down)]
-
-
-def numbers_of(node):
-    """Every number below a node."""
-    if isinstance(node, dict | list):
-        return [found for item in (node.values() if isinstance(node, dict) else node) for found in numbers_of(item)]
-    return [node] if isinstance(node, int | float) and not isinstance(node, bool) else []
 
 
 def texts_of(node, key):

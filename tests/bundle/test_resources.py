@@ -12,17 +12,18 @@ from bundle.conftest import GIVEN
 from sessionlake.cli.app import app
 from sessionlake.cli.job import explain_refusal
 from sessionlake.databricks.bundle.files import ResolvedTarget, resolve_target
-from sessionlake.databricks.bundle.rules import MODELS, models_are_installed
+from sessionlake.databricks.bundle.models import MODEL_FILE
 from sessionlake.delta.lake import Lake, storage_of
 from sessionlake.delta.schemas.names import ERASURES
 from sessionlake.settings.file import read_document
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.spark.session import databricks_conf
+from support.bundle_models import KINDS, write_models
 from support.dbutils import give_secrets
 
 ROOT = Path(__file__).parents[2]
 LAYERS = {"bronze", "silver", "gold"}
-ENDLESS = {*LAYERS, "processors", "publish"}
+ENDLESS = {*LAYERS, "lake", "processors", "publish"}
 CLIENT = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'Login required username="u" password="p$\\";'}
 HOST = re.compile(r"https?://(?!docs\.|github\.com)|\b\d{1,3}(\.\d{1,3}){3}\b|\.(cloud|net|io|databricks\.com)\b")
 CREDENTIAL = re.compile(r"dapi[0-9a-f]{8}|password\s*[=:]|BEGIN [A-Z ]*PRIVATE KEY|AKIA[0-9A-Z]{16}")
@@ -30,11 +31,14 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def test_every_resource_of_every_kind_loads_through_its_model(bundle):
-    assert models_are_installed()
     for kind, resources in bundle.config["resources"].items():
-        model = getattr(import_module(f"databricks.bundles.{kind}"), MODELS[kind])
+        model = getattr(import_module(f"databricks.bundles.{kind}"), KINDS[kind])
         for resource in resources.values():
             model.from_dict({name: value for name, value in resource.items() if name != "id"})
+
+
+def test_the_stored_models_are_those_of_the_package():
+    assert MODEL_FILE.read_text() == write_models(), "run `make bundle-models`"
 
 
 def test_there_is_one_file_a_resource(files):
@@ -71,9 +75,21 @@ def test_a_development_target_waits_paused_and_shares_no_name_with_others(dev, p
 
 def test_production_runs_as_the_service_principal_from_one_root(production):
     unpaused = {key for key, job in production.jobs.items() if pace(job).get("pause_status") == "UNPAUSED"}
-    assert unpaused == LAYERS
+    assert unpaused == {*LAYERS, "maintenance"}
     assert production.config["run_as"] == {"service_principal_name": production.config["var"]["service_principal_name"]}
-    assert production.config["workspace"]["root_path"].endswith(f"/sessionlake/{production.name}")
+    principal = production.config["var"]["service_principal_name"]
+    root = f"/Workspace/Users/{principal}/.bundle/sessionlake/{production.name}"
+    assert production.config["workspace"]["root_path"] == root
+
+
+@pytest.mark.parametrize("name", ["staging", "prod"])
+def test_a_second_user_deploys_the_same(files, name):
+    ada, grace = (
+        resolve_target(files, name, GIVEN, {"userName": f"{user}@example.com", "short_name": user}).config
+        for user in ("ada", "grace")
+    )
+    assert ada["workspace"].pop("current_user") != grace["workspace"].pop("current_user")
+    assert ada == grace
 
 
 def test_what_runs_without_end_is_told_of_when_it_fails_or_falls_behind(bundle):
@@ -201,7 +217,7 @@ def test_the_principal_may_ask_the_warehouse_that_its_alerts_ask_and_read_the_se
         production.resources_of_kind("sql_warehouses").values(),
         production.resources_of_kind("secret_scopes").values(),
     )
-    assert len(production.resources_of_kind("alerts")) == 4
+    assert len(production.resources_of_kind("alerts")) == 5
     for alert in production.resources_of_kind("alerts").values():
         assert alert["run_as"] == {"service_principal_name": principal}
         assert alert["warehouse_id"] == warehouse["id"]

@@ -32,6 +32,8 @@ class Workspace:
     """Content of the workspace. Tests fill and read it.
 
     Attributes:
+        alerts: The SQL alerts.
+        permissions: Permissions of each object, by its kind and id.
         operate: Runs a Python task: takes its parameters, and returns whether it succeeded and its output.
         answers: Answers to SQL statements, in order.
         statements: SQL statements that were received.
@@ -45,6 +47,8 @@ class Workspace:
     answers: list[dict[str, Any]] = field(default_factory=list)
     statements: list[dict[str, Any]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    alerts: list[dict[str, Any]] = field(default_factory=list)
+    permissions: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add_job(self, name: str, target: str = "prod", creator: str = USER, **settings: Any) -> int:
         """Adds a job and returns its id. Unless the target is empty, it looks as if a bundle deployed it."""
@@ -77,7 +81,8 @@ class Workspace:
 
     def list_jobs(self, **query: str) -> dict[str, Any]:
         """Returns one job per page, to detect clients that read only one page. Only `get` returns clusters."""
-        found = list(self.jobs.values())
+        wanted = query.get("name")
+        found = [job for job in self.jobs.values() if wanted in {None, job["settings"]["name"]}]
         at = int(query.get("page_token", 0))
         shown = [
             job | {"settings": {k: v for k, v in job["settings"].items() if k != "job_clusters"}}
@@ -166,6 +171,8 @@ class Workspace:
         yield r"GET /api/2.0/preview/scim/v2/Me", lambda: {"userName": USER}
         yield r"GET /api/2.2/jobs/list", self.list_jobs
         yield r"GET /api/2.2/jobs/get", self.get_job
+        yield r"GET /api/2.0/alerts", lambda **_: {"alerts": self.alerts}
+        yield r"GET /api/2.0/permissions/(?P<path>.+)", lambda path: self.permissions[path]
         yield r"POST /api/2.2/jobs/update", self.update_job
         yield r"POST /api/2.2/jobs/run-now", self.run_now
         yield r"GET /api/2.2/jobs/runs/list", self.list_runs

@@ -120,15 +120,12 @@ def run_bundle_checks(commands: Any, folder: Path = Path()) -> list[CheckResult]
         commands: The command line, by which the words in the jobs' definitions are checked.
     """
     from sessionlake.cli.job import explain_refusal
-    from sessionlake.databricks.bundle.rules import find_bundle_faults, models_are_installed
+    from sessionlake.databricks.bundle.rules import find_bundle_faults
 
     prefix = "BUNDLE_VAR_"
     given = {name.removeprefix(prefix): value for name, value in os.environ.items() if name.startswith(prefix)}
     faults = find_bundle_faults(folder, given, partial(explain_refusal, commands))
     findings = [CheckResult(CheckSeverity.FAIL, f"{fault.file}:{fault.line}", fault.text) for fault in faults]
-    if not models_are_installed():
-        text = "the keys of resources are not checked. Install databricks-bundles (`uv sync`)"
-        findings.append(CheckResult(CheckSeverity.WARN, "models", text))
     return findings or [CheckResult(CheckSeverity.OK, "bundle", "no fault found. A workspace may find more")]
 
 

@@ -147,7 +147,7 @@ def remote_run(
 def remote_pause(jobs: Jobs, target: Target = None, profile: Profile = None) -> None:
     """Pause jobs and end their runs, until `remote run`.
 
-    A new deployment starts or pauses them as its target says.
+    A new deployment leaves them paused, unless its variable `start` is true.
     """
     from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
     from sessionlake.databricks.remote.runs import set_paused, stop_runs

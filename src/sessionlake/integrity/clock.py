@@ -191,7 +191,7 @@ def cut_into_segments(
 
 @dataclass(frozen=True)
 class StretchTimes:
-    """The stream times at which stretches begin. A stretch has the offsets from one segment's first to the next one's.
+    """The stream times at which stretches begin. A stretch begins with a segment and ends before the next one.
 
     Attributes:
         lane: For each stretch, the index of its topic-partition in `ShardClock.partition_times`; ascending.

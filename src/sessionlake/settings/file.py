@@ -167,7 +167,7 @@ def read_document(path: Path) -> Document:
         return Document(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise FileError(path, 1, f": expected a mapping of keys at the top level, found {type(content).__name__}")
-    return Document(path, content, _line_numbers(node))
+    return Document(path, content, find_line_numbers(node))
 
 
 def read_text(path: Path) -> str:
@@ -283,14 +283,15 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
             section[last] = {key: str(folder / path) for key, path in found.items() if isinstance(path, str)}
 
 
-def _line_numbers(node: yaml.Node | None, path: KeyPath = ()) -> dict[KeyPath, int]:
+def find_line_numbers(node: yaml.Node | None, path: KeyPath = ()) -> dict[KeyPath, int]:
+    """Returns the line of each key and item below a node of YAML, from 1."""
     found: dict[KeyPath, int] = {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             own = (*path, str(key.value))
-            found |= {own: key.start_mark.line + 1} | _line_numbers(value, own)
+            found |= {own: key.start_mark.line + 1} | find_line_numbers(value, own)
     elif isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             own = (*path, number)
-            found |= {own: item.start_mark.line + 1} | _line_numbers(item, own)
+            found |= {own: item.start_mark.line + 1} | find_line_numbers(item, own)
     return found

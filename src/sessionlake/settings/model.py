@@ -79,8 +79,8 @@ PUBLICATIONS_VARIABLE = "SESSIONLAKE_PUBLICATIONS"
 DEFAULT_FILE = "sessionlake.yml"
 DEFAULT_HOME = ".sessionlake"
 # Environment variables that start like settings but are none.
-_PROCESS_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
-_PROCESS_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
+PROCESS_VARIABLES = {CONFIG_VARIABLE, TARGET_VARIABLE, SCOPE_VARIABLE, PUBLICATIONS_VARIABLE}
+PROCESS_VARIABLES |= {"SESSIONLAKE_FAULT", "SESSIONLAKE_CACHE", "SESSIONLAKE_DEBUG"}
 
 # Keys whose values never appear in error texts.
 _SECRET = {"options", "security", "registry_auth", "registry_url", "url", "token"}
@@ -350,7 +350,7 @@ def _find_config_file(file: str | Path | None) -> Path | None:
 def _refuse_unknown_variables() -> None:
     known = set(Settings.model_fields)
     for name in os.environ:
-        if name.startswith(ENV_PREFIX) and name not in _PROCESS_VARIABLES:
+        if name.startswith(ENV_PREFIX) and name not in PROCESS_VARIABLES:
             section = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
             if section not in known:
                 raise ConfigError(
@@ -364,7 +364,7 @@ def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> li
     for item in error.errors():
         key, text = ".".join(str(part) for part in item["loc"]), item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"{key}: no such key{describe_unknown_key(item['loc'][-1], _list_known_keys(item['loc'][:-1]))}"
+            text = f"{key}: no such key{describe_unknown_key(item['loc'][-1], list_known_keys(item['loc'][:-1]))}"
         elif file.contains_secret(item["loc"], text):
             text = f"{key}: the value of the secret is not valid ({item['type']})"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
@@ -375,14 +375,15 @@ def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> li
     return found
 
 
-def _list_known_keys(location: tuple[int | str, ...]) -> list[str]:
+def list_known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys that a section of the settings may have; none if its keys are free."""
     model: Any = Settings
     for part in location:
         if isinstance(part, int):
             continue
         field = model.model_fields.get(part)
         model = _LISTED.get(str(part)) or (field.annotation if field else None)
-        if model is None:
+        if not hasattr(model, "model_fields"):
             return []
     return sorted(field.alias or name for name, field in model.model_fields.items())
 

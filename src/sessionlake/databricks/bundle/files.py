@@ -125,13 +125,16 @@ def read_bundle(folder: Path) -> BundleFiles:
     )
 
 
-def resolve_target(files: BundleFiles, name: str, variables: Mapping[str, Any]) -> ResolvedTarget:
+def resolve_target(
+    files: BundleFiles, name: str, variables: Mapping[str, Any], user: Mapping[str, str] | None = None
+) -> ResolvedTarget:
     """Returns a target as it would be deployed.
 
     Args:
         files: The bundle's files.
         name: Name of the target.
         variables: Values of variables. A variable without a value or default becomes `<name>`.
+        user: Who deploys: `userName` and `short_name`. None is a user of an example.
 
     Raises:
         ConfigError: A reference `${…}` names something that does not exist, or refers to itself.
@@ -143,7 +146,7 @@ def resolve_target(files: BundleFiles, name: str, variables: Mapping[str, Any]) 
     config = merge_content(config, chosen)
     config["bundle"] = config.get("bundle", {}) | {"target": name}
     config["var"] = values
-    _apply_workspace(config, name)
+    _apply_workspace(config, name, user or _USER)
     _apply_presets(config)
     _apply_identities(config)
     return ResolvedTarget(name, _resolve_references(config, config, ()))
@@ -168,23 +171,43 @@ def iterate_texts(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]
         yield key, node
 
 
-def _apply_workspace(config: Tree, target: str) -> None:
-    root = f"/Workspace/Users/{_USER['userName']}/.bundle/{config['bundle']['name']}/{target}"
-    workspace = {"root_path": root, "file_path": f"{root}/files", "current_user": _USER}
-    config["workspace"] = workspace | config.get("workspace", {})
+def list_scopes(content: Tree) -> list[tuple[str, Tree, tuple[str, ...]]]:
+    """Returns the whole document and each of its targets, which have the same structure as the document.
+
+    Each tuple has the beginning of fault texts, the content, and its path of keys.
+    """
+    targets = content.get("targets") or {}
+    return [("", content, ()), *((f"target {n}: ", scope or {}, ("targets", n)) for n, scope in targets.items())]
+
+
+def list_resources(scope: Tree) -> list[tuple[str, str, Tree]]:
+    """Returns kind, key and content of all resources and scripts, which share one namespace of keys."""
+    shared = dict(scope.get("resources") or {}) | ({"scripts": scope["scripts"]} if "scripts" in scope else {})
+    return [(kind, key, own or {}) for kind, resources in shared.items() for key, own in (resources or {}).items()]
+
+
+def _apply_workspace(config: Tree, target: str, user: Mapping[str, str]) -> None:
+    root = f"/Workspace/Users/{user['userName']}/.bundle/{config['bundle']['name']}/{target}"
+    given = config.get("workspace") or {}
+    paths = {"root_path": root, "file_path": f"{given.get('root_path') or root}/files"}
+    config["workspace"] = paths | given | {"current_user": dict(user)}
 
 
 def _apply_presets(config: Tree) -> None:
     development = config.get("mode") == DEVELOPMENT
-    defaults = {"name_prefix": f"[dev {_USER['short_name']}] ", "trigger_pause_status": "PAUSED"} if development else {}
+    own = config["workspace"]["current_user"]["short_name"]
+    defaults = {"name_prefix": f"[dev {own}] ", "trigger_pause_status": "PAUSED"} if development else {}
     presets = defaults | config.get("presets", {})
     paused = presets.get("trigger_pause_status")
     for kind, found in config.get("resources", {}).items():
         for key, resource in found.items():
+            if not isinstance(resource, dict):
+                continue
             resource.setdefault("id", f"<{kind}.{key}.id>")  # the workspace gives it
             _add_prefix(kind, resource, presets.get("name_prefix", ""))
             for when in {"continuous", "schedule", "trigger"} & resource.keys() if paused else ():
-                resource[when].setdefault("pause_status", paused)
+                if isinstance(resource[when], dict):
+                    resource[when].setdefault("pause_status", paused)
 
 
 def _apply_identities(config: Tree) -> None:
@@ -201,12 +224,14 @@ def _apply_identities(config: Tree) -> None:
 
 
 def _add_prefix(kind: str, resource: Tree, prefix: str) -> None:
-    if kind in {"jobs", "sql_warehouses"}:
-        resource["name"] = f"{prefix}{resource.get('name', '')}"
-    elif kind in {"dashboards", "alerts"}:
-        resource["display_name"] = f"{prefix}{resource.get('display_name', '')}"
+    field = "display_name" if kind in {"dashboards", "alerts"} else "name"
+    name = resource.get(field)
+    if not isinstance(name, str):
+        return
+    if kind in {"jobs", "sql_warehouses", "dashboards", "alerts"}:
+        resource[field] = f"{prefix}{name}"
     elif kind == "schemas":
-        resource["name"] = re.sub(r"\W+", "_", prefix).lstrip("_") + str(resource.get("name", ""))
+        resource[field] = re.sub(r"\W+", "_", prefix).lstrip("_") + name
 
 
 def _resolve_references(node: Any, config: Tree, seen: tuple[str, ...]) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from zoneinfo import available_timezones
 
 from sessionlake.databricks.bundle.files import Tree
+from sessionlake.databricks.bundle.models import suggest
 from sessionlake.settings.file import KeyPath
 
 JobFault = tuple[KeyPath, str]
@@ -31,21 +30,10 @@ RUNTIME_CONF = frozenset(
 PACKAGE = "sessionlake"
 ENTRY_POINT = "sessionlake-job"
 """Entry point for jobs. Unlike the package's other entry point, it rejects commands that jobs may not run."""
+_COMPUTE = ("job_cluster_key", "environment_key", "new_cluster", "existing_cluster_id")
+_SIZES = ("autoscale", "num_workers", "is_single_node")
+_KIND, _PROFILE = "CLASSIC_PREVIEW", "spark.databricks.cluster.profile"
 _MODES = {"SINGLE_USER", "DATA_SECURITY_MODE_DEDICATED"}
-_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
-_DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
-# Fields of a Quartz expression: name, lowest value, highest value, and names for the values from the lowest on.
-_FIELDS: list[tuple[str, int, int, list[str]]] = [
-    ("second", 0, 59, []),
-    ("minute", 0, 59, []),
-    ("hour", 0, 23, []),
-    ("day of month", 1, 31, []),
-    ("month", 1, 12, _MONTHS),
-    ("day of week", 1, 7, _DAYS),
-    ("year", 1970, 2099, []),
-]
-_DAY_OF_MONTH = re.compile(r"L(-\d{1,2})?|LW|\d{1,2}W")
-_DAY_OF_WEEK = re.compile(r"L|[1-7]L|[1-7]#[1-5]|[A-Z]{3}L|[A-Z]{3}#[1-5]")
 
 
 def find_job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
@@ -53,21 +41,8 @@ def find_job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
     yield from _find_task_faults(job)
     yield from _find_command_faults(job, refused)
     yield from _find_trigger_faults(job)
-    yield from _find_schedule_faults(job)
+    yield from _find_compute_faults(job)
     yield from _find_cluster_faults(job)
-
-
-def find_cron_fault(expression: str) -> str | None:
-    """Returns the fault in a Quartz expression, or None."""
-    fields = expression.split()
-    if len(fields) not in (6, 7):
-        return f"cron '{expression}': 6 or 7 fields are needed, found {len(fields)}"
-    for (name, low, high, names), text in zip(_FIELDS, fields, strict=False):
-        if not all(_is_valid_item(name, item, low, high, names) for item in text.split(",")):
-            return f"cron '{expression}': {name} '{text}'"
-    if (fields[3] == "?") == (fields[5] == "?"):
-        return f"cron '{expression}': exactly one of day of month and day of week must be ?"
-    return None
 
 
 def _find_task_faults(job: Tree) -> Iterator[JobFault]:
@@ -80,25 +55,41 @@ def _find_task_faults(job: Tree) -> Iterator[JobFault]:
         "environment_key": {item["environment_key"] for item in job.get("environments", [])},
         "job_cluster_key": {item["job_cluster_key"] for item in job.get("job_clusters", [])},
     }
+    for key, before in find_order(job).items() if tasks else ():
+        if key in before and key not in _list_needed(tasks[keys.index(key)]):
+            yield ("tasks",), f"task {key!r} waits for itself through the tasks that it depends on"
     for number, task in enumerate(tasks):
-        for needed in (item["task_key"] for item in task.get("depends_on", [])):
+        for position, needed in enumerate(item["task_key"] for item in task.get("depends_on") or ()):
+            place: KeyPath = ("tasks", number, "depends_on", position, "task_key")
             if needed == task["task_key"]:
-                yield ("tasks", number, "depends_on"), f"task {needed!r} depends on itself"
+                yield place, f"task {needed!r} depends on itself"
             elif needed not in keys:
-                yield (
-                    ("tasks", number, "depends_on"),
-                    f"task {task['task_key']!r} depends on {needed!r}, which is not a task",
-                )
+                yield place, f"task {task['task_key']!r} depends on {needed!r}, which is not a task"
         for field, known in defined.items():
             if field in task and task[field] not in known:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: {field} {task[field]!r} is not defined"
+
+
+def _list_needed(task: Tree) -> set[str]:
+    return {item["task_key"] for item in task.get("depends_on") or ()}
+
+
+def find_order(job: Tree) -> dict[str, set[str]]:
+    """Returns for each task the tasks that end before it starts."""
+    needs = {task["task_key"]: _list_needed(task) for task in job["tasks"]}
+    for _ in needs:
+        needs = {key: own.union(*(needs.get(one, set()) for one in own)) for key, own in needs.items()}
+    return needs
 
 
 def _find_command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
     """Yields faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
-        if wheel.get("package_name") != PACKAGE:
+        name = str(wheel.get("package_name", ""))
+        if name != PACKAGE:
+            if wheel.get("entry_point") == ENTRY_POINT or suggest(name, [PACKAGE]):
+                yield (*key, "package_name"), f"the entry point is one of the package {PACKAGE}, not of {name!r}"
             continue
         if wheel["entry_point"] != ENTRY_POINT:
             yield (*key, "entry_point"), f"the entry point of a job must be {ENTRY_POINT}, not {wheel['entry_point']!r}"
@@ -124,14 +115,33 @@ def _find_trigger_faults(job: Tree) -> Iterator[JobFault]:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: a continuous job may not have {field}"
 
 
-def _find_schedule_faults(job: Tree) -> Iterator[JobFault]:
-    if "schedule" not in job:
-        return
-    if fault := find_cron_fault(job["schedule"]["quartz_cron_expression"]):
-        yield ("schedule", "quartz_cron_expression"), fault
-    zone = job["schedule"]["timezone_id"]
-    if zone not in available_timezones():
-        yield ("schedule", "timezone_id"), f"time zone {zone!r} is unknown"
+def _find_compute_faults(job: Tree) -> Iterator[JobFault]:
+    """Yields tasks without work or compute, or with two of either, and clusters that no task uses."""
+    for number, task in enumerate(job.get("tasks", [])):
+        what, key = f"task {task['task_key']!r}", ("tasks", number)
+        work = sorted(name for name in task if name.endswith("_task") and task[name] is not None)
+        if len(work) != 1:
+            yield key, f"{what} must have exactly one kind of work, such as python_wheel_task, found {work or 'none'}"
+        compute = [name for name in _COMPUTE if task.get(name) is not None]
+        if work == ["python_wheel_task"] and len(compute) != 1:
+            yield key, f"{what} must have exactly one of {', '.join(_COMPUTE)}, found {', '.join(compute) or 'none'}"
+        if work == ["python_wheel_task"] and not task.get("libraries") and "environment_key" not in task:
+            yield key, f"{what} installs no libraries, so its cluster lacks the wheel. Add libraries"
+    used = {task.get("job_cluster_key") for task in job.get("tasks", [])}
+    for number, item in enumerate(job.get("job_clusters", [])):
+        if item.get("job_cluster_key") not in used:
+            yield ("job_clusters", number), f"no task uses the cluster {item.get('job_cluster_key')!r}"
+    yield from _find_health_faults(job)
+
+
+def _find_health_faults(job: Tree) -> Iterator[JobFault]:
+    """Yields rules on a run's duration that can never hold, because the run's timeout ends it before."""
+    timeout = job.get("timeout_seconds")
+    for number, rule in enumerate((job.get("health") or {}).get("rules") or ()):
+        value, is_duration = rule.get("value"), rule.get("metric") == "RUN_DURATION_SECONDS"
+        if is_duration and isinstance(value, int) and isinstance(timeout, int) and 0 < timeout <= value:
+            text = f"a run ends after timeout_seconds, {timeout}, so it never takes {value} seconds"
+            yield ("health", "rules", number), text
 
 
 def _find_cluster_faults(job: Tree) -> Iterator[JobFault]:
@@ -141,26 +151,14 @@ def _find_cluster_faults(job: Tree) -> Iterator[JobFault]:
             yield key, f"data_security_mode must be SINGLE_USER, found {cluster.get('data_security_mode')}"
         for conf in cluster.get("spark_conf", {}).keys() - RUNTIME_CONF:
             yield (*key, "spark_conf", conf), f"spark_conf: {conf} is not one of the known settings (RUNTIME_CONF)"
-        if bool(cluster.get("autoscale")) == ("num_workers" in cluster):
-            yield key, "a cluster must have either autoscale or num_workers"
-
-
-def _is_valid_item(name: str, item: str, low: int, high: int, names: list[str]) -> bool:
-    """Returns True if one item of a Quartz field is valid.
-
-    An item is `*`, `?`, a value, a range, any of these with a step, or a special form of a day field.
-    """
-    if item == "?" and name.startswith("day"):
-        return True
-    if (name == "day of month" and _DAY_OF_MONTH.fullmatch(item)) or (
-        name == "day of week" and _DAY_OF_WEEK.fullmatch(item)
-    ):
-        return True
-    span, slash, step = item.partition("/")
-    if slash and not (step.isdecimal() and 1 <= int(step) <= high):
-        return False
-    if span == "*":
-        return True
-    values = [low + names.index(part) if part in names else part for part in span.split("-")]
-    # A range may wrap around, such as the hours 22-2.
-    return len(values) <= 2 and all(str(value).isdecimal() and low <= int(value) <= high for value in values)  # noqa: PLR2004 - a range has two ends
+        sizes = [name for name in _SIZES if cluster.get(name) not in (None, False)]
+        if len(sizes) != 1:
+            text = f"a cluster must have exactly one of {', '.join(_SIZES)}, found {', '.join(sizes) or 'none'}"
+            yield key, text
+        if cluster.get("is_single_node") and cluster.get("kind") != _KIND:
+            yield (*key, "is_single_node"), f"is_single_node needs kind: {_KIND}, found {cluster.get('kind')}"
+        if cluster.get("num_workers") == 0 and cluster.get("spark_conf", {}).get(_PROFILE) != "singleNode":
+            yield (*key, "num_workers"), "a cluster without workers runs nothing. Use is_single_node: true"
+        for name in ("spark_version", "node_type_id"):
+            if not (cluster.get(name) or (cluster.get("instance_pool_id") and name == "node_type_id")):
+                yield key, f"a cluster needs {name}"

@@ -80,6 +80,13 @@ def find_deployed_jobs(client: WorkspaceClient, target: str | None) -> dict[str,
     )
 
 
+def find_target(settings: Any) -> str:
+    """Returns the bundle target that a job with these settings was deployed to; empty if no bundle deployed it."""
+    path = (settings.deployment and settings.deployment.metadata_file_path) or ""
+    found = _TARGET.search(path)
+    return found["target"] if found else ""
+
+
 def choose_job(jobs: Mapping[str, DeployedJob], short_name: str) -> DeployedJob:
     """Returns the job with this word.
 
@@ -115,9 +122,7 @@ def _parse_job(job: BaseJob) -> DeployedJob | None:
     fits = _NAME.fullmatch(settings.name or "") if settings else None
     if settings is None or fits is None:
         return None
-    path = (settings.deployment and settings.deployment.metadata_file_path) or ""
-    target = _TARGET.search(path)
-    place = (target["target"] if target else "", fits["prefix"] or "")
+    place = (find_target(settings), fits["prefix"] or "")
     return DeployedJob(int(job.job_id or 0), fits["word"], fits[0], place, settings)
 
 

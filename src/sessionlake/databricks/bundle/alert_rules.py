@@ -1,0 +1,87 @@
+"""Checks alerts: the query, and what is compared with which threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sessionlake.databricks.bundle.files import Tree
+from sessionlake.databricks.bundle.models import suggest
+from sessionlake.databricks.bundle.query_rules import Columns, check_query
+from sessionlake.settings.file import KeyPath
+
+TextFault = tuple[KeyPath, str, int]
+"""Path of keys within the resource, the fault's description, and the line within the text there, or 0."""
+_WITHOUT_THRESHOLD = {"IS_NULL", "IS_NOT_NULL"}
+
+
+def find_alert_faults(
+    alert: Tree, columns: Columns, schemas: Mapping[str, str], catalog: str, queries: Mapping[str, str]
+) -> Iterator[TextFault]:
+    """Yields the faults of a resolved alert.
+
+    Args:
+        alert: The alert.
+        columns: The lake's tables.
+        schemas: Schema of the lake by its name in the deployment.
+        catalog: The catalog of the lake.
+        queries: The text of each file in resources/queries, by its name.
+    """
+    sql = str(alert.get("query_text", ""))
+    checked = check_query(sql, columns, schemas)
+    yield from ((("query_text",), text, line) for line, text in checked.faults)
+    yield from _find_copy_faults(sql, schemas, catalog, queries)
+    evaluation = alert.get("evaluation") or {}
+    for path in (("source",), ("threshold", "column")):
+        node = evaluation
+        for part in path:
+            node = (node or {}).get(part) or {}
+        name = node.get("name") if isinstance(node, dict) else None
+        if name and checked.outputs and name not in checked.outputs:
+            text = f"the query returns no column {name!r}, it returns {', '.join(checked.outputs)}"
+            yield ("evaluation", *path, "name"), text + suggest(name, checked.outputs), 0
+    yield from _find_threshold_faults(evaluation)
+    for number, own in enumerate((evaluation.get("notification") or {}).get("subscriptions") or ()):
+        if isinstance(own, dict) and len({"user_email", "destination_id"} & own.keys()) != 1:
+            key = ("evaluation", "notification", "subscriptions", number)
+            yield key, "a subscription must have either user_email or destination_id", 0
+
+
+def _find_threshold_faults(evaluation: Tree) -> Iterator[TextFault]:
+    operator, threshold = evaluation.get("comparison_operator"), evaluation.get("threshold") or {}
+    if operator in _WITHOUT_THRESHOLD:
+        return
+    if len({"value", "column"} & threshold.keys()) != 1:
+        yield ("evaluation", "threshold"), f"{operator} needs a threshold with either a value or a column", 0
+    value = threshold.get("value")
+    if isinstance(value, dict) and len(value) != 1:
+        yield ("evaluation", "threshold", "value"), "a threshold must have exactly one value", 0
+
+
+def _find_copy_faults(
+    sql: str, schemas: Mapping[str, str], catalog: str, queries: Mapping[str, str]
+) -> Iterator[TextFault]:
+    """Yields where a copy of a query differs from the file with the same first line."""
+    names = {plain: given for given, plain in schemas.items()}
+    for name, original in queries.items():
+        own, copied = sql.splitlines(), original.splitlines()
+        if not own or own[0] != copied[0]:
+            continue
+        for schema, given in names.items():
+            for table in ("'" + schema + ".",):
+                copied = [_name_tables(line, table, f"{catalog}.{given}.") for line in copied]
+        for number, (ours, theirs) in enumerate(zip(own, copied, strict=False), 1):
+            if ours != theirs:
+                yield (
+                    ("query_text",),
+                    f"this line differs from queries/{name}.sql, which has {theirs.strip()!r}",
+                    number,
+                )
+                return
+        if len(own) != len(copied):
+            yield ("query_text",), f"the query differs from queries/{name}.sql: it has {len(own)} lines", len(own)
+
+
+def _name_tables(line: str, named: str, deployed: str) -> str:
+    """Replaces `IDENTIFIER(:prefix || 'ops.ledger')` by the table's name in a deployment."""
+    head, found, tail = line.partition(f"IDENTIFIER(:prefix || {named}")
+    return f"{head}{deployed}{tail.replace(chr(39) + ')', '', 1)}" if found else line

@@ -1,0 +1,173 @@
+"""Checks dashboards: their keys, their queries, and that each widget shows what its query returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from sessionlake.databricks.bundle.alert_rules import TextFault
+from sessionlake.databricks.bundle.files import Tree
+from sessionlake.databricks.bundle.models import find_model_faults, suggest
+from sessionlake.databricks.bundle.query_rules import CheckedQuery, Columns, check_query
+from sessionlake.databricks.bundle.root_models import DASHBOARD, WIDGET_VERSIONS, read_all_models
+from sessionlake.protocol.columns import find_repeated_names
+from sessionlake.settings.file import KeyPath, find_line_numbers
+
+CONTENT = "serialized_dashboard"
+
+
+def find_dashboard_faults(
+    dashboard: Tree, columns: Columns, schemas: Mapping[str, str], queries: Mapping[str, str]
+) -> Iterator[TextFault]:
+    """Yields the faults of a resolved dashboard.
+
+    Args:
+        dashboard: The dashboard.
+        columns: The lake's tables.
+        schemas: Schema of the lake by its name in the deployment.
+        queries: The text of each file in resources/queries, by its name.
+    """
+    text = dashboard.get(CONTENT)
+    if text is None:
+        return
+    if not isinstance(text, str):
+        yield (CONTENT,), "must be a text of JSON: as YAML, each plan would report its numbers as changed", 0
+        return
+    try:
+        # JSON is YAML, whose parser tells the line of each key.
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        content = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        yield (CONTENT,), f"the dashboard is not valid JSON: {error.problem}", line
+        return
+    lines = find_line_numbers(node)
+    for key, fault in _find_content_faults(content, columns, schemas, queries):
+        line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), 1)
+        yield (CONTENT,), fault, line
+
+
+def _find_content_faults(
+    content: Any, columns: Columns, schemas: Mapping[str, str], queries: Mapping[str, str]
+) -> Iterator[tuple[KeyPath, str]]:
+    wrong = list(find_model_faults(read_all_models(), DASHBOARD, content))
+    yield from wrong
+    if wrong:
+        return
+    checked: dict[str, CheckedQuery] = {}
+    for number, dataset in enumerate(content["datasets"]):
+        key: KeyPath = ("datasets", number)
+        sql, parameters = _read_sql(dataset), dataset.get("parameters") or []
+        own = check_query(sql, columns, None, frozenset(one["keyword"] for one in parameters))
+        checked[dataset["name"]] = own
+        where = "queryLines" if "queryLines" in dataset else "query"
+        for line, text in own.faults:
+            yield (*key, where, *((line - 1,) if where == "queryLines" else ())), f"{dataset['name']}: {text}"
+        for position, one in enumerate(parameters):
+            if f":{one['keyword']}" not in sql:
+                text = f"{dataset['name']}: the query does not use the parameter {one['keyword']!r}"
+                yield (*key, "parameters", position, "keyword"), text
+        yield from _find_copy_faults(key, dataset, sql, queries)
+        yield from _find_prefix_faults(key, parameters, own, schemas)
+    for kind in ("datasets", "pages"):
+        for name in find_repeated_names(one["name"] for one in content[kind]):
+            yield (kind,), f"the name {name!r} occurs twice in {kind}"
+    for number, page in enumerate(content["pages"]):
+        yield from _find_page_faults(("pages", number), page, checked)
+
+
+def _read_sql(dataset: Tree) -> str:
+    return "".join(dataset.get("queryLines") or ()) or str(dataset.get("query", ""))
+
+
+def _find_copy_faults(
+    key: KeyPath, dataset: Tree, sql: str, queries: Mapping[str, str]
+) -> Iterator[tuple[KeyPath, str]]:
+    original = queries.get(dataset["name"])
+    if original is None or original == sql:
+        return
+    pairs = zip(sql.splitlines(), original.splitlines(), strict=False)
+    number = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), 0)
+    yield (*key, "queryLines", number), f"{dataset['name']}: the query differs from queries/{dataset['name']}.sql here"
+
+
+def _find_prefix_faults(
+    key: KeyPath, parameters: list[Tree], query: CheckedQuery, schemas: Mapping[str, str]
+) -> Iterator[tuple[KeyPath, str]]:
+    """Yields default values of the parameter `prefix` with which the dashboard shows another deployment's tables."""
+    for number, parameter in enumerate(parameters):
+        values = ((parameter.get("defaultSelection") or {}).get("values") or {}).get("values") or []
+        if parameter["keyword"] != "prefix" or not values:
+            continue
+        for schema in {table.partition(".")[0] for table in query.tables}:
+            name = f"{values[0].get('value')}{schema}"
+            if name not in schemas and not name.startswith("<"):
+                text = f"with the prefix {values[0].get('value')!r} the dashboard shows the schema {name!r}, which this"
+                yield (*key, "parameters", number), f"{text} target does not have. Correct schema_prefix"
+
+
+def _find_page_faults(key: KeyPath, page: Tree, checked: Mapping[str, CheckedQuery]) -> Iterator[tuple[KeyPath, str]]:
+    cells: dict[tuple[int, int], str] = {}
+    for number, placed in enumerate(page.get("layout") or ()):
+        widget, own = placed["widget"], (*key, "layout", number)
+        yield from _find_widget_faults((*own, "widget"), widget, checked)
+        position = placed["position"]
+        taken = [
+            (position["x"] + x, position["y"] + y) for x in range(position["width"]) for y in range(position["height"])
+        ]
+        if other := next((cells[cell] for cell in taken if cell in cells), None):
+            yield (*own, "position"), f"the widget {widget['name']!r} overlaps {other!r}"
+        cells |= dict.fromkeys(taken, widget["name"])
+
+
+def _find_widget_faults(
+    key: KeyPath, widget: Tree, checked: Mapping[str, CheckedQuery]
+) -> Iterator[tuple[KeyPath, str]]:
+    fields: set[str] = set()
+    names = {query["name"] for query in widget.get("queries") or ()}
+    for number, named in enumerate(widget.get("queries") or ()):
+        query, own = named["query"], (*key, "queries", number, "query")
+        if query["datasetName"] not in checked:
+            text = f"there is no dataset {query['datasetName']!r}{suggest(query['datasetName'], list(checked))}"
+            yield (*own, "datasetName"), text
+            continue
+        outputs = checked[query["datasetName"]].outputs
+        for position, field in enumerate(query.get("fields") or ()):
+            fields.add(field["name"])
+            yield from (
+                ((*own, "fields", position, "expression"), text) for text in _explain_expression(field, outputs)
+            )
+    spec = widget.get("spec") or {}
+    kind, version = str(spec.get("widgetType")), spec.get("version")
+    if spec and version != WIDGET_VERSIONS[kind]:
+        yield (*key, "spec", "version"), f"a widget of type {kind} needs version {WIDGET_VERSIONS[kind]}, not {version}"
+    for path, name, value in _iterate_names(spec.get("encodings") or {}, (*key, "spec", "encodings")):
+        known = fields if name == "fieldName" else names
+        if name in {"fieldName", "queryName"} and value not in known:
+            what = "field" if name == "fieldName" else "query"
+            yield path, f"the widget has no {what} {value!r}, it has {', '.join(sorted(known)) or 'none'}"
+
+
+def _explain_expression(field: Tree, outputs: list[str]) -> Iterator[str]:
+    """Yields columns in a field's expression that its dataset does not return."""
+    from sqlglot import errors, exp, parse_one
+
+    try:
+        tree = parse_one(field["expression"], dialect="databricks")
+    except errors.SqlglotError:
+        yield f"the expression {field['expression']!r} is not valid SQL"
+        return
+    for column in tree.find_all(exp.Column):
+        if outputs and column.name not in outputs:
+            yield f"the dataset returns no column {column.name!r}{suggest(column.name, outputs)}"
+
+
+def _iterate_names(node: Any, key: KeyPath) -> Iterator[tuple[KeyPath, str, Any]]:
+    """Yields each key below a node that has a text, with its path."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for own, value in items:
+        if isinstance(value, str) and isinstance(own, str):
+            yield (*key, own), own, value
+        yield from _iterate_names(value, (*key, own))

@@ -1,0 +1,88 @@
+"""Checks the jobs of a target together: each layer has one writer, and runs as long as its trigger needs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
+from sessionlake.databricks.bundle.job_rules import PACKAGE, JobFault, find_order
+from sessionlake.settings.file import KeyPath
+
+LAYERS = ("bronze", "silver", "gold")
+_RUN, _ALL, _ONCE = "run", "all", "--once"
+_RUNNING = "UNPAUSED"
+_ENDLESS = {"run", "maintain", "publish"}
+"""Commands that run until they are stopped, unless they have the option --once."""
+_PARAMETERS = ("tasks", 0, "python_wheel_task", "parameters")
+
+
+def find_layer_faults(target: ResolvedTarget) -> Iterator[tuple[str, JobFault]]:
+    """Yields the faults of a target's jobs, each with the key of its job."""
+    always, running = defaultdict(list), defaultdict(list)
+    for key, job in target.jobs.items():
+        yield from ((key, fault) for fault in _find_run_faults(job))
+        trigger = job.get("continuous") or job.get("schedule") or {}
+        for layer in _list_layers_of(job):
+            if "continuous" in job and len(_list_layers_of(job)) == 1:
+                always[layer].append(key)
+            if trigger.get("pause_status") == _RUNNING:
+                running[layer].append(key)
+    for layer, keys in always.items():
+        if len(keys) > 1:
+            text = f"the jobs {' and '.join(sorted(keys))} both run {layer}, which must have one writer"
+            yield from ((key, (_PARAMETERS, text)) for key in keys)
+    for layer, keys in running.items():
+        if len(keys) > 1:
+            text = f"the jobs {' and '.join(sorted(keys))} both run {layer} and are not paused. Pause one of them"
+            yield from ((key, (_find_trigger(target.jobs[key]), text)) for key in keys)
+
+
+def _find_trigger(job: Tree) -> KeyPath:
+    return ("continuous" if "continuous" in job else "schedule", "pause_status")
+
+
+def _list_commands(job: Tree) -> list[list[str]]:
+    wheels = [task.get("python_wheel_task") or {} for task in job.get("tasks") or ()]
+    return [[str(word) for word in own.get("parameters") or ()] for own in wheels if own.get("package_name") == PACKAGE]
+
+
+def _list_layers(words: list[str]) -> tuple[str, ...]:
+    """Returns the layers that a command runs."""
+    if words[:1] != [_RUN] or len(words) == 1:
+        return ()
+    return LAYERS if words[1] == _ALL else (words[1],)
+
+
+def _list_layers_of(job: Tree) -> set[str]:
+    return {layer for words in _list_commands(job) for layer in _list_layers(words)}
+
+
+def _find_run_faults(job: Tree) -> Iterator[JobFault]:
+    commands = _list_commands(job)
+    layers = [_list_layers(words) for words in commands]
+    if any(layers) and job.get("max_concurrent_runs", 1) != 1:
+        yield ("max_concurrent_runs",), "must be 1: two runs of a layer must not share a checkpoint"
+    for number, words in enumerate(commands):
+        key = ("tasks", number, "python_wheel_task", "parameters")
+        if "continuous" in job and _ONCE in words:
+            yield key, f"a continuous job must not run {_ONCE}: each run would start a new cluster"
+        if "schedule" in job and words[:1] and words[0] in _ENDLESS and _ONCE not in words:
+            yield key, f"a job with a schedule must run {_ONCE}: otherwise its run does not end before its timeout"
+    yield from _find_order_faults(job, layers)
+
+
+def _find_order_faults(job: Tree, layers: list[tuple[str, ...]]) -> Iterator[JobFault]:
+    """Yields tasks that run a layer without waiting for the layer that it reads."""
+    tasks = job.get("tasks") or []
+    if len(layers) != len(tasks):
+        return
+    order = find_order(job) if tasks else {}
+    made: dict[str, str] = {}
+    for task, own in zip(tasks, layers, strict=True):
+        made |= dict.fromkeys(own, task["task_key"])
+    for number, (task, own) in enumerate(zip(tasks, layers, strict=True)):
+        for layer in own:
+            before = made.get(LAYERS[LAYERS.index(layer) - 1]) if layer in LAYERS[1:] else None
+            if before not in {None, task["task_key"]} and before not in order[task["task_key"]]:
+                yield ("tasks", number), f"task {task['task_key']!r} runs {layer}, so it must depend on {before!r}"

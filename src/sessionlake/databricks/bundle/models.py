@@ -1,0 +1,142 @@
+"""Checks a resource against its model: which keys it may have, which it needs, and the type and values of each.
+
+The models are in `models.json`, which `make bundle-models` writes. A type there is one of these:
+
+- `text`, `int`, `float`, `bool`, `any`
+- `[T]`: a list; `{"*": T}`: a mapping with any keys
+- a name: one of the `classes`, or one of the `enums`, which are lists of values
+
+A `!` behind a key says that the key is required.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sessionlake.settings.file import KeyPath
+
+MODEL_FILE = Path(__file__).with_name("models.json")
+NOT_A_KEY = " is not a key of "
+"""Words of a fault about a key itself, not about its value."""
+REQUIRED = "is required, but missing or empty"
+"""Words of a fault about a key that is missing."""
+ModelFault = tuple[KeyPath, str]
+"""Path of keys within the resource, and the fault's description."""
+_UNKNOWN = re.compile(r"<[\w. -]+>|.*\$\{.+\}.*", re.DOTALL)
+"""A value that only the deployment knows: a variable without a value, an id, or a reference that is not filled in."""
+_NAMES = {"text": "a text", "int": "an integer", "float": "a number", "bool": "true or false"}
+_INTEGER, _NUMBER = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Models:
+    """Classes, lists of values, and the class of each kind of resource."""
+
+    kinds: Mapping[str, str]
+    enums: Mapping[str, list[str]]
+    classes: Mapping[str, Mapping[str, Any]]
+
+    def list_keys(self, name: str) -> dict[str, Any]:
+        """Returns the type of each key of a class."""
+        return {key.removesuffix("!"): kind for key, kind in self.classes[name].items()}
+
+
+@cache
+def read_models() -> Models:
+    """Returns the models of the resources that a bundle may have."""
+    return Models(**json.loads(MODEL_FILE.read_text(encoding="utf-8")))
+
+
+def find_model_faults(models: Models, kind: Any, value: Any, key: KeyPath = ()) -> Iterator[ModelFault]:
+    """Yields where a value does not have the type `kind`."""
+    if value is None or kind == "any" or is_unknown(value):
+        return
+    if isinstance(kind, list):
+        yield from _find_list_faults(models, kind[0], value, key)
+    elif isinstance(kind, dict) or kind in models.classes:
+        yield from _find_mapping_faults(models, kind, value, key)
+    elif kind in models.enums:
+        if value not in models.enums[kind]:
+            yield key, f"{_say(key)}: {value!r} is not one of {_list(models.enums[kind], value)}"
+    elif not _is_scalar(kind, value):
+        yield key, _say_wrong_type(key, value, _NAMES[kind])
+
+
+def suggest(name: object, known: list[str]) -> str:
+    """Returns a sentence that proposes the known name that is most like another; empty if none is."""
+    found = get_close_matches(str(name), known, n=1, cutoff=0.6)
+    return f". Did you mean {found[0]!r}?" if found else ""
+
+
+def is_unknown(value: object) -> bool:
+    """Returns True if only the deployment knows the value."""
+    return isinstance(value, str) and _UNKNOWN.fullmatch(value) is not None
+
+
+def _find_list_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ModelFault]:
+    if not isinstance(value, list):
+        yield key, _say_wrong_type(key, value, "a list")
+        return
+    for number, item in enumerate(value):
+        yield from find_model_faults(models, kind, item, (*key, number))
+
+
+def _find_mapping_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ModelFault]:
+    if not isinstance(value, dict):
+        yield key, _say_wrong_type(key, value, "a mapping of keys")
+    elif isinstance(kind, dict):
+        for name, own in value.items():
+            yield from find_model_faults(models, kind["*"], own, (*key, name))
+    else:
+        yield from _find_class_faults(models, kind, value, key)
+
+
+def _find_class_faults(models: Models, name: str, value: dict[str, Any], key: KeyPath) -> Iterator[ModelFault]:
+    known = models.list_keys(name)
+    for own, content in value.items():
+        if own not in known:
+            text = f"{own!r}{NOT_A_KEY}{name.rpartition('.')[2]}, so a deployment ignores it"
+            hint = suggest(own, list(known)) or f". It has the keys {', '.join(known)}"
+            yield (*key, own), text + hint
+        else:
+            yield from find_model_faults(models, known[own], content, (*key, own))
+    for own in models.classes[name]:
+        if own.endswith("!") and value.get(own[:-1]) in (None, "", [], {}):
+            yield (*key, own[:-1]), f"{_say((*key, own[:-1]))} {REQUIRED}. Add it"
+
+
+def _is_scalar(kind: str, value: Any) -> bool:
+    """Returns True if a deployment takes a value for a type. It reads numbers and booleans from texts, and reverse."""
+    if isinstance(value, dict | list):
+        return False
+    if kind == "text":
+        return True
+    if kind == "bool":
+        return isinstance(value, bool) or value in {"true", "false"}
+    pattern = _INTEGER if kind == "int" else _NUMBER
+    return not isinstance(value, bool) and pattern.fullmatch(_to_text(value)) is not None
+
+
+def _to_text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _say_wrong_type(key: KeyPath, value: Any, wanted: str) -> str:
+    found = "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+    return f"{_say(key)} must be {wanted}, found {found}"
+
+
+def _say(key: KeyPath) -> str:
+    """Returns the last name of a path of keys, such as `tasks`, without the number of an item."""
+    return next((str(part) for part in reversed(key) if isinstance(part, str)), "the resource")
+
+
+def _list(values: list[str], value: object) -> str:
+    return ", ".join(values) + suggest(value, values)

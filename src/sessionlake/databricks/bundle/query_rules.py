@@ -1,0 +1,199 @@
+"""Checks SQL queries over the lake's tables: names of tables, columns, fields, functions and parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sessionlake.databricks.bundle.models import suggest
+from sessionlake.delta.schemas.definition import DECLARED
+from sessionlake.delta.schemas.tables import TABLES
+from sessionlake.gold.sql.views import DEFINITIONS
+from sessionlake.spark.sql_functions import SAFE_FUNCTIONS
+
+Columns = Mapping[str, Mapping[str, str]]
+"""The SQL type of each column, by the two-level name of its table."""
+QueryFault = tuple[int, str]
+"""Line within the query, from 1, and the fault's description."""
+_PREFIXED = re.compile(r"IDENTIFIER\(:prefix \|\| '([\w.]+)'\)")
+_UNKNOWN = re.compile(r"<([\w.]+)>")
+_FIELD = re.compile(r"[<,](\w+):")
+_TABLE_NAME = re.compile(r"(bronze|silver|gold|ops|reference)\.\w+")
+_PLACE = re.compile(r"Line:? (\d+)")
+_NAMED = re.compile(r"'([\w.]+)'|: (\w+)$")
+
+
+@dataclass(frozen=True)
+class CheckedQuery:
+    """A query that was checked.
+
+    Attributes:
+        faults: Its faults.
+        outputs: Names of the columns that it returns; empty if it cannot be parsed.
+        tables: Two-level names of the tables that it reads.
+    """
+
+    faults: list[QueryFault]
+    outputs: list[str]
+    tables: frozenset[str] = frozenset()
+
+
+def list_lake_columns(declared: Mapping[str, str]) -> Columns:
+    """Returns the columns of the lake's tables and views.
+
+    Args:
+        declared: The SQL type of each column that the settings declare.
+    """
+    tables = {
+        name: {
+            column: kind
+            for own, sql in table.column_types
+            for column, kind in (declared.items() if own == DECLARED else [(own, sql)])
+        }
+        for name, table in TABLES.items()
+    }
+    return tables | {name: dict.fromkeys(view.columns, "string") for name, view in DEFINITIONS.items()}
+
+
+def check_query(
+    sql: str, columns: Columns, schemas: Mapping[str, str] | None = None, parameters: frozenset[str] = frozenset()
+) -> CheckedQuery:
+    """Checks a query.
+
+    Args:
+        sql: The query. It names tables by schema and name, or as `IDENTIFIER(:prefix || 'ops.ledger')`.
+        columns: The lake's tables.
+        schemas: Schema of the lake, such as `ops`, by its name in the deployment; None if both are equal.
+        parameters: The parameters that the query may use.
+    """
+    from sqlglot import errors, exp, parse
+
+    text = _UNKNOWN.sub(r"\1", _PREFIXED.sub(r"\1", sql))
+    try:
+        trees = [tree for tree in parse(text, dialect="databricks") if tree is not None]
+    except errors.ParseError as error:
+        first = error.errors[0]
+        what = " ".join(f"{first['description']} near {first['highlight']!r}".split())
+        return CheckedQuery([(int(first["line"] or 1), f"the query is not valid SQL: {what}")], [])
+    except errors.SqlglotError as error:
+        return CheckedQuery([(1, f"the query is not valid SQL: {error}")], [])
+    if len(trees) != 1 or not isinstance(trees[0], exp.Query):
+        return CheckedQuery([(1, "the query must be one SELECT statement")], [])
+    tree: Any = trees[0]
+    _rename_schemas(tree, schemas)
+    faults = [
+        *_find_table_faults(tree, columns),
+        *_find_parameter_faults(tree, sql, parameters),
+        *_find_function_faults(tree),
+        *_find_union_faults(tree),
+    ]
+    found = frozenset(_name_of(table) for table in tree.find_all(exp.Table) if table.db)
+    if not faults:
+        faults = [*_find_field_faults(tree, columns)] or [*_find_column_faults(tree, sql, columns)]
+    outputs = [str(name) for name in tree.named_selects]
+    return CheckedQuery([(line or _find_line(sql, text), text) for line, text in faults], outputs, found)
+
+
+def _find_line(sql: str, fault: str) -> int:
+    """Returns the first line of a query that has the name that a fault names."""
+    named = _NAMED.search(fault)
+    word = (named[1] or named[2]) if named else ""
+    return next((number for number, text in enumerate(sql.splitlines(), 1) if word and word in text), 1)
+
+
+def _rename_schemas(tree: Any, schemas: Mapping[str, str] | None) -> None:
+    """Replaces the schemas of a deployment by those of the lake, and drops the catalog."""
+    from sqlglot import exp
+
+    for table in tree.find_all(exp.Table):
+        if table.db:
+            table.set("catalog", None)
+            table.set("db", exp.to_identifier((schemas or {}).get(table.db, table.db)))
+
+
+def _name_of(table: Any) -> str:
+    return f"{table.db}.{table.name}"
+
+
+def _find_table_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None, str]]:
+    from sqlglot import exp
+
+    defined = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
+    for table in tree.find_all(exp.Table):
+        if isinstance(table.this, exp.Func):
+            continue
+        name, line = _name_of(table), table.this.meta.get("line")
+        if not table.db and table.name.lower() not in defined:
+            hint = suggest(table.name, [*defined, *(own.partition(".")[2] for own in columns)])
+            yield line, f"the table {table.name!r} has no schema, and the query defines no such name{hint}"
+        elif table.db and name not in columns:
+            yield line, f"the lake has no table {name!r}{suggest(name, list(columns))}"
+    for literal in tree.find_all(exp.Literal):
+        # The ledger names tables as texts.
+        if literal.is_string and _TABLE_NAME.fullmatch(literal.name) and literal.name not in columns:
+            yield None, f"the lake has no table {literal.name!r}{suggest(literal.name, list(columns))}"
+
+
+def _find_parameter_faults(tree: Any, sql: str, parameters: frozenset[str]) -> Iterator[tuple[int | None, str]]:
+    from sqlglot import exp
+
+    used = {str(own.name) for own in tree.find_all(exp.Placeholder)}
+    used |= {"prefix"} if _PREFIXED.search(sql) else set()
+    for name in sorted(used - parameters):
+        line = next((n for n, text in enumerate(sql.splitlines(), 1) if f":{name}" in text), 1)
+        known = ", ".join(sorted(parameters)) or "none"
+        yield line, f"the parameter :{name} is not declared; declared are {known}. Declare it, or leave it out"
+
+
+def _find_function_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
+    from sqlglot import exp
+
+    for call in tree.find_all(exp.Anonymous):
+        name = str(call.name).lower()
+        if name not in SAFE_FUNCTIONS and not isinstance(call.parent, exp.Dot | exp.Table):
+            yield call.meta.get("line"), f"there is no function {call.name!r}{suggest(name, sorted(SAFE_FUNCTIONS))}"
+
+
+def _find_union_faults(tree: Any) -> Iterator[tuple[int | None, str]]:
+    from sqlglot import exp
+
+    for union in tree.find_all(exp.SetOperation):
+        left, right = len(union.left.selects), len(union.right.selects)
+        if left != right:
+            yield None, f"the parts of a UNION must have as many columns each, found {left} and {right}"
+
+
+def _find_field_faults(tree: Any, columns: Columns) -> Iterator[tuple[int | None, str]]:
+    """Yields fields of structs that no column has. Such a struct is an item of a list, or a lambda's argument."""
+    from sqlglot import exp
+
+    items = {str(own.name) for call in tree.find_all(exp.Lambda) for own in call.expressions}
+    for lateral in tree.find_all(exp.Lateral):
+        items |= {str(own.name) for own in lateral.args["alias"].columns} if lateral.args.get("alias") else set()
+    fields = {field for table in columns.values() for kind in table.values() for field in _FIELD.findall(kind)}
+    for node in tree.find_all(exp.Column, exp.Dot):
+        item, name = (node.table, node.name) if isinstance(node, exp.Column) else (node.this.name, node.name)
+        if item in items and name and name not in fields:
+            line = node.this.meta.get("line") if isinstance(node, exp.Column) else None
+            yield line, f"no struct of the lake has a field {name!r}{suggest(name, sorted(fields))}"
+
+
+def _find_column_faults(tree: Any, sql: str, columns: Columns) -> Iterator[tuple[int | None, str]]:
+    from sqlglot.errors import SqlglotError
+    from sqlglot.optimizer.qualify import qualify
+
+    nested: dict[str, Any] = {}
+    for table, own in columns.items():
+        schema, _, name = table.partition(".")
+        nested.setdefault(schema, {})[name] = own
+    try:
+        qualify(tree.copy(), schema=nested, dialect="databricks", quote_identifiers=False, identify=False)
+    except SqlglotError as error:
+        text = " ".join(str(error).split())
+        place = _PLACE.search(text)
+        known = sorted({column for table in columns.values() for column in table})
+        named = _NAMED.search(text)
+        hint = suggest(named[1] or named[2], known) if named else ""
+        yield int(place[1]) if place else _find_line(sql, text), f"{text}{hint}"

@@ -1,0 +1,195 @@
+"""Checks values wherever a resource has them: schedules, time zones, addresses, names, paths and numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from zoneinfo import available_timezones
+
+from sessionlake.databricks.bundle.cron import find_cron_fault
+from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
+from sessionlake.databricks.bundle.models import is_unknown, suggest
+from sessionlake.settings.environment import find_variable_faults
+from sessionlake.settings.file import KeyPath
+
+ValueFault = tuple[KeyPath, str]
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s.]+")
+_NAME = re.compile(r"[^./\s\x00-\x1f]+")
+_RUNTIME = re.compile(r"(\d+)\.\d+\.x-([a-z0-9]+-)*scala(2\.1[23])")
+_FIRST_WITH_213 = 16
+"""The first runtime built for Scala 2.13. Version 16.4 has both Scala versions, all later ones only this."""
+_SIZES = ["2X-Small", "X-Small", "Small", "Medium", "Large", "X-Large", "2X-Large", "3X-Large", "4X-Large", "5X-Large"]
+_IDENTITIES = {"user_name", "group_name", "service_principal_name"}
+_AT_LEAST = {
+    "auto_stop_mins": 0,
+    "max_clusters": 1,
+    "max_concurrent_runs": 1,
+    "max_num_clusters": 1,
+    "max_retries": -1,
+    "max_workers": 1,
+    "min_num_clusters": 1,
+    "min_retry_interval_millis": 0,
+    "min_workers": 0,
+    "num_workers": 0,
+    "retrigger_seconds": 0,
+    "timeout_seconds": 0,
+}
+_PAIRS = (("min_workers", "max_workers"), ("min_num_clusters", "max_num_clusters"))
+_FOLDERS = ("Volumes", "Workspace")
+_VOLUME_PATH = re.compile(r"/Volumes/([^/]+)/([^/]+)/([^/]+)(/.*)?")
+_SCHEMA_RIGHTS = {"ALL_PRIVILEGES", "APPLY_TAG", "CREATE_FUNCTION", "CREATE_MATERIALIZED_VIEW", "CREATE_MODEL",
+                  "CREATE_TABLE", "CREATE_VOLUME", "EXECUTE", "EXTERNAL_USE_SCHEMA", "MANAGE", "MODIFY", "READ_VOLUME",
+                  "REFRESH", "SELECT", "USE_SCHEMA", "WRITE_VOLUME", "BROWSE"}  # fmt: skip
+_RIGHTS = {"schemas": _SCHEMA_RIGHTS, "volumes": {"ALL_PRIVILEGES", "APPLY_TAG", "MANAGE", "READ_VOLUME",
+                                                  "WRITE_VOLUME", "BROWSE"}}  # fmt: skip
+
+
+def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ValueFault]:
+    """Yields the faults in the values of a resolved resource of a kind."""
+    for key, name, value in _iterate(resource):
+        if value is None or is_unknown(value):
+            continue
+        if isinstance(value, str):
+            check = _CHECKS.get(name)
+            faults = (check(value) if check else None, _explain_path(target, value))
+            yield from ((key, fault) for fault in faults if fault)
+        elif isinstance(value, dict):
+            yield from _find_pair_faults(key, name, value)
+        elif isinstance(value, list) and name.startswith("on_"):
+            yield from (((*key, n), f"{one!r} is no email address") for n, one in _find_wrong_addresses(value))
+        low, number = _AT_LEAST.get(name), _to_number(value)
+        if low is not None and number is not None and number < low:
+            yield key, f"{name} must be at least {low}, found {value}"
+    fault = _explain_name(str(resource.get("name", "unnamed"))) if kind in {"schemas", "volumes"} else None
+    yield from [(("name",), fault)] if fault else []
+    yield from _find_grant_faults(kind, resource)
+    yield from _find_parent_faults(target, kind, resource)
+
+
+def _iterate(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str, Any]]:
+    """Yields each value below a node, with its path and the name of its key."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for own, value in items:
+        named = next((part for part in reversed((*key, own)) if isinstance(part, str)), "")
+        yield (*key, own), named, value
+        yield from _iterate(value, (*key, own))
+
+
+def _to_number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _find_wrong_addresses(values: list[Any]) -> Iterator[tuple[int, str]]:
+    for number, one in enumerate(values):
+        if isinstance(one, str) and not is_unknown(one) and not _EMAIL.fullmatch(one):
+            yield number, one
+
+
+def _find_pair_faults(key: KeyPath, name: str, value: Tree) -> Iterator[ValueFault]:
+    for low, high in _PAIRS:
+        first, second = _to_number(value.get(low)), _to_number(value.get(high))
+        if first is not None and second is not None and first > second:
+            yield (*key, low), f"{low} is greater than {high}: {value[low]} and {value[high]}"
+    if name in {"run_as", "permissions"}:
+        given = [own for own in _IDENTITIES if value.get(own)]
+        if len(given) != 1:
+            yield key, f"{name} must name exactly one of {', '.join(sorted(_IDENTITIES))}, found {len(given)}"
+    if name == "spark_env_vars":
+        yield from (((*key, own), text) for own, text in find_variable_faults(value))
+
+
+def _explain_path(target: ResolvedTarget, text: str) -> str | None:
+    """Returns why a path in the lake's catalog leads to no volume; None if it leads to one."""
+    found, first = _VOLUME_PATH.fullmatch(text), text.split("/")[1] if text.startswith("/") else ""
+    if first not in _FOLDERS and (hint := suggest(first, list(_FOLDERS))):
+        return f"the path {text!r} begins with no folder of a workspace{hint}"
+    if first != "Volumes":
+        return None
+    if not found:
+        return f"{text!r} is no path of a volume: it must be /Volumes/<catalog>/<schema>/<volume>"
+    volumes = target.resources_of_kind("volumes").values()
+    known = [f"{own.get('catalog_name')}/{own.get('schema_name')}/{own.get('name')}" for own in volumes]
+    catalogs = {own.get("catalog_name") for own in volumes}
+    path = "/".join(found.groups()[:3])
+    if found[1] in catalogs and path not in known:
+        return f"the bundle has no volume {path}, it has {', '.join(known)}"
+    return None
+
+
+def _find_grant_faults(kind: str, resource: Tree) -> Iterator[ValueFault]:
+    for number, grant in enumerate(resource.get("grants") or ()):
+        key: KeyPath = ("grants", number)
+        if not isinstance(grant, dict):
+            continue
+        if not grant.get("principal"):
+            yield key, "a grant needs a principal"
+        rights = [own for own in grant.get("privileges") or () if isinstance(own, str)]
+        for position, own in enumerate(rights):
+            if kind in _RIGHTS and own not in _RIGHTS[kind]:
+                text = f"{own} cannot be granted on {kind}{suggest(own, sorted(_RIGHTS[kind]))}"
+                yield (*key, "privileges", position), text
+        if kind == "schemas" and not {"USE_SCHEMA", "ALL_PRIVILEGES"} & {*rights}:
+            yield key, f"without USE_SCHEMA, {grant.get('principal')} cannot use the other privileges. Add it"
+
+
+def _find_parent_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ValueFault]:
+    """Yields a volume's schema, or a resource's warehouse, that the bundle does not have."""
+    if kind == "volumes":
+        schemas = target.resources_of_kind("schemas").values()
+        pairs = {(own.get("catalog_name"), own.get("name")) for own in schemas}
+        catalog, schema = resource.get("catalog_name"), resource.get("schema_name")
+        if catalog in {own for own, _ in pairs} and (catalog, schema) not in pairs:
+            names = sorted(str(name) for _, name in pairs)
+            yield ("schema_name",), f"the bundle has no schema {schema!r}, it has {', '.join(names)}"
+    if kind in {"volumes", "schemas"} and resource.get("catalog_name"):
+        catalog = target.config.get("var", {}).get("catalog")
+        if catalog is not None and resource["catalog_name"] != catalog:
+            text = f"the lake is in the catalog {catalog!r}, not in {resource['catalog_name']!r}. Use ${{var.catalog}}"
+            yield ("catalog_name",), text
+    if "warehouse_id" in resource:
+        known = [own["id"] for own in target.resources_of_kind("sql_warehouses").values()]
+        given = str(resource["warehouse_id"])
+        if not re.fullmatch(r"[0-9a-f]{16}", given) and given not in known:
+            yield ("warehouse_id",), f"{given!r} is no warehouse. Use ${{resources.sql_warehouses.warehouse.id}}"
+
+
+def _explain_time_zone(value: str) -> str | None:
+    zones = available_timezones()
+    return None if value in zones else f"time zone {value!r} is unknown{suggest(value, sorted(zones))}"
+
+
+def _explain_email(value: str) -> str | None:
+    return None if _EMAIL.fullmatch(value) else f"{value!r} is no email address"
+
+
+def _explain_name(value: str) -> str | None:
+    return None if _NAME.fullmatch(value) else f"the name {value!r} must not have a space, a dot or a slash"
+
+
+def _explain_runtime(value: str) -> str | None:
+    found = _RUNTIME.fullmatch(value)
+    if not found or (int(found[1]) > _FIRST_WITH_213 and found[3] != "2.13"):
+        return f"{value!r} is no version of Databricks Runtime, such as 17.3.x-scala2.13"
+    if int(found[1]) < _FIRST_WITH_213:
+        return f"sessionlake needs Databricks Runtime 16 or later, found {value!r}"
+    return None
+
+
+def _explain_size(value: str) -> str | None:
+    return None if value in _SIZES else f"the size {value!r} is not one of {', '.join(_SIZES)}{suggest(value, _SIZES)}"
+
+
+_CHECKS: dict[str, Callable[[str], str | None]] = {
+    "catalog_name": _explain_name,
+    "cluster_size": _explain_size,
+    "quartz_cron_expression": find_cron_fault,
+    "quartz_cron_schedule": find_cron_fault,
+    "schema_name": _explain_name,
+    "spark_version": _explain_runtime,
+    "timezone_id": _explain_time_zone,
+    "user_email": _explain_email,
+}
