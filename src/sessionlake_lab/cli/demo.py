@@ -312,7 +312,7 @@ def _summarize_integrity(reader: TableReader) -> str:
     quarantined = ", ".join(f"{count} {reason}" for reason, count in reasons[:_NAMED])
     return (
         f"{events['duplicate', 'dropped']} duplicates dropped; {sessions} isolated{names}; "
-        f"{len(quarantine)} messages in quarantine ({quarantined}{', …' if len(reasons) > _NAMED else ''})"
+        f"{len(quarantine)} of their messages in quarantine ({quarantined}{', …' if len(reasons) > _NAMED else ''})"
     )
 
 
