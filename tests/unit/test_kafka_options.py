@@ -135,7 +135,7 @@ def test_a_port_that_listens_but_speaks_no_kafka_is_no_broker(monkeypatch):
     monkeypatch.setattr("sessionlake.kafka.clients._METADATA_SECONDS", 0.5)
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
-        pytest.raises(BrokerError, match="something listens there but does not answer as Kafka does"),
+        pytest.raises(BrokerError, match="what listens there does not answer as Kafka does"),
     ):
         require_broker(_settings(f"127.0.0.1:{listening.getsockname()[1]}"))
 

@@ -23,7 +23,7 @@ from sessionlake.gold.enrich.table import ReferenceJoin
 from sessionlake.gold.rules.parse import NameScope, parse_condition
 from sessionlake.gold.rules.tree import Selection, find_comparisons
 from sessionlake.processors.output import OutputColumns
-from sessionlake.processors.typed import types_module
+from sessionlake.processors.typed import generate_types_source
 from sessionlake.protocol.arrow import semi_join, sort_rows
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import INTERNAL, check_columns, fold_case, internal
@@ -134,7 +134,7 @@ def test_what_is_simulated_has_the_declared_columns(names: list[str]) -> None:
 @given(some(DECLARABLE, 5))
 def test_the_module_of_types_has_the_columns_under_their_names(names: list[str]) -> None:
     types = dict.fromkeys(names, "string")
-    tree = ast.parse(types_module(Settings(capture=CaptureSettings(columns=types))))
+    tree = ast.parse(generate_types_source(Settings(capture=CaptureSettings(columns=types))))
     keys = [key.value for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
     assert {*names} <= {*keys}
 

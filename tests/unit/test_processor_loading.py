@@ -18,7 +18,7 @@ from sessionlake.processors import Row
 from sessionlake.processors.job import load_processor, processor_settings
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
-from sessionlake.processors.typed import types_module
+from sessionlake.processors.typed import generate_types_source
 from sessionlake.settings.model import CaptureSettings, Settings, load_settings
 from support import typed_feed
 
@@ -213,7 +213,7 @@ def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tm
     columns = {"price": "double", "qty": "bigint", "class": "string", "on": "boolean"}
     settings = Settings(home=tmp_path, capture=CaptureSettings(columns=columns))
     made: dict[str, Any] = {}
-    exec(types_module(settings), made)  # noqa: S102 - the text is our own
+    exec(generate_types_source(settings), made)  # noqa: S102 - the text is our own
     hints = get_type_hints(made["Values"])
     assert hints == {"price": float | None, "qty": int | None, "class": str | None, "on": bool | None}
     change = get_type_hints(made["Change"])
@@ -224,7 +224,7 @@ def test_types_of_rows_are_those_that_are_declared_and_a_module_by_themselves(tm
 
 def test_types_of_rows_of_a_feed_are_those_of_python(tmp_path: Path):
     made: dict[str, Any] = {}
-    exec(types_module(Settings(home=tmp_path, capture=typed_feed.capture())), made)  # noqa: S102 - the text is our own
+    exec(generate_types_source(Settings(home=tmp_path, capture=typed_feed.capture())), made)  # noqa: S102 - the text is our own
     hints = get_type_hints(made["Values"])
     found = {name: hints[name] for name in ("total", "day", "local", "raw", "doc", "shares", "grid")}
     assert found == {

@@ -41,9 +41,9 @@ def remote(workspace: Workspace, tmp_path: Path, monkeypatch):
     with serving(workspace) as host:
         own = {"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": TOKEN, "DATABRICKS_CONFIG_FILE": str(tmp_path / "none")}
 
-        def call(*words: str, **environment: str) -> Result:
+        def call(*words: str, command: str = "remote", **environment: str) -> Result:
             env = own | {"SESSIONLAKE_HOME": str(tmp_path / "home")} | environment
-            result = CliRunner().invoke(cli.app, ["remote", *words], env=env)
+            result = CliRunner().invoke(cli.app, [command, *words], env=env)
             assert TOKEN not in result.output
             assert "Traceback" not in result.output
             return result
@@ -282,6 +282,19 @@ def test_a_query_asks_the_deployments_tables_under_their_names_on_a_laptop(works
         "SELECT 'silver.sessions', s.* FROM `main`.`dev_ada_silver`.`sessions` s "
         "JOIN `main`.`gold`.`metrics_1h` -- silver.sessions"
     )
+
+
+def test_the_command_query_asks_the_warehouse_if_the_tables_are_in_a_workspace(workspace, remote, monkeypatch):
+    deployed(workspace)
+    monkeypatch.setenv("SESSIONLAKE_CATALOG", "main")
+    workspace.answers = [answered([("n", "LONG")], [["1"]])] * 2
+    for words in ([], ["--engine", "warehouse"]):
+        assert objects(remote("SELECT count(*) AS n FROM silver.sessions", *words, "--format", "json", command="query"))
+    assert {sent["statement"] for sent in workspace.statements} == {
+        "SELECT count(*) AS n FROM `main`.`dev_ada_silver`.`sessions`"
+    }
+    for words in (["--as-of-batch", "7"], ["--param", "topic=a"]):
+        assert remote("SELECT 1", *words, command="query").exit_code == 2
 
 
 def test_names_that_a_statement_gives_itself_stay(workspace, remote):

@@ -151,3 +151,19 @@ def test_builds_of_one_version_differ_when_code_does(tmp_path, monkeypatch):
     build.code_version.cache_clear()
     assert len(found) == 2
     assert all(version.startswith(f"{__version__}+") for version in found)
+
+
+def test_a_key_with_a_typing_error_is_told_with_the_one_that_is_meant(tmp_path):
+    file = tmp_path / "sessionlake.yml"
+    file.write_text("capture:\n  colums: {a: double}\n", encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"line 2: capture\.colums: no such key, did you mean columns\? known here: by_"
+    ):
+        load_settings(file)
+
+
+def test_a_home_that_is_a_file_is_told_without_a_placeholder(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"\n  home: .*file is a file, but must be a folder$"):
+        load_settings()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sessionlake.cli.context import Config, Form, say, settings_of, with_spark
 from sessionlake.cli.engines.interface import EngineName
 from sessionlake.cli.show import OutputFormat
+
+if TYPE_CHECKING:
+    from sessionlake.settings.model import Settings
+
+_LOCAL_CATALOG = "spark_catalog"
 
 
 def query(
@@ -22,7 +27,12 @@ def query(
         typer.Option("--param", metavar="NAME=VALUE", help="The text of the parameter :NAME. May be repeated."),
     ] = None,
     engine: Annotated[
-        EngineName, typer.Option("--engine", help="auto: Sail if it runs the statement as Spark does, else Spark.")
+        EngineName,
+        typer.Option(
+            "--engine",
+            help="auto: on a laptop Sail if it runs the statement as Spark does, else Spark; for tables in a workspace "
+            "its SQL warehouse.",
+        ),
     ] = EngineName.AUTO,
     form: Form = OutputFormat.TABLE,
     config: Config = None,
@@ -36,6 +46,16 @@ def query(
     from sessionlake.errors import UsageError
 
     arguments = _split_arguments(param or [])
+    if engine is EngineName.WAREHOUSE or (engine is EngineName.AUTO and _is_in_workspace_only(settings)):
+        if batch is not None or arguments:
+            raise UsageError(
+                "query: with a SQL warehouse there is no --as-of-batch and no --param",
+                fix="Write the values into the statement, or run it in a notebook",
+            )
+        from sessionlake.cli.remote import remote_query
+
+        remote_query(sql, form=form, config=config)
+        return
     require_tables(settings, sql)
     if batch is None:
         answer = answer_query(settings, sql, arguments, engine, lambda work: with_spark(settings, work), say)
@@ -46,6 +66,13 @@ def query(
     read = with_spark(settings, lambda spark: write_query_result_as_of(spark, settings, sql, batch, form, arguments))
     if read != batch:
         say(f"shown as of batch {read}: the last merge up to batch {batch} ended with it")
+
+
+def _is_in_workspace_only(settings: Settings) -> bool:
+    """Returns True if the tables are in a catalog that Spark on this machine cannot read."""
+    from sessionlake.spark.session import on_databricks
+
+    return settings.catalog not in {None, _LOCAL_CATALOG} and not on_databricks()
 
 
 def _split_arguments(given: list[str]) -> dict[str, str]:

@@ -12,6 +12,6 @@ def types(config: Config = None) -> None:
     The module that is printed is made from `capture.columns`.
     """
     settings = settings_of(config)
-    from sessionlake.processors.typed import types_module
+    from sessionlake.processors.typed import generate_types_source
 
-    write_line(types_module(settings).rstrip("\n"))
+    write_line(generate_types_source(settings).rstrip("\n"))

@@ -191,7 +191,7 @@ def cut_into_segments(
 
 @dataclass(frozen=True)
 class StretchTimes:
-    """The stream times at which stretches begin. A stretch has the offsets from one segment's first to the next one's.
+    """The stream times at which stretches begin. A stretch begins with a segment and ends before the next one.
 
     Attributes:
         lane: For each stretch, the index of its topic-partition in `ShardClock.partition_times`; ascending.
@@ -287,7 +287,7 @@ class ShardClock:
 
     @property
     def first_timed_offsets(self) -> Int64s:
-        """For every lane, the first offset in the batch at which its stream time was known; `NEVER` if none was."""
+        """For each topic-partition, the first offset of the batch at which stream time is known; `NEVER` if none."""
         found = np.array([NEVER if lane.time == NO_TIME else BEGINNING for lane in self.partition_times], np.int64)
         found[[*self.first_times]] = [known.offset for known in self.first_times.values()]
         return found

@@ -155,7 +155,10 @@ def require_broker(settings: Settings) -> None:
             f"Kafka at {host}:{port} requires a client certificate that it trusts",
             fix=f"Correct {join_setting_names(settings, 'certificate', 'key')}",
         )
-    raise _unreachable_error(settings, "something listens there but does not answer as Kafka does")
+    raise BrokerError(
+        f"{host}:{port} is open, but what listens there does not answer as Kafka does",
+        fix="Wait, if a broker is starting. Otherwise stop that program, or correct kafka.bootstrap_servers",
+    )
 
 
 def require_listener(settings: Settings) -> None:

@@ -260,7 +260,7 @@ class Pipeline:
                 self.check_layers()
 
     def _record_failure(self, part: str, error: SessionlakeError) -> None:
-        """Records the error of a processor if all layers run (`all`). Raises the error of any other layer."""
+        """Adds a processor's error to `failed` if all layers run, so that they continue. Raises any other error."""
         if self._layer is not Layer.ALL or part in self._layer.single_layers:
             raise error
         self.failed[part] = error

@@ -53,7 +53,7 @@ def change_of(row: Mapping[str, Any]) -> Change:
 '''
 
 
-def types_module(settings: Settings) -> str:
+def generate_types_source(settings: Settings) -> str:
     """Returns the source text of a Python module that declares the types of rows.
 
     It has the types `Values` and `Change`, and functions that convert rows to them.

@@ -255,7 +255,7 @@ class _PreparedSchema:
         self.schema = message | {"__fastavro_parsed": True, "__named_schemas": {}}
 
     def _prepare_schema(self, schema: Any, level: int) -> Any:
-        self._record_depth(level)
+        self._check_depth(level)
         if isinstance(schema, list):
             return {"type": "union", **{i: self._prepare_schema(branch, level) for i, branch in enumerate(schema)}}
         if isinstance(schema, str):
@@ -290,10 +290,10 @@ class _PreparedSchema:
             self._done[name] = self._prepare_definition(name, self._named[name], level)
             self._in_progress.pop()
             self._height[name], self._deepest = self._deepest - level, max(before, self._deepest)
-        self._record_depth(level + self._height[name])
+        self._check_depth(level + self._height[name])
         return self._done[name]
 
-    def _record_depth(self, level: int) -> None:
+    def _check_depth(self, level: int) -> None:
         if level > MAX_DEPTH:
             raise UnusableSchemaError(f"the schema nests deeper than {MAX_DEPTH}")
         self._deepest = max(self._deepest, level)

@@ -86,10 +86,10 @@ def check_columns(names: Iterable[str], published: Collection[str], table: str, 
                 f"{', '.join(sorted(published))}). Give the column another name, such as {'my_' + name!r}{instead}"
             )
     if (pair := find_same_name(every)) is not None:
-        raise ValueError(f"{same_name_text(*pair)}. Give one of them another name")
+        raise ValueError(f"{describe_name_clash(*pair)}. Give one of them another name")
 
 
-def same_name_text(first: str, second: str) -> str:
+def describe_name_clash(first: str, second: str) -> str:
     """Returns a text that says why two names are the same to SQL."""
     if first == second:
         return f"the column {first!r} is declared twice"

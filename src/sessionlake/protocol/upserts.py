@@ -138,19 +138,19 @@ def _encode_json_values(name: str, column: pa.Array) -> list[Any]:
     return [value if value is None else spell(value) for value in column.to_pylist()]
 
 
-def _spell_number(value: float) -> float | str:
+def _name_special_number(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _spell_bytes(value: bytes) -> str:
+def _encode_base64(value: bytes) -> str:
     return b64encode(value).decode()
 
 
 _UNCHANGED = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_string)
 _SPELLINGS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Any]], ...] = (
-    (pa.types.is_floating, _spell_number),
+    (pa.types.is_floating, _name_special_number),
     (pa.types.is_decimal, "{:f}".format),
-    (pa.types.is_binary, _spell_bytes),
+    (pa.types.is_binary, _encode_base64),
 )

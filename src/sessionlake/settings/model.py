@@ -48,7 +48,7 @@ from sessionlake.settings.kafka import (
 )
 from sessionlake.settings.processors import ProcessorSettings, add_product_processors
 from sessionlake.settings.references import EnrichedSettings, JoinSettings, ReferenceSettings
-from sessionlake.settings.section import Duration, Section
+from sessionlake.settings.section import Duration, Section, describe_unknown_key
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -362,13 +362,13 @@ def _refuse_unknown_variables() -> None:
 def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
     found = []
     for item in error.errors():
-        key, text = ".".join(str(part) for part in item["loc"]) or "(whole)", item["msg"].removeprefix("Value error, ")
+        key, text = ".".join(str(part) for part in item["loc"]), item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"{key}: no such key; known here: {', '.join(list_known_keys(item['loc'][:-1]))}"
+            text = f"{key}: no such key{describe_unknown_key(item['loc'][-1], list_known_keys(item['loc'][:-1]))}"
         elif file.contains_secret(item["loc"], text):
             text = f"{key}: the value of the secret is not valid ({item['type']})"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
-            text = f"{key}: {text}"
+            text = f"{key}: {text}" if key else text
         else:
             text = f"{key} = {item['input']!r}: {text}"
         found.append((file.line(item["loc"]), text))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Annotated
 
@@ -73,3 +75,10 @@ class Section(BaseModel):
     """A part of the configuration. It cannot be changed, and unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def describe_unknown_key(key: int | str, known: Sequence[str]) -> str:
+    """Returns the end of an error about an unknown key: the key that is probably meant, and all keys."""
+    similar = get_close_matches(str(key), known, 1)
+    meant = f", did you mean {similar[0]}?" if similar else ";"
+    return f"{meant} known here: {', '.join(known)}"

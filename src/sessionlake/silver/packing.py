@@ -29,13 +29,13 @@ def build_packed_stream(
     topic_pattern: str = ".*",
     resume_from: Handover | None = None,
 ) -> DataFrame:
-    """Returns the stream of bronze's messages, packed by shard, as `shard int, chunk binary`.
+    """Returns the stream of bronze's messages as `shard int, chunk binary`. A chunk has messages of one shard in Arrow.
 
     Args:
         spark: The Spark session.
         lake: The lake.
         settings: The settings of the lake.
-        layer: The layer whose checkpoint and notes of stream time are used.
+        layer: The layer whose checkpoint and stored stream times are used.
         topic_pattern: Regular expression that matches the whole name of each topic to read.
         resume_from: The handover to start from; messages before it are not read again. None starts with all messages.
     """

@@ -154,7 +154,7 @@ class CheckpointGenerations:
         return self.current_generation
 
     def remove_superseded(self) -> None:
-        """Removes the generations between 0 and the current one, once the current one has committed a batch."""
+        """Deletes the folders of all former generations but the first, once the current one has committed a batch."""
         current = self.current_generation
         if read_last_committed_batch(current.folder) is None:
             return

@@ -44,7 +44,7 @@ class ShardFold(Protocol):
 
 
 def build_payload_table(payloads: Payloads) -> pa.Table:
-    """Returns payloads as a table of `FOLDED_SCHEMA`, for payloads that did not pass through the stream."""
+    """Returns payloads as the table that a fold in a stream returns: `kind` and `payload`. A rebuild has no stream."""
     return pa.table({"kind": [kind for kind, _ in payloads], "payload": [content for _, content in payloads]}, _FOLDED)
 
 

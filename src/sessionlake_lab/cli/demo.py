@@ -307,11 +307,12 @@ def _summarize_integrity(reader: TableReader) -> str:
     isolated = sorted({event["session_id"] for event in found if event["action"] == "isolated"})
     quarantine = [str(row["reason"]) for row in reader.read_rows(QUARANTINE, sensors, columns=["reason"])]
     reasons = sorted(Counter(quarantine).items(), key=lambda item: (-item[1], item[0]))
+    sessions = f"{len(isolated)} session{'' if len(isolated) == 1 else 's'}"
     names = f": {', '.join(isolated[:_NAMED])}{', …' if len(isolated) > _NAMED else ''}" if isolated else ""
     quarantined = ", ".join(f"{count} {reason}" for reason, count in reasons[:_NAMED])
     return (
-        f"{events['duplicate', 'dropped']} duplicates dropped; {len(isolated)} sessions isolated{names}; "
-        f"{len(quarantine)} messages in quarantine ({quarantined}{', …' if len(reasons) > _NAMED else ''})"
+        f"{events['duplicate', 'dropped']} duplicates dropped; {sessions} isolated{names}; "
+        f"{len(quarantine)} of their messages in quarantine ({quarantined}{', …' if len(reasons) > _NAMED else ''})"
     )
 
 

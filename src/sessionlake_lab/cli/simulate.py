@@ -69,7 +69,7 @@ class ProgressLine:
             self._write_text(f"\r{messages:,} messages")
 
     def clear_line(self) -> None:
-        """Clears the line."""
+        """Removes the line of progress, so that other output begins at the start of a line."""
         if self._shown:
             self._write_text("\r\x1b[K")
 

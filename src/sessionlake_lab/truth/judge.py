@@ -233,7 +233,7 @@ class GroundTruth:
         def exceeds_limit() -> bool:
             return len(held) > rules.max_held_messages or sum(map(count_message_bytes, held)) > rules.max_held_bytes
 
-        if exceeds_limit() and self._judge.record_or_isolate(terms, session, parsed, "held_limit"):
+        if exceeds_limit() and self._judge.apply_policy(terms, session, parsed, "held_limit"):
             while exceeds_limit():
                 self._judge.judge_message(terms, session, held.pop(0), self._make_cause_of_arrival(parsed))
         elif exceeds_limit():

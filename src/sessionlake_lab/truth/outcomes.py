@@ -70,7 +70,7 @@ class OutcomeWriter:
         )
 
     def record_split_session(self, topic: str, partition: int, session_id: str) -> None:
-        """Records that a session's id also occurs in other partitions. The event has no message and no time."""
+        """Records that a session's id also occurs in other partitions. Offset, seqs and time of the event are null."""
         names = ("offset", "expected_seq", "actual_seq", "kafka_timestamp")
         row = {"topic": topic, "partition": partition, "session_id": session_id, **dict.fromkeys(names)}
         self.tables.integrity_events.append(row | {"event": "split_session", "action": "recorded"})

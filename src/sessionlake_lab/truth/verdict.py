@@ -104,9 +104,9 @@ class MessageJudge:
     def has_too_many_gaps(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, seq: int) -> bool:
         """Rejects a message whose seq would leave more gaps than allowed. Returns True if the message was rejected."""
         too_many = count_gaps_with(session.life, seq) > terms.rules.max_gaps
-        return too_many and not self.record_or_isolate(terms, session, parsed, "gap_limit")
+        return too_many and not self.apply_policy(terms, session, parsed, "gap_limit")
 
-    def record_or_isolate(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, event: str) -> bool:
+    def apply_policy(self, terms: TopicRules, session: SessionState, parsed: ParsedMessage, event: str) -> bool:
         """Handles a violation by the policy.
 
         Returns:
@@ -179,7 +179,7 @@ class MessageJudge:
         if event == "gap" and parsed.kind == "snapshot" and terms.rules.on_violation == "isolate":
             self.outcomes.record_event(parsed, event, "isolated", session.life.next_seq)
             self._apply_message(terms, session, parsed, cause)  # the snapshot reveals the gap and repairs it at once
-        elif self.record_or_isolate(terms, session, parsed, event):
+        elif self.apply_policy(terms, session, parsed, event):
             self._apply_message(terms, session, parsed, cause)
 
     def _apply_message(

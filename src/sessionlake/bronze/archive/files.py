@@ -56,7 +56,7 @@ class OpenArchives:
 
 
 class _BoundedReader(io.BufferedReader):
-    """A file that refuses to read more bytes at once than a zip's directory may have."""
+    """A zip file whose `read` raises `BadZipFile` if it would return more than a directory may have (a hostile zip)."""
 
     def read(self, size: int | None = -1) -> bytes:
         most = _MAX_DIRECTORY_BYTES + 1

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 
 
 class EngineName(StrEnum):
-    """The engine of a statement. With `auto`, Sail runs the statements that it runs as Spark does, and Spark others."""
+    """The engine of a statement.
+
+    With `auto`, a SQL warehouse runs it if the tables are in a workspace and the command is not. On a laptop, Sail runs
+    the statements that it runs as Spark does. Spark runs all others.
+    """
 
     AUTO = "auto"
     SAIL = "sail"
     SPARK = "spark"
+    WAREHOUSE = "warehouse"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Txn:
 
     @classmethod
     def last_of_app(cls, app_id: str) -> Txn:
-        """Returns the transaction with the highest possible version, which is newer than every batch of the query."""
+        """Returns the transaction with the highest version: after it, Delta skips all batches of the app."""
         return cls(app_id, _LAST)
 
     @property

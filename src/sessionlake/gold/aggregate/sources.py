@@ -54,7 +54,7 @@ class DeclaredColumns:
 
 
 def value_field(index: int) -> str:
-    """Returns the name, in changes, of the declared column of numbers at this index."""
+    """Returns the name that a declared column of numbers has in tables of changes, by its index among them."""
     return f"value:{index}"
 
 

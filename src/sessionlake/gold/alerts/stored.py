@@ -132,7 +132,7 @@ def update_text_times(
     if unknown:
         within = (("_ts", operator.ge, FIRST_MS), ("_ts", operator.le, LAST_MS))
         for batch in reader.read_batches(CHANGES, *conditions, *within, columns=[*_CHANGE_COLUMNS, *declared.texts]):
-            changes = _as_event_columns(pa.Table.from_batches([batch]), declared, declared.texts)
+            changes = _rename_for_patterns(pa.Table.from_batches([batch]), declared, declared.texts)
             update_stream_times(times, TEXTS.extract_events(changes, declared), "ts")
 
 
@@ -166,12 +166,12 @@ def find_events(
     columns |= {event.column for event in events if event.column is not None}
     found = [MATCH.empty_table()]
     for batch in reader.read_batches(CHANGES, *conditions, columns=[*_CHANGE_COLUMNS, *seqs, *sorted(columns)]):
-        changes = _as_event_columns(pa.Table.from_batches([batch]), declared, columns, once)
+        changes = _rename_for_patterns(pa.Table.from_batches([batch]), declared, columns, once)
         found += [event.find_matches(changes, declared) for event in events]
     return pa.concat_tables(found)
 
 
-def _as_event_columns(
+def _rename_for_patterns(
     rows: pa.Table, declared: DeclaredColumns, columns: Iterable[str], once: OnceTopics | None = None
 ) -> pa.Table:
     """Returns changes of silver with the column names that `Event.matches` expects.

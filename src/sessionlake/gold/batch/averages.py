@@ -180,7 +180,7 @@ def recompute_on_cluster(
         points = join_stored_points(
             series, rows.filter(is_new).select(new), rows.filter(pc.invert(is_new)).select(columns)
         )
-        return build_payload_table(_recompute_payloads(points, series))
+        return build_payload_table(_build_recomputed_payloads(points, series))
 
     return map_groups(both, series.keys, shards, recompute_group, FOLDED_SCHEMA)
 
@@ -207,7 +207,7 @@ def recompute_in_driver(
         rows = reader.read_arrow_table(series.table_name, *conditions, columns=_history_columns(series), max_bytes=most)
     except TooLargeError:
         return None
-    return _recompute_payloads(join_stored_points(series, new_points, rows), series)
+    return _build_recomputed_payloads(join_stored_points(series, new_points, rows), series)
 
 
 def _history_columns(series: RollingAverage) -> list[str]:
@@ -245,7 +245,7 @@ def _to_points(series: RollingAverage, rows: pa.Table, *, fresh: bool) -> pa.Tab
     return pa.table(columns | {"revision": revision, "fresh": pa.repeat(fresh, rows.num_rows)})
 
 
-def _recompute_payloads(points: pa.Table, series: RollingAverage) -> Payloads:
+def _build_recomputed_payloads(points: pa.Table, series: RollingAverage) -> Payloads:
     return encode_payloads(add_report(ReadChanges(), 0, recompute_averages(points, series)))
 
 

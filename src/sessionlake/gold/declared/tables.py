@@ -33,7 +33,7 @@ from sessionlake.gold.declared.references import declared_enriched_tables, enric
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
 from sessionlake.protocol.columns import arrow_type
-from sessionlake.protocol.names import find_same_name, internal, same_name_text
+from sessionlake.protocol.names import describe_name_clash, find_same_name, internal
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
@@ -247,7 +247,7 @@ def _find_source_faults(product: Product, declared: ProductSettings) -> Iterator
 
 def _refuse_same_results(product: Product, where: str) -> None:
     if (pair := find_same_name(name for name, _ in product.column_types)) is not None:
-        raise ConfigError(f"{where}: {same_name_text(*pair)}", fix="Give its results other names")
+        raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
 
 def create_product(declared: ProductSettings, capture: CaptureSettings | None = None) -> Product:

@@ -224,23 +224,23 @@ class NewestTimes:
 
         A new point exactly at the watermark is not late.
         """
-        passed, passing = ~self.were_pending(points), self._are_passed(self.after_batch, points)
+        passed, passing = ~self.were_pending(points), self._are_before_watermark(self.after_batch, points)
         late = passed & ~(is_new & (points.ts == self._compute_watermarks(self.before_batch)[points.key]))
         return np.where(late, PaneTiming.LATE, np.where(passing, PaneTiming.ON_TIME, PaneTiming.EARLY))
 
     def were_pending(self, points: PointSet) -> Bools:
         """Returns, for each point, whether the watermark of its series had not passed it before the batch."""
-        return ~(self.had_points[points.key] & self._are_passed(self.before_batch, points))
+        return ~(self.had_points[points.key] & self._are_before_watermark(self.before_batch, points))
 
     def are_pending(self, points: PointSet) -> Bools:
         """Returns, for each point, whether the watermark of its series has not passed it after the batch."""
-        return ~self._are_passed(self.after_batch, points)
+        return ~self._are_before_watermark(self.after_batch, points)
 
     def find_pending_series(self, older: OlderPoints) -> Bools:
         """Returns, for each series, whether a point older than the tail may have been pending before the batch."""
         return older.some & (self._compute_watermarks(self.before_batch) < older.ts)
 
-    def _are_passed(self, newest: Int64s, points: PointSet) -> Bools:
+    def _are_before_watermark(self, newest: Int64s, points: PointSet) -> Bools:
         passed: Bools = points.ts <= self._compute_watermarks(newest)[points.key]
         return passed
 

@@ -183,7 +183,7 @@ class Forgetting:
         """
         require_uninterrupted(self._settings)
         topic = self._find_topic(session, topic)
-        self._refuse_keyed()
+        self._refuse_keyed_processors()
         if self._settings.capture.feeds:
             refuse_shared_messages(self._spark, self._lake, topic, session)
         if self._list_gold_tables() and not self._shorten:  # gold will have to be computed again from all changes
@@ -232,7 +232,7 @@ class Forgetting:
         store_receipt(self._spark, self._lake, erasure)
         return erasure
 
-    def _refuse_keyed(self) -> None:
+    def _refuse_keyed_processors(self) -> None:
         """Refuses processors with a key column, because their rows can be made of several sessions."""
         keyed = [processor for processor in self._settings.processors if processor.key]
         if keyed:

@@ -76,7 +76,7 @@ def reshard_layers(spark: SparkSession, settings: Settings, shards: int, report:
     """
     journal = Journal.read_journal(settings, RESHARD, _ReshardPlan)
     if journal is None:
-        plan = _prepare_layers(spark, settings, shards, report)
+        plan = _build_new_states(spark, settings, shards, report)
         if plan is None:
             return []
         journal = Journal.start_journal(settings, RESHARD, plan)
@@ -120,7 +120,7 @@ def cancel_resharding(spark: SparkSession, settings: Settings) -> list[str]:
     return moved
 
 
-def _prepare_layers(spark: SparkSession, settings: Settings, shards: int, report: Say) -> _ReshardPlan | None:
+def _build_new_states(spark: SparkSession, settings: Settings, shards: int, report: Say) -> _ReshardPlan | None:
     """Prepares the new states beside the present ones. Returns None if no layer has other shards than configured."""
     require_uninterrupted(settings)
     Lake(settings).require_columns(spark, REPLAYED)

@@ -187,7 +187,7 @@ class _NetRows:
 
 def _build_rows(changes: pa.Table, columns: tuple[Column, ...], net: _NetRows) -> pa.Table:
     place = np.arange(len(net.order))
-    flags = _read_set_flags(changes["_set"], columns)
+    flags = _find_set_columns(changes["_set"], columns)
     values, written = [], []
     for column, flag in zip(columns, flags, strict=True):
         writes = (flag | net.delete)[net.order]
@@ -218,7 +218,7 @@ def _find_index(values: pa.Array, value: str) -> int:
     return -2 if found < 0 else int(found)
 
 
-def _read_set_flags(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
+def _find_set_columns(sets: pa.ChunkedArray, columns: tuple[Column, ...]) -> list[Bools]:
     """Returns for each declared column a boolean array over the changes: True where a change sets the column."""
     lists = to_contiguous(sets)
     owner = np.repeat(np.arange(len(lists)), pc.fill_null(pc.list_value_length(lists), 0).to_numpy())
