@@ -56,7 +56,7 @@ def assert_views_are_the_truth(
     if settings.catalog is None:
         with SailEngine(settings) as sail:
             both = EnginePair(spark, sail, settings, [])
-            assert [both.compare(f"SELECT * FROM {view}") for view in VIEWS] == [None, None]  # noqa: S608 - own names
+            assert [both.compare(f"SELECT * FROM {view}") for view in VIEWS] == [None, None]  # noqa: S608 - names of our own views
     fresh = _freshness(spark, settings)
     expected = _quality(truth, messages_of(judged), messages_of(waiting))
     assert {key: {name: row[name] for name in expected[key]} for key, row in quality.items()} == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sessionlake.databricks.bundle.models import suggest
@@ -68,8 +69,21 @@ def check_query(
         schemas: Schema of the lake, such as `ops`, by its name in the deployment; None if both are equal.
         parameters: The parameters that the query may use.
     """
+    # Targets share most queries, and sqlglot takes a second for all of them.
+    tables = tuple((table, tuple(own.items())) for table, own in columns.items())
+    return _check_query(sql, tables, tuple((schemas or {}).items()), parameters)
+
+
+@lru_cache(maxsize=256)
+def _check_query(
+    sql: str,
+    tables: tuple[tuple[str, tuple[tuple[str, str], ...]], ...],
+    renamed: tuple[tuple[str, str], ...],
+    parameters: frozenset[str],
+) -> CheckedQuery:
     from sqlglot import errors, exp, parse
 
+    columns, schemas = {table: dict(own) for table, own in tables}, dict(renamed)
     text = _UNKNOWN.sub(r"\1", _PREFIXED.sub(r"\1", sql))
     try:
         trees = [tree for tree in parse(text, dialect="databricks") if tree is not None]
@@ -103,14 +117,14 @@ def _find_line(sql: str, fault: str) -> int:
     return next((number for number, text in enumerate(sql.splitlines(), 1) if word and word in text), 1)
 
 
-def _rename_schemas(tree: Any, schemas: Mapping[str, str] | None) -> None:
+def _rename_schemas(tree: Any, schemas: Mapping[str, str]) -> None:
     """Replaces the schemas of a deployment by those of the lake, and drops the catalog."""
     from sqlglot import exp
 
     for table in tree.find_all(exp.Table):
         if table.db:
             table.set("catalog", None)
-            table.set("db", exp.to_identifier((schemas or {}).get(table.db, table.db)))
+            table.set("db", exp.to_identifier(schemas.get(table.db, table.db)))
 
 
 def _name_of(table: Any) -> str:
