@@ -27,7 +27,8 @@ from support.feed_lake import (
     send,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+# Long, as `spark/test_feeds` has the same without a broker, and `integration/test_feed_crash` with one and kills.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.soak]
 
 
 def with_feeds(folder: Path, broker: BrokerStatus, **location: Any) -> Settings:

@@ -251,14 +251,14 @@ OF_FEEDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rebuilds", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_products_and_averages_of_a_feed_have_its_topics_in_every_batch_and_recomputation(spark, location, rebuilds):
+@pytest.mark.soak  # `unit/test_products_of_feeds` has the same without Spark
+def test_products_and_averages_of_a_feed_have_its_topics_in_every_batch_rebuild_and_recomputation(spark, location):
     topics = ["plant.boiler", "plant.pump", "other", "plant.press"]
     feed = Feed(spark, Settings.model_validate({**location, **OF_FEEDS}))
     whole = [change("s", "", i, i * SECOND, 600 * SECOND * (i % 8 > 4), price=float(i), status="on") for i in range(24)]
     changes = [(topics[i % 4], *one[1:]) for i, one in enumerate(whole)]
-    for batch in (changes[:8], changes[8:16], changes[16:]) if rebuilds else (changes[:12], changes[12:]):
-        feed.write(batch).run()
+    for first in (0, 8, 16):
+        feed.write(changes[first : first + 8]).run()
     of_plant = [i for i in range(24) if topics[i % 4] in ("plant.pump", "plant.press")]
 
     def check() -> None:
@@ -281,8 +281,6 @@ def test_products_and_averages_of_a_feed_have_its_topics_in_every_batch_and_reco
     sql = "SELECT DISTINCT `table` FROM {}('{}', 0, {}) WHERE `table` IN ('gold.own', 'gold.of_feed', 'gold.words')"
     found = {i: {row[0] for row in spark.sql(sql.format(function, topics[i], i)).collect()} for i in (0, 1, 2)}
     assert found == {0: set(), 1: {"gold.own", "gold.of_feed", "gold.words"}, 2: set()}
-    if not rebuilds:
-        return
     names = ("gold.own", "gold.of_feed", "gold.words")
     tables = [one for one in declared_gold_tables(feed.settings) if one.table_name in names]
     job.rebuild_tables(spark, feed.settings, tables)
