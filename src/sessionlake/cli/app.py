@@ -35,7 +35,7 @@ from sessionlake.cli.context import (
     with_spark_if_needed,
 )
 from sessionlake.cli.export import export
-from sessionlake.cli.failures import call_with_readable_errors
+from sessionlake.cli.failures import INTERRUPTED, call_with_readable_errors
 from sessionlake.cli.forget import forget
 from sessionlake.cli.groups import GROUPS
 from sessionlake.cli.metrics import metrics
@@ -93,6 +93,9 @@ def main() -> None:
     try:
         with record_interrupts():
             app()
+    except KeyboardInterrupt:  # before the command's own work, or after it
+        say("interrupted")
+        sys.exit(INTERRUPTED)
     except SystemExit as end:
         if end.code:  # Databricks counts a job that raises SystemExit as failed, even with code 0
             raise
