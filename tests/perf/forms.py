@@ -35,7 +35,7 @@ FEEDS: dict[str, dict[str, Any]] = {
     },
     "debezium": {
         "uses": "debezium",
-        "session": "payload.after.device",
+        "session": "payload.source.name",
         "columns": COLUMNS,
     },
 }
@@ -75,12 +75,13 @@ def as_coinbase(message: KafkaRecord, body: dict[str, Any]) -> Iterator[dict[str
 def as_debezium(message: KafkaRecord, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A message for each row, without the schema."""
     assert message.key is not None
-    source = {"version": "3.0.0", "connector": "postgresql", "name": "plant", "db": "plant", "table": message.topic}
+    source = {"version": "3.0.0", "connector": "postgresql", "db": "plant", "table": message.topic}
+    source["name"] = message.key.decode()  # one connector a device
     for row in body["rows"]:
         yield {
             "payload": {
                 "before": None,
-                "after": {"device": message.key.decode(), **row},
+                "after": row,
                 "source": {**source, "ts_ms": body["ts"], "lsn": body["seq"]},
                 "op": "r" if body["type"] == "snapshot" else "u",
                 "ts_ms": body["ts"],
