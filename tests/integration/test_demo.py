@@ -134,13 +134,13 @@ def test_the_demo_verifies_every_session_and_the_commands_that_it_names_work(pla
 
 def test_the_demo_leaves_a_page_of_what_its_tables_hold(played):
     assert played.code == 0, played.out + played.said
-    (told,) = re.findall(r"on one page: (.+)", played.out)
-    assert told == ".sessionlake/demo/report.html"
-    seen = Seen((played.home / told).read_text(encoding="utf-8"))
+    (page,) = re.findall(r"on one page: (.+)", played.out)
+    assert page == ".sessionlake/demo/report.html"
+    seen = Seen((played.home / page).read_text(encoding="utf-8"))
     assert seen.all_text("h2")[0] == "Is it complete?"
     assert {"silver.sessions", "gold.metrics_1m"} <= set(seen.all_text("bdi"))
     assert [label.split(" ")[0] for label in seen.charts] == ["How", "How", *["Values", "Least,"] * 4, "When"]
-    assert (played.home / told).stat().st_size < 5_000_000
+    assert (played.home / page).stat().st_size < 5_000_000
 
 
 def test_the_demo_prints_what_the_readme_shows(played):

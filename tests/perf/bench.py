@@ -7,8 +7,8 @@ Each shape gets a home, an embedded broker and a process of its own; Spark's sta
 CPU seconds are those of the measured process and all its children (the JVM, Python workers), the broker's not.
 `--verify` builds silver from bronze once more, as `rebuild silver` does, and compares every row.
 With `--rounds 3` the same process goes on with further millions of new sessions: the last is the warm one. With
-`--catalog`, a second pipeline takes in the same topics into the tables of a catalog: see `stages.py`. With `--form`, a
-second pipeline reads the same data in the form of another system: see `forms.py`.
+`--catalog`, a second pipeline reads the same topics, and writes to the tables of a catalog: see `stages.py`. With
+`--form`, a second pipeline reads the same data in the form of another system: see `forms.py`.
 """
 
 from __future__ import annotations

@@ -98,13 +98,13 @@ def test_a_file_gets_the_table_as_it_is(monkeypatch):
 def test_a_session_is_shown_to_people_without_the_columns_of_other_feeds(capsys):
     table = pa.table({"row_id": ["a", "b"], "temperature": [20.5, None], "price": pa.nulls(2, pa.float64())})
     show_session_table(table, OutputFormat.TABLE)
-    told = capsys.readouterr()
-    assert words_of_lines(told.out)[0] == ["row_id", "temperature"]
-    assert told.err == "without columns that have no value: price\n"
+    printed = capsys.readouterr()
+    assert words_of_lines(printed.out)[0] == ["row_id", "temperature"]
+    assert printed.err == "without columns that have no value: price\n"
     show_session_table(table, OutputFormat.JSON)
-    told = capsys.readouterr()
-    assert [[*json.loads(line)] for line in told.out.splitlines()] == [table.column_names] * 2
-    assert told.err == ""
+    printed = capsys.readouterr()
+    assert [[*json.loads(line)] for line in printed.out.splitlines()] == [table.column_names] * 2
+    assert printed.err == ""
 
 
 def test_a_session_without_rows_is_shown_with_all_columns(capsys):

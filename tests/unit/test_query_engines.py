@@ -1,4 +1,4 @@
-"""Which engine runs a statement, what the user is told, and which parameters and versions it gets."""
+"""Which engine runs a statement, which lines the user reads, and which parameters and versions it gets."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def lake(settings: Settings) -> Lake:
 
 
 def run(lake: Lake, engine: EngineName, sql: str = SQL) -> tuple[list[str], list[str]]:
-    """Runs a statement, and returns what ran it and what the user was told. Nothing starts Spark."""
-    ran, told = [], list[str]()
+    """Runs a statement, and returns what ran it and the lines that the user reads. Nothing starts Spark."""
+    ran, lines = [], list[str]()
 
     def run_with_spark(statement: Statement) -> Answer:
         ran.append(f"spark: {statement.sql}")
         return Answer(pa.table({}), [])
 
     answer = run_statement(
-        lake.settings, lambda: read_statement(lake.settings, sql), engine, run_with_spark, told.append
+        lake.settings, lambda: read_statement(lake.settings, sql), engine, run_with_spark, lines.append
     )
-    return ran or [str(row) for row in answer.rows.to_pylist()], told
+    return ran or [str(row) for row in answer.rows.to_pylist()], lines
 
 
-def test_sail_answers_at_once_and_nothing_is_told(lake: Lake):
+def test_sail_answers_at_once_and_says_nothing(lake: Lake):
     assert run(lake, EngineName.AUTO) == (["{'topic': 'a', 'n': 2}", "{'topic': 'b', 'n': 1}"], [])
 
 

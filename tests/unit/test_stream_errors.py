@@ -1,4 +1,4 @@
-"""Errors as Spark raises them (see `support/record_spark_errors.py`), and what the operator is told."""
+"""Errors as Spark raises them (see `support/record_spark_errors.py`), and the texts that operators read instead."""
 
 from __future__ import annotations
 

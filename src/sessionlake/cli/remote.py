@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
     from sessionlake.databricks.remote.deployment import DeployedJob
+    from sessionlake.settings.model import Settings
 
 OPERATE = "operate"
 """The job that runs any allowed command line once."""
@@ -201,7 +202,31 @@ def remote_query(
 
     The tables have the same names as on a laptop.
     """
-    settings = settings_of(config)
+    show_remote_query(settings_of(config), sql, form, warehouse, target, profile)
+
+
+def show_remote_query(
+    settings: Settings,
+    sql: str,
+    form: OutputFormat,
+    warehouse: str | None = None,
+    target: str | None = None,
+    profile: str | None = None,
+) -> None:
+    """Writes the result of a statement that a SQL warehouse runs over a deployment's tables.
+
+    Args:
+        settings: Settings of the lake.
+        sql: The statement.
+        form: The format of the output.
+        warehouse: Id or name of the warehouse. None is the default of `remote query`.
+        target: Target of the deployment; None if there is only one.
+        profile: Profile of the workspace's configuration; None is the default one.
+
+    Raises:
+        UsageError: The statement does more than read tables.
+        RemoteError: The statement fails.
+    """
     from sessionlake.cli.remote_tables import require_reading_statement, run_query
     from sessionlake.cli.show import show_rows
     from sessionlake.databricks.remote.deployment import find_deployed_jobs

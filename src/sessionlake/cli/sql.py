@@ -52,9 +52,9 @@ def query(
                 "query: with a SQL warehouse there is no --as-of-batch and no --param",
                 fix="Write the values into the statement, or run it in a notebook",
             )
-        from sessionlake.cli.remote import remote_query
+        from sessionlake.cli.remote import show_remote_query
 
-        remote_query(sql, form=form, config=config)
+        show_remote_query(settings, sql, form)
         return
     require_tables(settings, sql)
     if batch is None:

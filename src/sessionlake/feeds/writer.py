@@ -33,7 +33,7 @@ class FeedWriter(CodeWriter):
         feed: The feed.
         payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
         message: Shape of the decoded message.
-        kind: The type into which messages are decoded: that of the shape, or `Any`.
+        kind: The type that messages are decoded to: the type of the shape, or `Any`.
 
     Attributes:
         names: Objects that the generated code uses, by their names in the code.

@@ -111,19 +111,16 @@ def _write_result(result: Any) -> str | None:
     """Writes the batches of a result as an Arrow IPC stream. Returns the error that ended it early, or None."""
     import pyarrow as pa
 
-    error = None
     with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as stream:
         batches = iter(result)
-        while error is None:
+        while True:
             try:
                 batch = next(batches, None)  # Sail computes while it is read
             except (pa.ArrowException, OSError) as failure:
-                error = str(failure)
-                break
+                return str(failure)
             if batch is None:
-                break
+                return None
             stream.write_batch(batch)
-    return error
 
 
 def _write_status(error: str | None) -> None:

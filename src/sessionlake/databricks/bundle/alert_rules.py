@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from sessionlake.databricks.bundle.files import Tree
 from sessionlake.databricks.bundle.models import suggest
-from sessionlake.databricks.bundle.query_rules import Columns, check_query
+from sessionlake.databricks.bundle.query_rules import PREFIXED, Columns, check_query
 from sessionlake.settings.file import KeyPath
 
 TextFault = tuple[KeyPath, str, int]
@@ -62,13 +63,15 @@ def _find_copy_faults(
 ) -> Iterator[TextFault]:
     """Yields where a copy of a query differs from the file with the same first line."""
     names = {plain: given for given, plain in schemas.items()}
+
+    def name_table(found: re.Match[str]) -> str:
+        schema, _, table = found[1].partition(".")
+        return f"{catalog}.{names[schema]}.{table}" if schema in names else found[0]
+
     for name, original in queries.items():
-        own, copied = sql.splitlines(), original.splitlines()
-        if not own or own[0] != copied[0]:
+        own, copied = sql.splitlines(), PREFIXED.sub(name_table, original).splitlines()
+        if not own or own[0] != original.splitlines()[0]:
             continue
-        for schema, given in names.items():
-            for table in ("'" + schema + ".",):
-                copied = [_name_tables(line, table, f"{catalog}.{given}.") for line in copied]
         for number, (ours, theirs) in enumerate(zip(own, copied, strict=False), 1):
             if ours != theirs:
                 yield (
@@ -79,9 +82,3 @@ def _find_copy_faults(
                 return
         if len(own) != len(copied):
             yield ("query_text",), f"the query differs from queries/{name}.sql: it has {len(own)} lines", len(own)
-
-
-def _name_tables(line: str, named: str, deployed: str) -> str:
-    """Replaces `IDENTIFIER(:prefix || 'ops.ledger')` by the table's name in a deployment."""
-    head, found, tail = line.partition(f"IDENTIFIER(:prefix || {named}")
-    return f"{head}{deployed}{tail.replace(chr(39) + ')', '', 1)}" if found else line

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from sessionlake.databricks.bundle.alert_rules import TextFault
-from sessionlake.databricks.bundle.files import Tree
+from sessionlake.databricks.bundle.files import Tree, iterate_texts
 from sessionlake.databricks.bundle.models import find_model_faults, suggest
 from sessionlake.databricks.bundle.query_rules import CheckedQuery, Columns, check_query
 from sessionlake.databricks.bundle.root_models import DASHBOARD, WIDGET_VERSIONS, read_all_models
@@ -143,8 +143,8 @@ def _find_widget_faults(
     kind, version = str(spec.get("widgetType")), spec.get("version")
     if spec and version != WIDGET_VERSIONS[kind]:
         yield (*key, "spec", "version"), f"a widget of type {kind} needs version {WIDGET_VERSIONS[kind]}, not {version}"
-    for path, name, value in _iterate_names(spec.get("encodings") or {}, (*key, "spec", "encodings")):
-        known = fields if name == "fieldName" else names
+    for path, value in iterate_texts(spec.get("encodings") or {}, (*key, "spec", "encodings")):
+        name, known = path[-1], fields if path[-1] == "fieldName" else names
         if name in {"fieldName", "queryName"} and value not in known:
             what = "field" if name == "fieldName" else "query"
             yield path, f"the widget has no {what} {value!r}, it has {', '.join(sorted(known)) or 'none'}"
@@ -162,12 +162,3 @@ def _explain_expression(field: Tree, outputs: list[str]) -> Iterator[str]:
     for column in tree.find_all(exp.Column):
         if outputs and column.name not in outputs:
             yield f"the dataset returns no column {column.name!r}{suggest(column.name, outputs)}"
-
-
-def _iterate_names(node: Any, key: KeyPath) -> Iterator[tuple[KeyPath, str, Any]]:
-    """Yields each key below a node that has a text, with its path."""
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for own, value in items:
-        if isinstance(value, str) and isinstance(own, str):
-            yield (*key, own), own, value
-        yield from _iterate_names(value, (*key, own))

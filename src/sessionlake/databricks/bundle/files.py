@@ -30,6 +30,8 @@ LEVELS_BELOW = {
 """Translation of the bundle's permission levels for each kind of resource. A level that is missing has no effect."""
 _RUN_AS = ("jobs", "alerts")
 Tree = dict[str, Any]
+ResourceFault = tuple[KeyPath, str]
+"""Path of keys within a resource, and the fault's description."""
 _USER = {"userName": "ada@example.com", "short_name": "ada"}
 
 

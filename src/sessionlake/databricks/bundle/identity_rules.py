@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
-from sessionlake.databricks.bundle.job_rules import JobFault
+from sessionlake.databricks.bundle.files import ResolvedTarget, ResourceFault, Tree
 from sessionlake.protocol.columns import find_repeated_names
 
 # Permission levels of the bundle and of each kind of resource. Schemas and volumes have grants instead.
@@ -19,10 +18,10 @@ LEVELS = {
 }
 _ASKS = {"CAN_USE", "CAN_MONITOR", "CAN_MANAGE", "IS_OWNER"}
 """Levels on a SQL warehouse that allow queries. CAN_VIEW does not."""
-_IDENTITIES = ("service_principal_name", "group_name", "user_name")
+IDENTITIES = ("service_principal_name", "group_name", "user_name")
 
 
-def find_permission_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[JobFault]:
+def find_permission_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:
     """Yields the faults in a resolved resource's permissions, and in the rights of the identity that it runs as."""
     for who in find_repeated_names(_describe_identity(given) for given in resource.get("permissions", [])):
         # The deployment only warns, but `bundle validate --strict` fails.
@@ -37,4 +36,4 @@ def find_permission_faults(target: ResolvedTarget, kind: str, resource: Tree) ->
 
 
 def _describe_identity(identity: Tree) -> str:
-    return next((str(identity[name]) for name in _IDENTITIES if name in identity), "nobody")
+    return next((str(identity[name]) for name in IDENTITIES if name in identity), "nobody")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from sessionlake.databricks.bundle.files import Tree
+from sessionlake.databricks.bundle.files import ResourceFault, Tree
 from sessionlake.databricks.bundle.models import suggest
 from sessionlake.settings.file import KeyPath
 
-JobFault = tuple[KeyPath, str]
-"""Path of keys within the job, and the fault's description."""
 Refused = Callable[[list[str]], str | None]
 """Returns why the package's command line rejects parameters, or None if it accepts them."""
 
@@ -36,7 +34,7 @@ _KIND, _PROFILE = "CLASSIC_PREVIEW", "spark.databricks.cluster.profile"
 _MODES = {"SINGLE_USER", "DATA_SECURITY_MODE_DEDICATED"}
 
 
-def find_job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
+def find_job_faults(job: Tree, refused: Refused) -> Iterator[ResourceFault]:
     """Yields all faults of one resolved job."""
     yield from _find_task_faults(job)
     yield from _find_command_faults(job, refused)
@@ -45,7 +43,7 @@ def find_job_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
     yield from _find_cluster_faults(job)
 
 
-def _find_task_faults(job: Tree) -> Iterator[JobFault]:
+def _find_task_faults(job: Tree) -> Iterator[ResourceFault]:
     tasks = job.get("tasks", [])
     if not tasks:
         yield (), "the job has no tasks: is its key misspelt?"
@@ -82,7 +80,7 @@ def find_order(job: Tree) -> dict[str, set[str]]:
     return needs
 
 
-def _find_command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
+def _find_command_faults(job: Tree, refused: Refused) -> Iterator[ResourceFault]:
     """Yields faults in the entry point and parameters of tasks that run the package's wheel."""
     for number, task in enumerate(job.get("tasks", [])):
         wheel, key = task.get("python_wheel_task", {}), ("tasks", number, "python_wheel_task")
@@ -97,7 +95,7 @@ def _find_command_faults(job: Tree, refused: Refused) -> Iterator[JobFault]:
             yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
 
 
-def _find_trigger_faults(job: Tree) -> Iterator[JobFault]:
+def _find_trigger_faults(job: Tree) -> Iterator[ResourceFault]:
     if "continuous" not in job:
         return
     for kind in ("schedule", "trigger"):
@@ -115,7 +113,7 @@ def _find_trigger_faults(job: Tree) -> Iterator[JobFault]:
                 yield ("tasks", number, field), f"task {task['task_key']!r}: a continuous job may not have {field}"
 
 
-def _find_compute_faults(job: Tree) -> Iterator[JobFault]:
+def _find_compute_faults(job: Tree) -> Iterator[ResourceFault]:
     """Yields tasks without work or compute, or with two of either, and clusters that no task uses."""
     for number, task in enumerate(job.get("tasks", [])):
         what, key = f"task {task['task_key']!r}", ("tasks", number)
@@ -134,7 +132,7 @@ def _find_compute_faults(job: Tree) -> Iterator[JobFault]:
     yield from _find_health_faults(job)
 
 
-def _find_health_faults(job: Tree) -> Iterator[JobFault]:
+def _find_health_faults(job: Tree) -> Iterator[ResourceFault]:
     """Yields rules on a run's duration that can never hold, because the run's timeout ends it before."""
     timeout = job.get("timeout_seconds")
     for number, rule in enumerate((job.get("health") or {}).get("rules") or ()):
@@ -144,7 +142,7 @@ def _find_health_faults(job: Tree) -> Iterator[JobFault]:
             yield ("health", "rules", number), text
 
 
-def _find_cluster_faults(job: Tree) -> Iterator[JobFault]:
+def _find_cluster_faults(job: Tree) -> Iterator[ResourceFault]:
     for number, item in enumerate(job.get("job_clusters", [])):
         cluster, key = item.get("new_cluster", {}), ("job_clusters", number, "new_cluster")
         if cluster.get("data_security_mode") not in _MODES:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
-from sessionlake.databricks.bundle.job_rules import PACKAGE, JobFault, find_order
+from sessionlake.databricks.bundle.files import ResolvedTarget, ResourceFault, Tree
+from sessionlake.databricks.bundle.job_rules import PACKAGE, find_order
 from sessionlake.settings.file import KeyPath
 
 LAYERS = ("bronze", "silver", "gold")
@@ -17,7 +17,7 @@ _ENDLESS = {"run", "maintain", "publish"}
 _PARAMETERS = ("tasks", 0, "python_wheel_task", "parameters")
 
 
-def find_layer_faults(target: ResolvedTarget) -> Iterator[tuple[str, JobFault]]:
+def find_layer_faults(target: ResolvedTarget) -> Iterator[tuple[str, ResourceFault]]:
     """Yields the faults of a target's jobs, each with the key of its job."""
     always, running = defaultdict(list), defaultdict(list)
     for key, job in target.jobs.items():
@@ -58,7 +58,7 @@ def _list_layers_of(job: Tree) -> set[str]:
     return {layer for words in _list_commands(job) for layer in _list_layers(words)}
 
 
-def _find_run_faults(job: Tree) -> Iterator[JobFault]:
+def _find_run_faults(job: Tree) -> Iterator[ResourceFault]:
     commands = _list_commands(job)
     layers = [_list_layers(words) for words in commands]
     if any(layers) and job.get("max_concurrent_runs", 1) != 1:
@@ -72,7 +72,7 @@ def _find_run_faults(job: Tree) -> Iterator[JobFault]:
     yield from _find_order_faults(job, layers)
 
 
-def _find_order_faults(job: Tree, layers: list[tuple[str, ...]]) -> Iterator[JobFault]:
+def _find_order_faults(job: Tree, layers: list[tuple[str, ...]]) -> Iterator[ResourceFault]:
     """Yields tasks that run a layer without waiting for the layer that it reads."""
     tasks = job.get("tasks") or []
     if len(layers) != len(tasks):

@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sessionlake.databricks.bundle.files import ResourceFault
 from sessionlake.settings.file import KeyPath
 
 MODEL_FILE = Path(__file__).with_name("models.json")
@@ -27,8 +28,6 @@ NOT_A_KEY = " is not a key of "
 """Words of a fault about a key itself, not about its value."""
 REQUIRED = "is required, but missing or empty"
 """Words of a fault about a key that is missing."""
-ModelFault = tuple[KeyPath, str]
-"""Path of keys within the resource, and the fault's description."""
 _UNKNOWN = re.compile(r"<[\w. -]+>|.*\$\{.+\}.*", re.DOTALL)
 """A value that only the deployment knows: a variable without a value, an id, or a reference that is not filled in."""
 _NAMES = {"text": "a text", "int": "an integer", "float": "a number", "bool": "true or false"}
@@ -54,7 +53,7 @@ def read_models() -> Models:
     return Models(**json.loads(MODEL_FILE.read_text(encoding="utf-8")))
 
 
-def find_model_faults(models: Models, kind: Any, value: Any, key: KeyPath = ()) -> Iterator[ModelFault]:
+def find_model_faults(models: Models, kind: Any, value: Any, key: KeyPath = ()) -> Iterator[ResourceFault]:
     """Yields where a value does not have the type `kind`."""
     if value is None or kind == "any" or is_unknown(value):
         return
@@ -80,7 +79,7 @@ def is_unknown(value: object) -> bool:
     return isinstance(value, str) and _UNKNOWN.fullmatch(value) is not None
 
 
-def _find_list_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ModelFault]:
+def _find_list_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ResourceFault]:
     if not isinstance(value, list):
         yield key, _say_wrong_type(key, value, "a list")
         return
@@ -88,7 +87,7 @@ def _find_list_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> It
         yield from find_model_faults(models, kind, item, (*key, number))
 
 
-def _find_mapping_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ModelFault]:
+def _find_mapping_faults(models: Models, kind: Any, value: Any, key: KeyPath) -> Iterator[ResourceFault]:
     if not isinstance(value, dict):
         yield key, _say_wrong_type(key, value, "a mapping of keys")
     elif isinstance(kind, dict):
@@ -98,7 +97,7 @@ def _find_mapping_faults(models: Models, kind: Any, value: Any, key: KeyPath) ->
         yield from _find_class_faults(models, kind, value, key)
 
 
-def _find_class_faults(models: Models, name: str, value: dict[str, Any], key: KeyPath) -> Iterator[ModelFault]:
+def _find_class_faults(models: Models, name: str, value: dict[str, Any], key: KeyPath) -> Iterator[ResourceFault]:
     known = models.list_keys(name)
     for own, content in value.items():
         if own not in known:

@@ -18,7 +18,8 @@ Columns = Mapping[str, Mapping[str, str]]
 """The SQL type of each column, by the two-level name of its table."""
 QueryFault = tuple[int, str]
 """Line within the query, from 1, and the fault's description."""
-_PREFIXED = re.compile(r"IDENTIFIER\(:prefix \|\| '([\w.]+)'\)")
+PREFIXED = re.compile(r"IDENTIFIER\(:prefix \|\| '([\w.]+)'\)")
+"""The name of a table in the files of resources/queries, which every deployment writes in another way."""
 _UNKNOWN = re.compile(r"<([\w.]+)>")
 _FIELD = re.compile(r"[<,](\w+):")
 _TABLE_NAME = re.compile(r"(bronze|silver|gold|ops|reference)\.\w+")
@@ -84,7 +85,7 @@ def _check_query(
     from sqlglot import errors, exp, parse
 
     columns, schemas = {table: dict(own) for table, own in tables}, dict(renamed)
-    text = _UNKNOWN.sub(r"\1", _PREFIXED.sub(r"\1", sql))
+    text = _UNKNOWN.sub(r"\1", PREFIXED.sub(r"\1", sql))
     try:
         trees = [tree for tree in parse(text, dialect="databricks") if tree is not None]
     except errors.ParseError as error:
@@ -154,7 +155,7 @@ def _find_parameter_faults(tree: Any, sql: str, parameters: frozenset[str]) -> I
     from sqlglot import exp
 
     used = {str(own.name) for own in tree.find_all(exp.Placeholder)}
-    used |= {"prefix"} if _PREFIXED.search(sql) else set()
+    used |= {"prefix"} if PREFIXED.search(sql) else set()
     for name in sorted(used - parameters):
         line = next((n for n, text in enumerate(sql.splitlines(), 1) if f":{name}" in text), 1)
         known = ", ".join(sorted(parameters)) or "none"

@@ -51,7 +51,8 @@ def find_reference_faults(files: BundleFiles) -> Iterator[FileFault]:
     for document in files.documents.values():
         for key, text in iterate_texts(document.content):
             for path in REFERENCE.findall(text):
-                wrong = _explain_dangling_reference(files, path) or _explain_complex_reference(declared, path, text)
+                wrong = _explain_dangling_reference(files, declared, path)
+                wrong = wrong or _explain_complex_reference(declared, path, text)
                 if wrong:
                     fault = files.make_fault(f"${{{path}}}{wrong}", *key)
                     yield replace(fault, line=fault.line + _find_line_below(text, f"${{{path}}}"))
@@ -118,9 +119,8 @@ def _explain_complex_reference(declared: Tree, path: str, text: str) -> str | No
     return None
 
 
-def _explain_dangling_reference(files: BundleFiles, path: str) -> str | None:
+def _explain_dangling_reference(files: BundleFiles, declared: Tree, path: str) -> str | None:
     room, _, rest = path.partition(".")
-    declared = files.merged_content.get("variables") or {}
     if room == "var":
         name = rest.partition(".")[0]
         return None if name in declared else f": there is no such variable{suggest(name, list(declared))}"

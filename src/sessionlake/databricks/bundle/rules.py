@@ -237,11 +237,13 @@ def _find_resource_faults(
     simple = [*find_value_faults(target, kind, own), *find_permission_faults(target, kind, resource)]
     simple += [*find_job_faults(resource, context.refused)] if kind == "jobs" else []
     yield from ((path, text, 0) for path, text in simple)
+    if kind not in {"alerts", "dashboards"}:
+        return
     schemas = _list_schemas(context.files, target)
     if kind == "alerts":
         catalog = str(target.config["var"].get("catalog"))
         yield from find_alert_faults(own, context.columns, schemas, catalog, context.queries)
-    if kind == "dashboards":
+    else:
         yield from find_dashboard_faults(own, context.columns, schemas, context.queries)
 
 

@@ -8,19 +8,18 @@ from typing import Any
 from zoneinfo import available_timezones
 
 from sessionlake.databricks.bundle.cron import find_cron_fault
-from sessionlake.databricks.bundle.files import ResolvedTarget, Tree
+from sessionlake.databricks.bundle.files import ResolvedTarget, ResourceFault, Tree
+from sessionlake.databricks.bundle.identity_rules import IDENTITIES
 from sessionlake.databricks.bundle.models import is_unknown, suggest
 from sessionlake.settings.environment import find_variable_faults
 from sessionlake.settings.file import KeyPath
 
-ValueFault = tuple[KeyPath, str]
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s.]+")
 _NAME = re.compile(r"[^./\s\x00-\x1f]+")
 _RUNTIME = re.compile(r"(\d+)\.\d+\.x-([a-z0-9]+-)*scala(2\.1[23])")
 _FIRST_WITH_213 = 16
 """The first runtime built for Scala 2.13. Version 16.4 has both Scala versions, all later ones only this."""
 _SIZES = ["2X-Small", "X-Small", "Small", "Medium", "Large", "X-Large", "2X-Large", "3X-Large", "4X-Large", "5X-Large"]
-_IDENTITIES = {"user_name", "group_name", "service_principal_name"}
 _AT_LEAST = {
     "auto_stop_mins": 0,
     "max_clusters": 1,
@@ -45,7 +44,7 @@ _RIGHTS = {"schemas": _SCHEMA_RIGHTS, "volumes": {"ALL_PRIVILEGES", "APPLY_TAG",
                                                   "WRITE_VOLUME", "BROWSE"}}  # fmt: skip
 
 
-def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ValueFault]:
+def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:
     """Yields the faults in the values of a resolved resource of a kind."""
     for key, name, value in _iterate(resource):
         if value is None or is_unknown(value):
@@ -89,15 +88,15 @@ def _find_wrong_addresses(values: list[Any]) -> Iterator[tuple[int, str]]:
             yield number, one
 
 
-def _find_pair_faults(key: KeyPath, name: str, value: Tree) -> Iterator[ValueFault]:
+def _find_pair_faults(key: KeyPath, name: str, value: Tree) -> Iterator[ResourceFault]:
     for low, high in _PAIRS:
         first, second = _to_number(value.get(low)), _to_number(value.get(high))
         if first is not None and second is not None and first > second:
             yield (*key, low), f"{low} is greater than {high}: {value[low]} and {value[high]}"
     if name in {"run_as", "permissions"}:
-        given = [own for own in _IDENTITIES if value.get(own)]
+        given = [own for own in IDENTITIES if value.get(own)]
         if len(given) != 1:
-            yield key, f"{name} must name exactly one of {', '.join(sorted(_IDENTITIES))}, found {len(given)}"
+            yield key, f"{name} must name exactly one of {', '.join(sorted(IDENTITIES))}, found {len(given)}"
     if name == "spark_env_vars":
         yield from (((*key, own), text) for own, text in find_variable_faults(value))
 
@@ -120,7 +119,7 @@ def _explain_path(target: ResolvedTarget, text: str) -> str | None:
     return None
 
 
-def _find_grant_faults(kind: str, resource: Tree) -> Iterator[ValueFault]:
+def _find_grant_faults(kind: str, resource: Tree) -> Iterator[ResourceFault]:
     for number, grant in enumerate(resource.get("grants") or ()):
         key: KeyPath = ("grants", number)
         if not isinstance(grant, dict):
@@ -136,7 +135,7 @@ def _find_grant_faults(kind: str, resource: Tree) -> Iterator[ValueFault]:
             yield key, f"without USE_SCHEMA, {grant.get('principal')} cannot use the other privileges. Add it"
 
 
-def _find_parent_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ValueFault]:
+def _find_parent_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:
     """Yields a volume's schema, or a resource's warehouse, that the bundle does not have."""
     if kind == "volumes":
         schemas = target.resources_of_kind("schemas").values()

@@ -132,10 +132,7 @@ class RuleLoader:
         version = self._lake.latest_version(spark, RULES)
         if version == self._version:
             return self._loaded
-        reader = self._lake.reader(spark)
-        before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
-        rules = load_enabled_rules(reader.read_rows(RULES), self._declared, txn.version, self._bucket_retention)
-        now = _with_first_batches(before, rules)
+        before, now = self._read_rules(spark, txn.version)
         self._loaded = before if _status_rows(now) == _status_rows(before) else self._record_rules(spark, now, txn)
         self._version = version if _status_rows(now) == _status_rows(self._loaded) else None
         return self._loaded
@@ -149,14 +146,18 @@ class RuleLoader:
         version = self._lake.latest_version(spark, RULES)
         if version == self._version or (version == 0 and not self._lake.exists(spark, RULE_STATUS)):
             return None  # version 0 is an empty table, and without a status no rule was loaded before
-        reader = self._lake.reader(spark)
-        before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
-        rules = load_enabled_rules(reader.read_rows(RULES), self._declared, batch, self._bucket_retention)
-        now = _with_first_batches(before, rules)
+        before, now = self._read_rules(spark, batch)
         if _status_rows(now) != _status_rows(before):
             return before, now
         self._version, self._loaded = version, before
         return None
+
+    def _read_rules(self, spark: SparkSession, batch: int) -> tuple[list[LoadedRule], list[LoadedRule]]:
+        """Returns the recorded rules and those of `gold.rules`, of which new and changed ones get this batch."""
+        reader = self._lake.reader(spark)
+        before = read_recorded_rules(reader, self._declared) if reader.exists(RULE_STATUS) else []
+        rules = load_enabled_rules(reader.read_rows(RULES), self._declared, batch, self._bucket_retention)
+        return before, _with_first_batches(before, rules)
 
     def record_applied_rules(self, spark: SparkSession, now: list[LoadedRule]) -> None:
         """Records rules that were applied to all that gold has read."""
