@@ -57,7 +57,7 @@ from sessionlake.spark.frames import Rows
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from deltalake import DeltaTable as LocalTable
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _Merge = Callable[..., bool]  # `merge_by_marking` with all arguments except the transaction
 _MERGE_CONF = {
@@ -334,9 +334,13 @@ class FolderStorage(TableStorage):
                 done = has_commit(delta, table, txn) or merge(txn.app_id_for(table), txn.version)
             return self.last_commit(spark, table)
 
-    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
+    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
         with self.commit_lock(table):
-            writer.save(str(self.path(table)))
+            rows.write.format("delta").mode("append").options(**options).save(str(self.path(table)))
+
+    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.commit_lock(table):
+            rows.write.format("delta").mode("overwrite").options(**options).save(str(self.path(table)))
 
     # -- upkeep
 

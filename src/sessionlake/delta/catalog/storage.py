@@ -50,7 +50,7 @@ from sessionlake.spark.interpreted import temporary_spark_conf, without_code_gen
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 # OPTIMIZE runs if a table has at least this many files, and more than this factor times the number of full files.
@@ -307,11 +307,20 @@ class CatalogStorage(TableStorage):
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
 
-    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
-        try:
-            writer.saveAsTable(self.to_sql_identifier(table))
-        finally:
-            memory.forget_cached_rows(self.to_sql_identifier(table))
+    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.commit_lock(table):
+            rows.write.format("delta").mode("append").options(**options).saveAsTable(self.to_sql_identifier(table))
+
+    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        """Replaces rows as an overwrite of the table's data, not of the table.
+
+        `saveAsTable` would replace the table: a Hive metastore then stores its columns, and streams refuse the table
+        after a column is added.
+        """
+        from pyspark.sql import functions as F
+
+        with self.commit_lock(table):
+            rows.writeTo(self.to_sql_identifier(table)).options(**options).overwrite(F.lit(True))
 
     def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
         return first_read_options(self.open_delta_table(spark, table), table)

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from delta.tables import DeltaTable
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PURGED = "sessionlake.purged"
 """Table property that stores the reason of the last `purge_history`."""
 
 
-def delta_writer(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
-    """Returns Spark's writer for the rows. Delta skips its write if the transaction is already committed."""
-    return rows.write.format("delta").mode(mode).options(txnAppId=txn.app_id_for(table), txnVersion=txn.version)
+def txn_options(table: str, txn: Txn) -> dict[str, Any]:
+    """Returns the options with which Delta skips a write if the transaction is already committed to the table."""
+    return {"txnAppId": txn.app_id_for(table), "txnVersion": txn.version}
 
 
 class StagedRows(Protocol):
@@ -273,9 +273,7 @@ class TableStorage(ABC):
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
-        frame = to_spark_frame(spark, rows)
-        writer = frame.write.format("delta") if txn is None else delta_writer(frame, table, txn, "append")
-        self.save_to_table(writer.mode("overwrite"), table)
+        self.replace_with_spark(to_spark_frame(spark, rows), table, {} if txn is None else txn_options(table, txn))
 
     def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows of a table; a replay of the same transaction changes nothing.
@@ -284,8 +282,8 @@ class TableStorage(ABC):
             metadata: stored with the commit, as `userMetadata` in the table's history.
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
-        writer = delta_writer(rows, table, txn, "overwrite")
-        self.save_to_table(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
+        options = {"userMetadata": metadata, "overwriteSchema": columns}
+        self.replace_with_spark(rows, table, txn_options(table, txn) | options)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Deletes all rows of a table; a replay of the same transaction deletes nothing."""
@@ -333,8 +331,15 @@ class TableStorage(ABC):
         fault_point(f"sure:{table}")
 
     @abstractmethod
-    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
-        """Runs Spark's writer with this table as its target."""
+    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        """Appends rows in one commit. The options are those of Spark's Delta writer."""
+
+    @abstractmethod
+    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        """Replaces all rows in one commit. The options are those of Spark's Delta writer.
+
+        The table's properties and comments stay, its clustering keys do not.
+        """
 
     # -- upkeep
 

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.commits import LAST_COMMIT, TableCommit
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import TableStorage, delta_writer
+from sessionlake.delta.storage.interface import TableStorage, txn_options
 from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -61,9 +61,8 @@ class StagedFrame:
 
         Delta skips the append if the transaction is already committed.
         """
-        retry_on_conflict(
-            lambda: self._storage.save_to_table(delta_writer(self._rows, self._table, txn, "append"), self._table)
-        )
+        options = txn_options(self._table, txn)
+        retry_on_conflict(lambda: self._storage.append_with_spark(self._rows, self._table, options))
 
 
 @contextmanager
