@@ -122,22 +122,17 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 def _text(node: ast.expr | None, constants: dict[str, ast.expr]) -> str:
     """Returns a text of the code, with `…` for each value. Constants are filled in."""
-    match node:
-        case None:
-            return ""
-        case ast.Constant(value=bytes(raw)):
-            return raw.decode()
-        case ast.Constant(value=value):
-            return str(value)
-        case ast.JoinedStr(values=parts):
-            return "".join(_text(part, constants) for part in parts)
-        case ast.FormattedValue(value=value):
-            return _text(value, constants)
-        case ast.Name(id=name) if name in constants:
-            return _text(constants[name], constants)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _combined(_text(left, constants), op, _text(right, constants))
-    return "…"
+    if isinstance(node, ast.FormattedValue):
+        node = node.value
+    while isinstance(node, ast.Name) and node.id in constants:
+        node = constants[node.id]
+    if isinstance(node, ast.Constant):
+        return node.value.decode() if isinstance(node.value, bytes) else str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, constants) for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return _combined(_text(node.left, constants), node.op, _text(node.right, constants))
+    return "" if node is None else "…"
 
 
 def _combined(left: str, op: ast.operator, right: str) -> str:
@@ -161,5 +156,8 @@ def _trees() -> list[ast.Module]:
 def _modules() -> dict[str, ast.Module]:
     """Returns all modules of the package, parsed, by name."""
     files = sorted(SOURCE.rglob("*.py"))
-    names = [".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__") for file in files]
-    return {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in zip(names, files, strict=True)}
+    return {_module_name(file): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+
+
+def _module_name(file: Path) -> str:
+    return ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
