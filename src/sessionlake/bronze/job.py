@@ -180,8 +180,7 @@ class _BronzeBatchWriter:
         with self._commit_lock:
             if self._retired:
                 raise SessionlakeError(
-                    "bronze: the query was restarted before this batch was committed",
-                    why="Nothing is lost: the new query reads these messages again",
+                    "bronze: the query was restarted before its commit. The new query repeats the batch"
                 )
             self._commit_batch(rows, txn)
 
