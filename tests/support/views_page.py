@@ -1,10 +1,11 @@
-"""The last section of the page of tables: gold's views and their columns."""
+"""The last sections of the page of tables: gold's views and their columns, and the reasons of quarantine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from sessionlake.gold.sql.views import DEFINITIONS, ViewDefinition
+from sessionlake.protocol.reasons import MEANINGS, Reason
 
 
 def views_section() -> str:
@@ -20,3 +21,12 @@ def _view(name: str, view: ViewDefinition) -> Iterator[str]:
     for column, comment in view.columns.items():
         yield f"| `{column}` | {comment} |"
     yield ""
+
+
+def reasons_section() -> str:
+    """The section of the reasons in `silver.quarantine`, in Markdown."""
+    intro = (
+        "Values of `reason` in `silver.quarantine`. If several apply to a message, it has the one that is found first."
+    )
+    rows = (f"| `{reason}` | {MEANINGS[reason]} |" for reason in Reason)
+    return "\n".join(["## reasons\n", f"{intro}\n", "| reason | meaning |", "|---|---|", *rows, ""])

@@ -179,9 +179,7 @@ class _BronzeBatchWriter:
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         with self._commit_lock:
             if self._retired:
-                raise SessionlakeError(
-                    "bronze: the query was restarted before its commit. The new query repeats the batch"
-                )
+                raise SessionlakeError("bronze: the query was restarted. The new query repeats this batch")
             self._commit_batch(rows, txn)
 
     def write_due_silences(self, *, at_end: bool = False) -> None:

@@ -226,9 +226,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
             OFFSET,
             KAFKA_TIMESTAMP,
             Column("session_id", "string", "Id of the capture session; null if the Kafka key is no session id"),
-            Column(
-                "reason", "string", "Why the message was not used, one of a closed list (docs/reference/integrity.md)"
-            ),
+            Column("reason", "string", "Why the message was not used: one of the reasons of docs/reference/tables.md"),
             Column("key", "binary", "Kafka key, raw bytes; null if the message has none"),
             Column("value", "binary", "Kafka value, raw bytes; null if the message has none"),
             SILVER_BATCH,
