@@ -115,6 +115,8 @@ class ManyReader:
         """Adds the fields of rows. Returns the indices of rows in which something may be wrong."""
         bad = list[int]()
         out.deletes, out.expect = found.deletes, convert_each(_EXPECTED.__getitem__, found.expects, bad)
+        if not self._feed.holds_rows:
+            bad += [number for number, expected in enumerate(out.expect) if expected is not None]
         keys, out.row_id = self._convert_keys(found.keys, bad)
         key_names = [column.name for column in self._feed.key]
         for place, (name, column) in enumerate(self._feed.columns.items()):
