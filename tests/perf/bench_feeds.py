@@ -86,6 +86,11 @@ def debezium(rnd: random.Random, number: int) -> bytes:
     return json.dumps({"payload": payload}, separators=(",", ":")).encode()
 
 
+def undeclared(rnd: random.Random, number: int) -> bytes:
+    """A change of one row that also has two columns that the feed does not declare."""
+    return debezium(rnd, number).replace(b'"status":"OPEN"', b'"status":"OPEN","note":"abc","weight":1.5')
+
+
 def own_form(rnd: random.Random, number: int) -> bytes:
     """An update of one row in sessionlake's own form."""
     row = {"id": f"r{rnd.randrange(ROWS)}", "price": round(rnd.random() * 100, 2), "qty": number, "status": "OPEN"}
@@ -191,6 +196,7 @@ def decode_all(values: list[bytes]) -> list[object]:
 CASES: tuple[tuple[str, Callable[[random.Random, int], bytes], str, Callable[[], object] | None], ...] = (
     ("coinbase", coinbase, COINBASE, CoinbaseDecoder),
     ("debezium", debezium, DEBEZIUM, DebeziumDecoder),
+    ("undeclared", undeclared, DEBEZIUM, DebeziumDecoder),
     ("own", own_form, "", None),
 )
 """Name, function that makes a message, feed, and decoder class."""

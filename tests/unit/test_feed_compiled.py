@@ -169,7 +169,7 @@ def test_the_made_code_gives_what_the_interpreter_gives(name, seed):
 def test_frames_as_they_are_need_no_interpreter(name):
     text, frames = FRAMES[name]
     compiled = Compiled.of(feed(text))
-    assert compiled.source is not None
+    assert compiled.sources
     records = messages(random.Random(1), frames, 100, 0)
     assert in_order(compiled.read(KafkaRecords.of(records)), compiled.feed) == in_order(
         by_interpreter(feed(text), records), compiled.feed
@@ -192,7 +192,7 @@ messages:
 """
     given = feed(text)
     compiled = Compiled.of(given)
-    assert compiled.source is not None
+    assert compiled.sources
     values = [{"kind": hostile, "x';raise SystemExit#": "s", "id": "1", "a\"b'c": "v"}, {"kind": "x"}]
     records = [KafkaRecord("h", 0, n, 0, None, json.dumps(value).encode()) for n, value in enumerate(values)]
     found = compiled.read(KafkaRecords.of(records))
@@ -232,6 +232,58 @@ def test_hostile_values_also_in_unread_and_repeated_fields_are_read_as_the_inter
     compiled = Compiled.of(given)
     assert in_order(compiled.read(KafkaRecords.of(records)), given) == in_order(by_interpreter(given, records), given)
     assert 0 < compiled.slow < len(records)
+
+
+RESCUED = """
+name: rescued
+topics: u
+session: s
+key: [id]
+columns: {id: string, v: double, n: bigint}
+messages:
+  - {when: {is: all}, is: update, rows: [{at: row, row: all}]}
+  - when: {is: each}
+    is: snapshot
+    rows: [{each: "rows[*]", row: all, delete: {n: null}}, {at: row, row: key, delete: true}]
+  - {is: ignore}
+"""
+EXTRA = [1, -0.0, 1.50, 2**70, 'ä"\\\u2028\x7f\n', None, True, [1, {"z": 0.1, "a": [None]}], {}, "", "\U0001f600"]
+
+
+def records_with_undeclared_fields(rnd: random.Random, count: int) -> list[KafkaRecord]:
+    def row() -> dict[str, Any]:
+        extra = {rnd.choice(["x", "y", "ä", "", "N", "Id"]): rnd.choice(EXTRA) for _ in range(rnd.randrange(4))}
+        one = {"id": f"r{rnd.randrange(5)}", "v": rnd.random(), "n": rnd.choice([1, None])} | extra
+        return dict(rnd.sample([*one.items()], len(one)))
+
+    found = []
+    for number in range(count):
+        body = {"s": "a", "is": rnd.choice(["all", "each", "none"]), "row": row(), "rows": [row(), row()]}
+        found.append(KafkaRecord("u", 0, number, 0, None, json.dumps(body, ensure_ascii=rnd.random() < 0.5).encode()))
+    return found
+
+
+@pytest.mark.parametrize("seed", seeds(3, 100))
+def test_rows_with_undeclared_fields_need_no_interpreter(seed):
+    given = feed(RESCUED)
+    records = records_with_undeclared_fields(random.Random(seed), 200)
+    compiled = Compiled.of(given)
+    found = compiled.read(KafkaRecords.of(records))
+    assert in_order(found, given) == in_order(by_interpreter(given, records), given)
+    assert compiled.slow == 0
+    assert sum(one is not None for one in found.rescued) > 50
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_hostile_values_of_undeclared_fields_are_read_as_the_interpreter_does(value):
+    texts = [
+        b'{"s": "a", "is": "all", "row": {"id": "1", "x": %s}}' % value,
+        b'{"s": "a", "is": "all", "row": %s}' % value,
+    ]
+    given, records = feed(RESCUED), [KafkaRecord("u", 0, n, 0, None, text) for n, text in enumerate(texts)]
+    assert in_order(Compiled.of(given).read(KafkaRecords.of(records)), given) == in_order(
+        by_interpreter(given, records), given
+    )
 
 
 DELETES = """

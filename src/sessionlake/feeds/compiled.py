@@ -2,8 +2,9 @@
 
 The code is a function with one loop: it decodes a value, tries the rules in order, and appends to `EventLists`. Texts
 of the configuration enter the code only through `repr` or as values, so they cannot become code. If a message has
-anything unusual, such as a wrong type or a missing part, its events are removed again and `feeds.interpret` reads it. A
-test compares both readers on random messages.
+anything unusual, such as a wrong type or a missing part, its events are removed again and the next reader reads it. The
+readers of a feed are a function that decodes only what the feed declares; if the feed stores undeclared fields, a
+function that decodes all; and `feeds.interpret`. A test compares them on random messages.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from sessionlake.protocol.payload import Payload, PayloadFormat
 
 @dataclass
 class Compiled:
-    """A feed with the function that is generated for it.
+    """A feed with the functions that are generated for it.
 
     Attributes:
         feed: The feed.
-        source: Source text of the function; None if none could be generated and `feeds.reader` reads all messages.
+        sources: Source texts of the functions; empty if none could be generated and `feeds.reader` reads all messages.
         slow: Number of messages that the interpreter has read so far.
     """
 
     feed: Feed
-    source: str | None
-    _function: Callable[..., None] | None
+    sources: tuple[str, ...]
+    _functions: tuple[Callable[..., None], ...]
     _payload: PayloadReader | None
     _row_ids: Sequence[RowIds] = ()
     slow: int = 0
 
     @classmethod
     def of(cls, feed: Feed, payload: PayloadReader | None = None) -> Compiled:
-        """Generates and compiles the function for a feed.
+        """Generates and compiles the functions for a feed.
 
         Args:
             feed: The feed.
@@ -55,26 +56,31 @@ class Compiled:
         """
         if feed.decoder is not None:
             many = ManyReader(feed, feed.decoder, constants_of_messages(feed, payload))
-            return cls(feed, None, many, payload)
-        message = Shape()
+            return cls(feed, (), (many,), payload)
         try:
-            FeedWriter(feed, payload, message).function()  # finds out which parts of a message are read
+            writers = [_create_writer(feed, payload, rescues=False)]
         except NoCodeError:
-            return cls(feed, None, None, payload)
-        kind = message.create_type() if feed.format is PayloadFormat.JSON else Any
-        writer = FeedWriter(feed, payload, message, kind)
-        source, names = writer.function(), writer.names
-        exec(compile(source, f"<feed {feed.name}>", "exec"), names)  # noqa: S102 - users' texts enter only by `repr`
-        return cls(feed, source, names["read_all"], payload, writer.row_ids)
+            return cls(feed, (), (), payload)
+        if any(part.rescue for rule in feed.rules for part in rule.rows):
+            writers.append(_create_writer(feed, payload, rescues=True))
+        sources = tuple(writer.function() for writer in writers)
+        for source, writer in zip(sources, writers, strict=True):
+            code = compile(source, f"<feed {feed.name}>", "exec")
+            exec(code, writer.names)  # noqa: S102 - users' texts enter only by `repr`
+        functions = tuple(writer.names["read_all"] for writer in writers)
+        return cls(feed, sources, functions, payload, [one for writer in writers for one in writer.row_ids])
 
     def read(self, records: KafkaRecords, *, max_bytes: int = MAX_BYTES) -> EventLists:
         """Reads messages. The result for each message is the same as that of `reader.read`."""
         out = EventLists.of(self.feed)
-        unusual = [*range(len(records.value))] if self._function is None else []
-        if self._function is not None:
-            rules: list[int] = []
-            self._function(records, max_bytes, out, unusual, rules)
-            if self.source is not None:
+        unusual, rules = [*range(len(records.value))], list[int]()
+        for function in self._functions:
+            numbers, unusual = unusual, []
+            some = records if len(numbers) == len(records.value) else records.take(numbers)
+            _fill_rescued(out)
+            function(numbers, some, max_bytes, out, unusual, rules)
+        if self._functions:
+            if self.sources:
                 out.rows[:] = np.diff(np.array(out.rows, np.int64), prepend=0).tolist()
             _fill_constants(out, self.feed, rules)
             unusual += self._finish_columns(out)
@@ -114,6 +120,14 @@ class Compiled:
         return any(one.has_odd_decimals for one in self._row_ids)
 
 
+def _create_writer(feed: Feed, payload: PayloadReader | None, *, rescues: bool) -> FeedWriter:
+    """Returns a writer of a function that decodes only the parts of JSON messages that the function reads."""
+    message = Shape()
+    FeedWriter(feed, payload, message, rescues=rescues).function()  # finds out which parts of a message are read
+    kind = message.create_type() if feed.format is PayloadFormat.JSON else Any
+    return FeedWriter(feed, payload, message, kind, rescues=rescues)
+
+
 def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
     """Adds the fields that depend only on the rule of an event, or are the same for all events and rows."""
     of_rule = {rule.number: rule for rule in feed.rules}
@@ -123,11 +137,16 @@ def _fill_constants(out: EventLists, feed: Feed, rules: list[int]) -> None:
         getattr(out, name).extend([*found.values()][:1] * len(rules) if is_same else map(found.__getitem__, rules))
     out.chain += [None] * (len(out.message) - len(out.chain))
     out.scope += [_NO_SCOPE] * (len(out.message) - len(out.scope))
-    out.rescued += [None] * (len(out.row_id) - len(out.rescued))
+    _fill_rescued(out)
     out.sent += [None] * (len(out.message) - len(out.sent))
     out.after += [None] * (len(out.message) - len(out.after))
     out.deletes += [False] * (len(out.row_id) - len(out.deletes))
     out.expect += [None] * (len(out.row_id) - len(out.expect))
+
+
+def _fill_rescued(out: EventLists) -> None:
+    """Adds what a function leaves out that reads no row with undeclared fields."""
+    out.rescued += [None] * (len(out.row_id) - len(out.rescued))
 
 
 def _kind_of(rule: Rule) -> str:

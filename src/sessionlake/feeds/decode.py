@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sessionlake.feeds.decoder import Delete, Event, Message, PayloadError, Put, decode_text
@@ -202,12 +202,12 @@ class _RowReader:
             raise _make_refused_error(f"the values {_show_value(row.values)}, where a dict is expected")
         key = self._key_of(row.key)
         values: dict[str, Any] = {}
-        undeclared: dict[str, Any] = {}
+        undeclared: set[str] = set()
         for name, value in row.values.items():
             if name in self._columns:
                 values[name] = self._convert_value(name, value)
             elif isinstance(name, str):
-                undeclared[name] = value
+                undeclared.add(name)
             else:
                 raise _make_refused_error(f"a value of the column {_show_value(name)}, which is no text")
         for column, own in zip(self._key, key, strict=True):
@@ -215,9 +215,7 @@ class _RowReader:
                 raise _make_refused_error(
                     f"{_show_value(values[column.name])} in the key's column {column.name}, but the key {own!r}"
                 )
-        rescued = None
-        if undeclared and self._rescue:
-            rescued = json_text({name: undeclared[name] for name in sorted(undeclared)})
+        rescued = undeclared_text(undeclared, row.values) if undeclared and self._rescue else None
         return PutRow(key, row_id_within_limit(key), values, rescued, _read_expected(row.expect))
 
     def _key_of(self, given: Any) -> tuple[Any, ...]:
@@ -244,6 +242,16 @@ class _RowReader:
         except (ValueError, TypeError, RecursionError) as error:
             why = f"{_show_value(value)} in column {name}, which is {column.sql}: {error}"
             raise _make_refused_error(why) from None
+
+
+def undeclared_text(names: Iterable[str], values: Mapping[Any, Any]) -> str:
+    """Returns a row's values of undeclared columns as JSON text, with the names sorted.
+
+    Raises:
+        ValueError: A value is NaN or infinite.
+        TypeError: JSON has no form for a value.
+    """
+    return json_text({name: values[name] for name in sorted(names)})
 
 
 def row_id_within_limit(key: tuple[Any, ...]) -> str:

@@ -9,12 +9,13 @@ First the events and rows of all messages are collected. Then their fields are c
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import repeat
 from types import GeneratorType
 from typing import Any
 
 from sessionlake.feeds.code import CACHED, UnusualError
-from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, read_event_session, row_id_within_limit
+from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, read_event_session, row_id_within_limit, undeclared_text
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
 from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
 from sessionlake.feeds.interpret import session_of
@@ -53,9 +54,15 @@ class ManyReader:
         self._keys: dict[Any, tuple[tuple[Any, ...], str]] = {}
 
     def __call__(
-        self, records: KafkaRecords, max_bytes: int, out: EventLists, unusual: list[int], rules: list[int]
+        self,
+        numbers: Sequence[int],
+        records: KafkaRecords,
+        max_bytes: int,
+        out: EventLists,
+        unusual: list[int],
+        rules: list[int],
     ) -> None:
-        """Adds the events of messages to `out`, which is empty, and the indices of unusual messages to `unusual`.
+        """Adds the events of all messages to `out`, which is empty, and the indices of unusual ones to `unusual`.
 
         A decoder has no rules, so nothing is added to `rules`.
 
@@ -65,7 +72,7 @@ class ManyReader:
         del rules
         decode = self._use.load().decode
         if self._feed.has_chains:
-            unusual += range(len(records.value))
+            unusual += numbers
             return
         found = _Collector(self._feed, rescue=self._use.rescue)
         fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
@@ -117,6 +124,9 @@ class ManyReader:
         out.deletes, out.expect = found.deletes, convert_each(_EXPECTED.__getitem__, found.expects, bad)
         if not self._feed.holds_rows:
             bad += [number for number, expected in enumerate(out.expect) if expected is not None]
+        out.rescued = [None] * len(found.keys)
+        for row, text in found.rescued.items():
+            out.rescued[row] = text
         keys, out.row_id = self._convert_keys(found.keys, bad)
         key_names = [column.name for column in self._feed.key]
         for place, (name, column) in enumerate(self._feed.columns.items()):
@@ -179,6 +189,7 @@ class _Collector:
         deletes: For each row, true if it is deleted.
         expects: For each row, its field `expect`.
         values: For each row, its values in all columns of the feed, one row after the other. `MISSING` if it has none.
+        rescued: The undeclared values of rows that have some, as JSON text, by the row's index.
     """
 
     def __init__(self, feed: Feed, *, rescue: bool) -> None:
@@ -187,6 +198,7 @@ class _Collector:
         self.deletes: list[bool] = []
         self.expects: list[Any] = []
         self.values: list[Any] = []
+        self.rescued: dict[int, str] = {}
         self._rescue, self._names = rescue, tuple(feed.columns)
         self._unset = (MISSING,) * len(self._names)
         self._key_names = tuple(column.name for column in feed.key)
@@ -224,8 +236,10 @@ class _Collector:
                 self.values.extend(self._unset)
             elif type(row) is Put:
                 values: Any = row.values
-                if type(values) is not dict or (not self._has_names(values) and self._is_unusual(values)):
+                if type(values) is not dict:
                     raise UnusualError
+                if not self._has_names(values):
+                    self._add_undeclared(values)
                 self.values.extend(map(values.get, self._names, self._unset))
                 if self._at_once:
                     self._convert_last_row()
@@ -250,6 +264,8 @@ class _Collector:
         for one in (self.keys, self.deletes, self.expects):
             del one[rows:]
         del self.values[rows * len(self._names) :]
+        while self.rescued and next(reversed(self.rescued)) >= rows:
+            self.rescued.popitem()
 
     def _convert_last_row(self) -> None:
         first = len(self.values) - len(self._names)
@@ -263,9 +279,12 @@ class _Collector:
             raise UnusualError
         return tuple(map(given.get, self._key_names))
 
-    def _is_unusual(self, values: dict[Any, Any]) -> bool:
-        """Returns True if undeclared columns of a row must be stored, or if their names are no texts."""
-        return self._rescue or not all(isinstance(name, str) for name in values)
+    def _add_undeclared(self, values: dict[Any, Any]) -> None:
+        """Adds the undeclared values of the next row. Raises UnusualError if a name is no text."""
+        if not all(isinstance(name, str) for name in values):
+            raise UnusualError
+        if self._rescue:
+            self.rescued[len(self.keys)] = undeclared_text(values.keys() - {*self._names}, values)
 
 
 def _is_interval(after: Any, seq: int | None, is_link: bool) -> bool:

@@ -28,15 +28,24 @@ def has_long_number(value: bytes) -> bool:
     return b"0" * (MOST_DIGITS + 1) in value.translate(_DIGITS)
 
 
-def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any) -> tuple[Parse, Parse]:
+_EXACT_JSON = msgspec.json.Encoder(order="sorted", decimal_format="number")
+
+
+def exact_json_text(value: Any) -> str:
+    """Does the same as `json_text` with `sort_names`, faster, for a value of JSON without doubles."""
+    return _EXACT_JSON.encode(value).decode()
+
+
+def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any, *, keeps_digits: bool) -> tuple[Parse, Parse]:
     """Returns the functions for values and for keys. They raise an exception for all that the interpreter must read.
 
     Args:
         feed: The feed.
         payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
         kind: The type to decode JSON values into.
+        keeps_digits: True if all numbers with a point must become decimals. False if only those that the feed needs.
     """
-    json = _json_parser(feed, Any)
+    json = _json_parser(feed, Any, keeps_digits)
 
     def parse_key(key: bytes) -> Any:
         if feed.key_format is not KeyFormat.JSON:
@@ -45,12 +54,13 @@ def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any) -> tupl
             raise UnusualError
         return json(key)
 
-    return _json_parser(feed, kind) if feed.format is PayloadFormat.JSON else parse_function(feed, payload), parse_key
+    parse = parse_function(feed, payload)
+    return _json_parser(feed, kind, keeps_digits) if feed.format is PayloadFormat.JSON else parse, parse_key
 
 
-def _json_parser(feed: Feed, kind: Any) -> Parse:
+def _json_parser(feed: Feed, kind: Any, keeps_digits: bool) -> Parse:
     """Returns a parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
-    exact = any(_is_exact(column) for column in feed.columns.values())
+    exact = keeps_digits or any(_is_exact(column) for column in feed.columns.values())
     exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _list_wanted_values(feed))
     return msgspec.json.Decoder(kind, float_hook=Decimal if exact else None).decode
 

@@ -72,6 +72,10 @@ class KafkaRecords:
         columns = [list(column) for column in zip(*records, strict=True)]
         return cls(*(columns or [[] for _ in KafkaRecord._fields]))
 
+    def take(self, numbers: Sequence[int]) -> KafkaRecords:
+        """Returns the messages at some indices."""
+        return KafkaRecords(*([getattr(self, name)[number] for number in numbers] for name in KafkaRecord._fields))
+
     def record(self, number: int) -> KafkaRecord:
         """Returns the message at an index."""
         return KafkaRecord(*(getattr(self, name)[number] for name in KafkaRecord._fields))

@@ -204,6 +204,9 @@ def _convert_array(value: Any, convert: Convert) -> list[Any]:
     return [None if item is None else convert(item) for item in value]
 
 
+_encode_scalar = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
 def json_text(value: Any, *, sort_names: bool = False) -> str:
     """Returns a decoded value as JSON text without spaces. Numbers keep all their digits; bytes become base64."""
     if isinstance(value, dict):
@@ -219,7 +222,7 @@ def json_text(value: Any, *, sort_names: bool = False) -> str:
         return str(value)
     if isinstance(value, bytes):
         return json_text(base64.b64encode(value).decode())
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _encode_scalar(value)
 
 
 def typed_constant(constant: Constant, column: FeedColumn) -> Any:
