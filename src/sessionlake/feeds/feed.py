@@ -294,6 +294,19 @@ class Feed:
             return bool(getattr(self.decoder.load(), "has_chains", False))
         return any((rule.order or self.order).chain is not None for rule in self.rules if rule.kind is not Kind.IGNORE)
 
+    @property
+    def holds_rows(self) -> bool:
+        """True if the rows of sessions must be in memory while messages are judged.
+
+        A decoder class whose events need them, because they have a scope or expect rows, says so by
+        `needs_rows = True`.
+        """
+        if self.keep is not None or self.check is not None:
+            return True
+        if self.decoder is not None:
+            return bool(getattr(self.decoder.load(), "needs_rows", False))
+        return any(rule.scope or any(part.expect for part in rule.rows) for rule in self.rules)
+
     def load_code(self) -> None:
         """Loads the decoder class and the check function, so that a missing one is found before a message is read.
 

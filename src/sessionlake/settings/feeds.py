@@ -114,10 +114,7 @@ class FeedSettings(Section):
     @property
     def holds_rows(self) -> bool:
         """True if the rows of sessions must be in memory while messages are judged."""
-        needs = any(rule.scope or any(part.expect for part in rule.rows) for rule in self.messages)
-        decoder = self.made().decoder
-        needs |= decoder is not None and bool(getattr(decoder.load(), "needs_rows", False))
-        return needs or self.keep is not None or self.check is not None
+        return self.made().holds_rows
 
     @property
     def modulo(self) -> int | None:
@@ -149,7 +146,8 @@ class FeedSettings(Section):
             if self.holds_rows:
                 raise ValueError(
                     f"feed {self.name!r}: class {found} applies messages in another order than they arrive, so keep, "
-                    "check, expect and scope cannot be used with it; set its integrity to none, order or strict"
+                    "check, expect, scope and a decoder class that needs rows cannot be used with it; set its "
+                    "integrity to none, order or strict"
                 )
             if not is_counting:
                 raise ValueError(
