@@ -212,13 +212,12 @@ class Check:
     Attributes:
         sent: Path of the checksum in the message; None if a decoder class gives it. A message without one is not
             checked.
-        function: `module:function` of the user's function `(groups, checksum) -> bool`, true if the table is right.
         rows: Number of rows that the function receives of each group in `Keep`, or of the whole table without `Keep`.
-        load: Returns the function; None if checksums are not compared.
+        load: Returns the function `(groups, checksum) -> bool`, true if the table is right; None if checksums are not
+            compared.
     """
 
     sent: Path | None
-    function: str
     rows: int
     load: LoadCode | None = None
 
@@ -294,6 +293,19 @@ class Feed:
         if self.decoder is not None:
             return bool(getattr(self.decoder.load(), "has_chains", False))
         return any((rule.order or self.order).chain is not None for rule in self.rules if rule.kind is not Kind.IGNORE)
+
+    @property
+    def holds_rows(self) -> bool:
+        """True if the rows of sessions must be in memory while messages are judged.
+
+        A decoder class whose events need them, because they have a scope or expect rows, says so by
+        `needs_rows = True`.
+        """
+        if self.keep is not None or self.check is not None:
+            return True
+        if self.decoder is not None:
+            return bool(getattr(self.decoder.load(), "needs_rows", False))
+        return any(rule.scope or any(part.expect for part in rule.rows) for rule in self.rules)
 
     def load_code(self) -> None:
         """Loads the decoder class and the check function, so that a missing one is found before a message is read.
