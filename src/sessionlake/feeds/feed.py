@@ -212,13 +212,12 @@ class Check:
     Attributes:
         sent: Path of the checksum in the message; None if a decoder class gives it. A message without one is not
             checked.
-        function: `module:function` of the user's function `(groups, checksum) -> bool`, true if the table is right.
         rows: Number of rows that the function receives of each group in `Keep`, or of the whole table without `Keep`.
-        load: Returns the function; None if checksums are not compared.
+        load: Returns the function `(groups, checksum) -> bool`, true if the table is right; None if checksums are not
+            compared.
     """
 
     sent: Path | None
-    function: str
     rows: int
     load: LoadCode | None = None
 

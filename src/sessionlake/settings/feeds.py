@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path as FilePath
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sessionlake.feeds.feed import Check, DecoderUse, Feed, Keep, KeyFormat, Kind, Order, Ordering, Time
+from sessionlake.feeds.feed import DecoderUse, Feed, KeyFormat, Kind, Order, Ordering, Time
 from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.values import FeedColumn, feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
 from sessionlake.protocol.payload import PayloadFormat
-from sessionlake.settings.feed_code import NamedCheck, NamedDecoder
+from sessionlake.settings.feed_checks import build_check, build_keep
+from sessionlake.settings.feed_code import NamedDecoder
 from sessionlake.settings.feed_parts import (
     CheckSettings,
     ColumnSettings,
@@ -224,8 +225,8 @@ def _build_feed(settings: FeedSettings) -> Feed:
         format=settings.format,
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
-        keep=_build_keep(settings.keep, columns),
-        check=_build_check(settings),
+        keep=build_keep(settings.keep, columns, settings.messages),
+        check=build_check(settings.check, settings.keep, columns, settings.messages, settings.name),
         hold=settings.hold,
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
         reads_headers="kafka.headers" in text or settings.decoder is not None,
@@ -274,13 +275,6 @@ def _is_of_record(path: Path) -> bool:
     return not any(isinstance(one, Access) and one.start in inside for one in path.alternatives)
 
 
-def _build_check(settings: FeedSettings) -> Check | None:
-    check = settings.check
-    if check is None:
-        return None
-    return Check(check.checksum, check.with_, check.rows, NamedCheck(settings.name, check.with_, str(FilePath.cwd())))
-
-
 def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
     if settings.decoder is None:
         return None
@@ -290,10 +284,3 @@ def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
 
 def _build_column(name: str, given: str | ColumnSettings) -> FeedColumn:
     return feed_column(name, given) if isinstance(given, str) else feed_column(name, given.type, given.from_)
-
-
-def _build_keep(keep: KeepSettings | None, columns: Mapping[str, FeedColumn]) -> Keep | None:
-    if keep is None:
-        return None
-    per = tuple(known_column(name, columns, "keep.per").name for name in keep.per)
-    return Keep(per, known_column(keep.best, columns, "keep.best").name, tuple(keep.descending), keep.rows)
