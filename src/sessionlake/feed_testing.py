@@ -84,7 +84,7 @@ def check_feeds(file: str | Path, config: str | Path) -> None:
         UsageError: The file cannot be read.
         ConfigError: The configuration is invalid.
     """
-    feeds = [feed.made() for feed in load_settings(Path(config)).capture.feeds]
+    feeds = [feed.build() for feed in load_settings(Path(config)).capture.feeds]
     differences = run_test(feeds, read_test(Path(file)), str(file))
     if differences:
         lines = [line for one in differences for line in one.lines()]

@@ -220,7 +220,7 @@ def test_a_preset_is_overridden_key_by_key_and_an_unknown_one_is_refused_with_th
     settings = FeedSettings.model_validate({"name": "x", "topics": "x", "uses": "opcua", "starts_with": "snapshot",
                                             "session": "PublisherId", "messages": [{"is": "ignore"}]})  # fmt: skip
     assert (settings.starts_with, len(settings.messages), settings.key) == ("snapshot", 1, ["field"])
-    assert FeedSettings.model_validate(settings.model_dump(mode="json", by_alias=True)).made() is not None
+    assert FeedSettings.model_validate(settings.model_dump(mode="json", by_alias=True)).build() is not None
     with pytest.raises(ValueError, match=r"no preset 'debezum'; did you mean 'debezium'.* There are aws_shadow, "):
         feed(ORDERS, uses="debezum")
     with pytest.raises(ValueError, match="no preset 7"):

@@ -159,7 +159,7 @@ def configured_feeds(settings: Settings) -> list[Feed]:
     Raises:
         ConfigError: There are none.
     """
-    feeds = [feed.made() for feed in settings.capture.feeds]
+    feeds = [feed.build() for feed in settings.capture.feeds]
     if not feeds:
         raise ConfigError(
             "no feed is configured: capture.feeds is empty",

@@ -57,7 +57,7 @@ def _write_comments(
     proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, again: str
 ) -> list[str]:
     """Returns what the feed does with the messages, and what a reader should know."""
-    feed = settings.made()
+    feed = settings.build()
     trial = Trial([feed], only=feed)
     for record in records:
         trial.read(record)

@@ -261,12 +261,12 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         if _is_all_null(lists.sent)
         else pa.array([None if sent is None else json_text(sent) for sent in lists.sent], pa.string()),
         pa.array(lists.chain, pa.string()),
-        _changes(types, lists, columns),
+        _build_changes(types, lists, columns),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
 
 
-def _changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa.ListArray:
+def _build_changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa.ListArray:
     """Returns the list column of changes: for each event a clear (snapshots only), then its rows in order.
 
     The clear of a snapshot with a scope has the values of the scope.

@@ -11,7 +11,7 @@ from sessionlake.feeds.events import Delete as DeleteRow
 from sessionlake.feeds.events import Event as FeedEvent
 from sessionlake.feeds.events import Put as PutRow
 from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
-from sessionlake.feeds.interpret import RefusedError, read_session, refuse_repeats, session_of, shown
+from sessionlake.feeds.interpret import RefusedError, describe_value, read_session, refuse_repeats, session_of
 from sessionlake.feeds.paths import MISSING, Place
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.values import json_text
@@ -273,6 +273,6 @@ def _read_expected(given: Any) -> Presence | None:
 def _show_value(value: Any) -> str:
     """Returns a value as errors show it: as JSON, or by its type if it is none."""
     try:
-        return shown(value)
+        return describe_value(value)
     except Exception:  # noqa: BLE001 - a decoder may yield any object
         return f"a value of type {type(value).__name__}"

@@ -15,7 +15,7 @@ from typing import Any
 from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.numbers import Bounds, number_of
-from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, elements, find
+from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, find, find_elements
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.times import milliseconds_of
 from sessionlake.feeds.values import FeedColumn, json_text, typed_constant
@@ -58,7 +58,7 @@ def _read_message(feed: Feed, place: Place) -> Decoded:
     if not candidates:
         is_tombstone = place.value is MISSING
         reason = Reason.TOMBSTONE if is_tombstone else Reason.NO_RULE
-        raise RefusedError(reason, "", f"no rule takes {shown(place.value)}")
+        raise RefusedError(reason, "", f"no rule takes {describe_value(place.value)}")
     first = candidates[0]
     if first.split is None:
         return Decoded((first.number,), tuple(_read_events(feed, first, place)))
@@ -74,7 +74,7 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
 
     Parts of the same session are joined into one event, with their rows in order.
     """
-    found = elements(split, place)
+    found = find_elements(split, place)
     if found is None:
         raise RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
     events: dict[str, Event] = {}
@@ -83,7 +83,7 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
         part = _move_place(place, element)
         rule = next((one for one in rules if all(_condition_holds(c, part) for c in one.when if _is_of_part(c))), None)
         if rule is None:
-            raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {shown(element.value)}")
+            raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {describe_value(element.value)}")
         numbers.add(rule.number)
         for event in _read_events(feed, rule, part):
             before = events.get(event.session)
@@ -173,7 +173,7 @@ def _read_rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
         if part.by_name:
             if not isinstance(element.value, dict):
                 where = part.source.text if part.source else ""
-                raise RefusedError(Reason.BAD_VALUE, where, f"{shown(element.value)} has no fields")
+                raise RefusedError(Reason.BAD_VALUE, where, f"{describe_value(element.value)} has no fields")
             raw += [(column, f".{column.name}", element.value.get(column.name, MISSING)) for column in part.by_name]
         values: dict[str, Any] = {}
         for column, where, value in raw:
@@ -208,7 +208,7 @@ def _find_sources(part: Rows, place: Place) -> list[Element]:
         if value is MISSING or value is None:
             raise RefusedError(Reason.BAD_PATH, part.source.text, "there is no row")
         return [Element(value, place.value)]
-    found = elements(part.source, place)
+    found = find_elements(part.source, place)
     if found is None:
         raise RefusedError(Reason.BAD_VALUE, part.source.text, "there is no array")
     return found
@@ -228,7 +228,7 @@ def _convert_value(column: FeedColumn, where: str, value: Any) -> Any:
     try:
         return typed_constant(value, column) if isinstance(value, Constant) else column.convert(value)
     except (ValueError, RecursionError) as error:
-        why = f"column {column.name} is {column.sql}, found {shown(value)}: {error}"
+        why = f"column {column.name} is {column.sql}, found {describe_value(value)}: {error}"
         raise RefusedError(Reason.BAD_VALUE, where, why) from None
 
 
@@ -267,7 +267,7 @@ def read_session(paths: tuple[Path, ...], place: Place) -> str:
     texts = [_read_text(path, place) for path in paths]
     session = session_of(texts)
     if session is None:
-        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {shown(texts)}"
+        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {describe_value(texts)}"
         raise RefusedError(Reason.BAD_VALUE, ", ".join(path.text for path in paths), why)
     return session
 
@@ -283,7 +283,7 @@ def _read_text(path: Path, place: Place) -> str:
         return str(value)
     if isinstance(value, bool | int):
         return json_text(value)
-    raise RefusedError(Reason.BAD_VALUE, path.text, f"{shown(value)} is no text or whole number")
+    raise RefusedError(Reason.BAD_VALUE, path.text, f"{describe_value(value)} is no text or whole number")
 
 
 def _read_time(time: Time, place: Place) -> int:
@@ -298,9 +298,9 @@ def _read_time(time: Time, place: Place) -> int:
     try:
         found = milliseconds_of(value, time.how, from_text=time.from_text)
     except (ValueError, OverflowError) as error:
-        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time is {shown(value)}: {error}") from None
+        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time is {describe_value(value)}: {error}") from None
     if not INT64_MIN <= found <= INT64_MAX:
-        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time {shown(value)} is beyond 64 bits")
+        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time {describe_value(value)} is beyond 64 bits")
     return found
 
 
@@ -332,11 +332,11 @@ def _read_number(path: Path, place: Place) -> int:
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
     if type(value) is not int or not INT64_MIN < value <= INT64_MAX:
-        raise RefusedError(Reason.BAD_VALUE, path.text, f"{shown(value)} is no whole number of 64 bits")
+        raise RefusedError(Reason.BAD_VALUE, path.text, f"{describe_value(value)} is no whole number of 64 bits")
     return value
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Returns a value as it is shown in an error, cut to 60 characters."""
     if value is MISSING:
         return "a tombstone"

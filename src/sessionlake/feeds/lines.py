@@ -90,14 +90,14 @@ def message_of(fields: dict[str, Any], offset: int) -> KafkaRecord:
             is sent as it is, or None for a tombstone.
         offset: Kafka offset of the message.
     """
-    headers = {str(name): _bytes(value) for name, value in (fields.get("headers") or {}).items()}
+    headers = {str(name): _encode_text(value) for name, value in (fields.get("headers") or {}).items()}
     return KafkaRecord(
         topic=fields["topic"],
         partition=fields.get("partition", 0),
         offset=offset,
         timestamp=fields.get("timestamp", -1),
-        key=_bytes(fields.get("key")),
-        value=_bytes(fields["value"]),
+        key=_encode_text(fields.get("key")),
+        value=_encode_text(fields["value"]),
         headers=headers,
     )
 
@@ -111,7 +111,7 @@ def _of_fields(content: bytes, offset: int) -> KafkaRecord | None:
         value, key = _decode_sent_value(found.value), _decode_sent_value(found.key)
     except (msgspec.DecodeError, RecursionError):
         return None
-    headers = {name: _bytes(text) for name, text in found.headers.items()}
+    headers = {name: _encode_text(text) for name, text in found.headers.items()}
     place = offset if found.offset < 0 else found.offset
     return KafkaRecord(found.topic, found.partition, place, found.timestamp, key, value, headers)
 
@@ -132,5 +132,5 @@ def _decode_sent_value(raw: msgspec.Raw) -> bytes | None:
     return None if content == b"null" else content
 
 
-def _bytes(value: str | bytes | None) -> bytes | None:
+def _encode_text(value: str | bytes | None) -> bytes | None:
     return value.encode(errors="surrogatepass") if isinstance(value, str) else value

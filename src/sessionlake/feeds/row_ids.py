@@ -10,7 +10,7 @@ from typing import Any
 from sessionlake.feeds.values import json_text
 
 
-def shortest(number: Decimal) -> str:
+def format_shortest(number: Decimal) -> str:
     """Returns a decimal as text without zeros at the end of its fraction: 1.10 gives `1.1`, 100 gives `100`."""
     if not number:
         return "0"
@@ -33,7 +33,7 @@ def row_id_of(values: tuple[Any, ...]) -> str:
 
 def _key_text(value: Any) -> str:
     if isinstance(value, Decimal):
-        return shortest(value)
+        return format_shortest(value)
     if isinstance(value, datetime | date):
         return json.dumps(value.isoformat())
     return json_text(value)

@@ -84,7 +84,7 @@ def _read_contents(chunk: pa.Table) -> Iterator[MessageContent]:
 def read_by_feed(raw: Row, settings: Settings) -> FeedReading | None:
     """Returns how the feed of its topic reads a row of `bronze.messages`; None if no feed does."""
     capture = settings.capture
-    feed = feed_of([feed.made() for feed in capture.feeds], raw["topic"])
+    feed = feed_of([feed.build() for feed in capture.feeds], raw["topic"])
     if feed is None:
         return None
     headers = {header["key"]: header["value"] for header in raw["headers"] or ()}

@@ -62,7 +62,7 @@ class PayloadSettings(Section):
 
     @field_validator("registry_url")
     @classmethod
-    def _address(cls, value: str | None) -> str | None:
+    def _check_address(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "http://none")
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("expected an address such as https://host:port, optionally with a path")
@@ -114,7 +114,7 @@ class CaptureSettings(Section):
 
     @field_validator("columns")
     @classmethod
-    def _declared(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_declared_columns(cls, value: dict[str, str]) -> dict[str, str]:
         parse_columns(value)
         return value
 
@@ -201,7 +201,7 @@ def _columns_of(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
     """
     found: dict[str, tuple[Column, str]] = {}
     for settings in feeds:
-        for column in settings.made().table_columns():
+        for column in settings.build().table_columns():
             known, owner = found.setdefault(fold_case(column.name), (column, settings.name))
             if known != column:
                 raise ValueError(

@@ -64,7 +64,7 @@ def build_check(
                 f"declare one more column for them, as in {name}_text: string, or {name}_text: {{type: string, "
                 "from: digits} if messages have JSON numbers"
             )
-    return Check(check.checksum, check.rows, check.crc32.made().load)
+    return Check(check.checksum, check.rows, check.crc32.build().load)
 
 
 def _refuse_unknown_groups(

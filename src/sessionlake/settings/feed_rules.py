@@ -81,7 +81,7 @@ def convert_rule(
         when=tuple(map(_build_condition, rule.when.items())),
         restart=rule.restart,
         session=rule.session,
-        time=rule.time.made() if rule.time else None,
+        time=rule.time.build() if rule.time else None,
         order=convert_order(rule.order),
         split=rule.split.each if rule.split else None,
         checksum=rule.checksum,
@@ -125,7 +125,7 @@ def _rows(
     if isinstance(part.row, dict):
         takes_all = OTHERS in part.row
         values = tuple(
-            (known_column(name, columns, where), _typed(path, columns[name]))
+            (known_column(name, columns, where), _convert_constant(path, columns[name]))
             for name, path in part.row.items()
             if name != OTHERS
         )
@@ -156,7 +156,7 @@ def _rows(
     )
 
 
-def _typed(path: Path, column: FeedColumn) -> Path:
+def _convert_constant(path: Path, column: FeedColumn) -> Path:
     for one in path.alternatives:
         if isinstance(one, Constant):
             typed_constant(one, column)
@@ -192,4 +192,4 @@ def convert_order(order: OrderSettings | str | None) -> Order | None:
     """Converts the settings of an order; None stays None."""
     if order is None or isinstance(order, str):
         return None if order is None else Order(Ordering(order))
-    return order.made()
+    return order.build()

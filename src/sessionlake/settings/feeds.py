@@ -107,14 +107,14 @@ class FeedSettings(Section):
         return apply_preset(value)
 
     @model_validator(mode="after")
-    def _usable(self) -> Self:
-        self.made()
+    def _check_combinations(self) -> Self:
+        self.build()
         return self
 
     @property
     def holds_rows(self) -> bool:
         """True if the rows of sessions must be in memory while messages are judged."""
-        return self.made().holds_rows
+        return self.build().holds_rows
 
     @property
     def modulo(self) -> int | None:
@@ -134,7 +134,7 @@ class FeedSettings(Section):
     @property
     def has_chains(self) -> bool:
         """True if sessions share a counter."""
-        return self.made().has_chains
+        return self.build().has_chains
 
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
@@ -189,7 +189,7 @@ class FeedSettings(Section):
         """Names of the feed's view of present rows, and of its view of changes."""
         return f"silver.{self.name}", f"silver.{self.name}{CHANGES_SUFFIX}"
 
-    def made(self) -> Feed:
+    def build(self) -> Feed:
         """Returns the settings in the form that the package `feeds` uses."""
         return _build_feed(self)
 
@@ -216,7 +216,7 @@ def _build_feed(settings: FeedSettings) -> Feed:
         columns=columns,
         key=key,
         session=settings.session,
-        time=settings.time.made() if settings.time else Time(),
+        time=settings.time.build() if settings.time else Time(),
         order=convert_order(settings.order) or Order(Ordering.ARRIVAL),
         rules=tuple(
             convert_rule(number, rule, defaults, columns, key) for number, rule in enumerate(settings.messages, 1)

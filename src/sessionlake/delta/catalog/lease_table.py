@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.names import LEASES
 from sessionlake.delta.schemas.tables import TABLES, arrow_schema
 from sessionlake.delta.storage.commits import LAST_COMMIT
 from sessionlake.delta.storage.conflicts import conflict_errors
-from sessionlake.delta.storage.interface import TableStorage, txn_options
+from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
@@ -69,7 +69,7 @@ class SparkLeases:
         with _own_pool(spark), without_code_generation(spark), suppress(*conflict_errors()):
             row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             # An UPDATE or a MERGE would read files first; replacing a partition does not.
-            writer = row.writeTo(self._storage.to_sql_identifier(LEASES)).options(**txn_options(LEASES, txn))
+            writer = row.writeTo(self._storage.to_sql_identifier(LEASES)).options(**txn.writer_options(LEASES))
             with self._storage.commit_lock(LEASES):
                 writer.overwrite(F.col("name") == lease.name)
         return spark.conf.get(LAST_COMMIT, None) is not None

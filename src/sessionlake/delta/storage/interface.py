@@ -38,11 +38,6 @@ PURGED = "sessionlake.purged"
 """Table property that stores the reason of the last `purge_history`."""
 
 
-def txn_options(table: str, txn: Txn) -> dict[str, Any]:
-    """Returns the options with which Delta skips a write if the transaction is already committed to the table."""
-    return {"txnAppId": txn.app_id_for(table), "txnVersion": txn.version}
-
-
 class StagedRows(Protocol):
     """Rows that are written to files or kept by Spark, and become part of a table with `commit_rows`."""
 
@@ -273,7 +268,7 @@ class TableStorage(ABC):
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
-        self.replace_with_spark(to_spark_frame(spark, rows), table, {} if txn is None else txn_options(table, txn))
+        self.replace_with_spark(to_spark_frame(spark, rows), table, {} if txn is None else txn.writer_options(table))
 
     def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows of a table; a replay of the same transaction changes nothing.
@@ -283,7 +278,7 @@ class TableStorage(ABC):
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
         options = {"userMetadata": metadata, "overwriteSchema": columns}
-        self.replace_with_spark(rows, table, txn_options(table, txn) | options)
+        self.replace_with_spark(rows, table, txn.writer_options(table) | options)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Deletes all rows of a table; a replay of the same transaction deletes nothing."""

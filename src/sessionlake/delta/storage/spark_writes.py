@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.commits import LAST_COMMIT, TableCommit
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import TableStorage, txn_options
+from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -61,7 +61,7 @@ class StagedFrame:
 
         Delta skips the append if the transaction is already committed.
         """
-        options = txn_options(self._table, txn)
+        options = txn.writer_options(self._table)
         retry_on_conflict(lambda: self._storage.append_with_spark(self._rows, self._table, options))
 
 
@@ -109,6 +109,21 @@ def merge_with_spark(
 
     with temporary_spark_conf(spark, txn.session_conf(table) | dict(settings or {})):
         return retry_on_conflict(execute_merge)
+
+
+def overwrite_rows(rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+    """Replaces all rows of a table in a catalog.
+
+    It overwrites the table's data. `saveAsTable` would replace the table itself: a Hive metastore then stores its
+    columns, and streams refuse the table after a column is added.
+
+    Args:
+        table: three-level name of the table.
+        options: options of Spark's Delta writer.
+    """
+    from pyspark.sql import functions as F
+
+    rows.writeTo(table).options(**options).overwrite(F.lit(True))
 
 
 def count_with_spark(storage: TableStorage, spark: SparkSession, table: str, chosen: RowSelection) -> int:

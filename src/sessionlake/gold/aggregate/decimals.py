@@ -62,7 +62,7 @@ class DecimalSum(Aggregate):
     def result_sql(self) -> str:
         return f"try_sum({quote(self.of)})"
 
-    def magnitude_sql(self) -> str:
+    def error_scale_sql(self) -> str:
         # SQL has no sum if a sum of some of the values has too many digits. Then any result is accepted.
         return f"IF({self.result_sql()} IS NULL, double('Infinity'), 0D)"
 
@@ -95,7 +95,7 @@ class DecimalMean(Derived):
     def result_sql(self) -> str:
         return f"avg(CAST({quote(self.value)} AS DOUBLE))"
 
-    def magnitude_sql(self) -> str:
+    def error_scale_sql(self) -> str:
         return f"avg(abs(CAST({quote(self.value)} AS DOUBLE)))"
 
 

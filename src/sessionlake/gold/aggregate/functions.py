@@ -79,7 +79,7 @@ class Aggregate(ABC):
         `sessionlake verify gold` compares its value with the merged result.
         """
 
-    def magnitude_sql(self) -> str | None:
+    def error_scale_sql(self) -> str | None:
         """Returns the SQL of the size of the numbers that were summed; None if the result is exact.
 
         A comparison with the SQL result tolerates an error in proportion to this size.
@@ -157,7 +157,7 @@ class Sum(Aggregate):
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum({of})"
 
-    def magnitude_sql(self) -> str | None:
+    def error_scale_sql(self) -> str | None:
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum(abs({of}))"
 
@@ -268,7 +268,7 @@ class Derived(ABC):
         """Returns the Spark SQL expression that computes the value from all events of a row; null without a value."""
 
     @abstractmethod
-    def magnitude_sql(self) -> str:
+    def error_scale_sql(self) -> str:
         """Returns the SQL of the size of the numbers that the value was computed from.
 
         A comparison with the SQL result tolerates an error in proportion to this size.
@@ -299,7 +299,7 @@ class Mean(Derived):
     def result_sql(self) -> str:
         return f"avg({quote(self.value)})"
 
-    def magnitude_sql(self) -> str:
+    def error_scale_sql(self) -> str:
         return f"avg(abs({quote(self.value)}))"
 
 
@@ -342,7 +342,7 @@ class Variance(Derived):
         squares = f"count({value}) * sum({value} * {value})"
         return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
-    def magnitude_sql(self) -> str:
+    def error_scale_sql(self) -> str:
         # Comparisons multiply this by 1e-9. The product is the possible error of SQL's own variance.
         value = quote(self.value)
         apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"

@@ -12,7 +12,6 @@ from sessionlake.delta.commit import append_rows, delete_rows, fence_off, next_t
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import feed_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
-from sessionlake.delta.storage.interface import txn_options
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
@@ -58,7 +57,7 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
-    lake.storage.replace_with_spark(rows, table, txn_options(table, txn))
+    lake.storage.replace_with_spark(rows, table, txn.writer_options(table))
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"Delta skipped the new rows of {table}: a process with a higher lease number than this one has written it",

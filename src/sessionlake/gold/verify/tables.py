@@ -121,7 +121,7 @@ def expected_rows(events: DataFrame, product: Product) -> DataFrame:
         within = F.col("ts").between(FIRST_MS, LAST_MS) & (start >= FIRST_MS)
         events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
     made = {name: one.result_sql() for name, one in product.aggregates.items()}
-    sizes = {name: one.magnitude_sql() for name, one in product.aggregates.items()}
+    sizes = {name: one.error_scale_sql() for name, one in product.aggregates.items()}
     made |= {magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
     keys = [*product.key_fields.values()]
     # Results are named last: within one aggregation, a result's name would hide an input column of the same name.

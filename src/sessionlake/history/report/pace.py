@@ -87,7 +87,7 @@ class _PositionOverTime:
         return np.concatenate(([self.before], self.at))[np.searchsorted(self.times, times, side="right")]
 
 
-def lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOverTime]:
+def compute_lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOverTime]:
     """Returns the lag behind bronze of each layer that has batches; empty with fewer than two batches.
 
     Messages from before the first batch count as if they had arrived with it, so the real lag may be longer.
@@ -119,7 +119,7 @@ def lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOv
     ]
 
 
-def throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> list[ThroughputOverTime]:
+def compute_throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> list[ThroughputOverTime]:
     """Returns the throughput of each layer that has batches. All layers have the same intervals.
 
     Messages that a rebuild read do not count.

@@ -101,7 +101,7 @@ def _create_view(spark: SparkSession, lake: Lake, name: str, table: str, feed: F
 
 
 def _list_columns(feed: FeedSettings, table: str) -> Iterator[_ViewColumn]:
-    made = feed.made()
+    made = feed.build()
     keys = [column.name for column in made.key]
     yield from _SESSION
     if table == CHANGES:
