@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from bundle.conftest import GIVEN, ROOT
 from integration.test_run_all import simulated
-from sessionlake.build import code_version
+from sessionlake.build import read_code_version
 from sessionlake.cli import app as cli
 from sessionlake.databricks.bundle.files import ResolvedTarget, read_bundle, resolve_target
 from sessionlake.delta.lake import Lake
@@ -111,7 +111,7 @@ def test_jobs_that_end_run_as_they_are_deployed_their_tables_are_the_truth_and_e
     assert_all_that_is_asked_agrees(spark, environment, monkeypatch)
     assert run("operate") == []
     versions = spark.table(f"{PREFIX}ops.ledger").select("code_version").distinct().collect()
-    assert [row["code_version"] for row in versions] == [code_version()]
+    assert [row["code_version"] for row in versions] == [read_code_version()]
     found = {file.stem: spark.sql(file.read_text(), {"prefix": PREFIX}) for file in QUERIES}
     given = {name: set(answer.columns) for name, answer in found.items()}
     assert {name for name, columns in shown().items() if not columns <= given[name]} == set()

@@ -27,7 +27,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ROWS, RULE_EVENTS
 from sessionlake.delta.storage import spark_writes
 from sessionlake.delta.storage.spark_reader import SparkReader, to_spark_literal
-from sessionlake.delta.storage.spark_writes import _pruning_bounds
+from sessionlake.delta.storage.spark_writes import _build_pruning_bounds
 from sessionlake.feeds.events import Decoded, Put
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.gold import job
@@ -79,7 +79,7 @@ def test_conditions_of_merges_and_readers_keep_the_rows_with_these_values(
     for most in (1_000, 0):
         monkeypatch.setattr(spark_writes, "_NAMED", most)
         for given in (source, frame):
-            bounds = reduce(and_, (_pruning_bounds(given, name) for name in names.values()))
+            bounds = reduce(and_, (_build_pruning_bounds(given, name) for name in names.values()))
             assert frame.alias("t").where(bounds).count() == len(rows)
     for row in rows:
         same = reduce(and_, (F.col(name) == to_spark_literal(value) for name, value in row.items()))

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sessionlake.delta.folders import compaction
-from sessionlake.delta.folders.file_rows import column_or_nulls
+from sessionlake.delta.folders.file_rows import get_column_or_nulls
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.home import FolderStorage
@@ -120,5 +120,5 @@ def test_python_types_are_those_of_the_values(sql: str) -> None:
 def test_columns_of_a_file_that_is_older_than_a_wider_type_or_a_column_get_the_table_s_type() -> None:
     rows = pa.table({"value": pa.array([7], pa.int32())})
     for name, expected in (("value", [7]), ("new", [None])):
-        column = column_or_nulls(rows, pa.field(name, pa.int64()), 1)
+        column = get_column_or_nulls(rows, pa.field(name, pa.int64()), 1)
         assert (column.type, column.to_pylist()) == (pa.int64(), expected)

@@ -25,7 +25,7 @@ from sessionlake.bronze.unreadable import explain_unreadable
 from sessionlake.delta.commit import fence_off, stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
-from sessionlake.delta.storage.offset_ranges import offsets_condition
+from sessionlake.delta.storage.offset_ranges import build_offsets_condition
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LossError, SessionlakeError
 from sessionlake.kafka.clients import require_broker, spark_source_options
@@ -327,7 +327,7 @@ def read_stored_ranges(spark: SparkSession, lake: Lake, planned: PlannedOffsets)
     from pyspark.sql import functions as F
 
     asked = {place: (first, end - 1) for place, (first, end) in planned.items()}
-    held = lake.read(spark, MESSAGES).where(offsets_condition(asked)).groupBy("topic", "partition")
+    held = lake.read(spark, MESSAGES).where(build_offsets_condition(asked)).groupBy("topic", "partition")
     rows = held.agg(F.max("offset"), F.count("*")).collect() if asked else []
     return tuple(
         OffsetRange(topic, partition, asked[topic, partition][0], last, messages)

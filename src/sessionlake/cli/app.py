@@ -346,9 +346,9 @@ def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
     Silver stops at an integrity violation under `on_violation: fail`. Your decision lets it continue past that message.
     """
     settings = settings_of(config)
-    from sessionlake.cli.resolve import chosen_decision, record_or_withdraw_decision
+    from sessionlake.cli.resolve import choose_decision, record_or_withdraw_decision
 
-    decision = chosen_decision(chosen)
+    decision = choose_decision(chosen)
     place = chosen.offset if chosen.skip_message is None else chosen.skip_message
 
     def record_chosen_decision(spark: SparkSession | None) -> str:

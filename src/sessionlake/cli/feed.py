@@ -66,7 +66,7 @@ def feed_try(
     from sessionlake.cli.feed_text import show_trial
     from sessionlake.feeds.trial import Trial
 
-    feeds = configured_feeds(settings)
+    feeds = require_configured_feeds(settings)
     only = None if name is None else _find_feed(feeds, name)
     max_bytes = settings.capture.max_message_bytes
     unbound = {feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"}
@@ -108,7 +108,7 @@ def feed_test(
     from sessionlake.cli.feed_text import show_tests
     from sessionlake.feed_testing import read_test, run_test
 
-    feeds = configured_feeds(settings)
+    feeds = require_configured_feeds(settings)
     tests = [(file, read_test(file)) for file in files]
     results = [(str(file), len(test.frames), run_test(feeds, test, str(file))) for file, test in tests]
     show_tests(results, form)
@@ -153,7 +153,7 @@ def feed_infer(
     write_text(propose_configuration(records, name, source, again).rstrip("\n"))
 
 
-def configured_feeds(settings: Settings) -> list[Feed]:
+def require_configured_feeds(settings: Settings) -> list[Feed]:
     """Returns the feeds of the configuration.
 
     Raises:

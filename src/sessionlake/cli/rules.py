@@ -18,7 +18,7 @@ from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_STATUS, RULE_TIMES, RULES
-from sessionlake.delta.storage.far_times import nearest_datetime
+from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -70,7 +70,7 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
     stored = {row["name"]: row for row in lake.reader(spark).read_rows(RULES)}
     now = datetime.now(UTC)
     rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]
-    rows = [row for row in rows if _text_and_state(stored.get(str(row["name"]))) != (row["text"], True)]
+    rows = [row for row in rows if _describe_state(stored.get(str(row["name"]))) != (row["text"], True)]
     unchanged, named = len(rules) - len(rows), {one.rule.name for one in rules}
     others = [row for name, row in stored.items() if only and name not in named and row["enabled"]]
     rows += [row | {"enabled": False, "updated_at": now} for row in others]
@@ -84,7 +84,7 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
     )
 
 
-def _text_and_state(row: dict[str, object] | None) -> tuple[object, object] | None:
+def _describe_state(row: dict[str, object] | None) -> tuple[object, object] | None:
     return None if row is None else (row["text"], row["enabled"])
 
 
@@ -137,7 +137,7 @@ def try_rules(
         [
             (
                 row.rule.name, "lost" if one.retracted else "gained", *one.alert.key, one.alert.event,
-                nearest_datetime(one.alert.at_ms), dict(one.evidence.values) if one.evidence else None,
+                find_nearest_datetime(one.alert.at_ms), dict(one.evidence.values) if one.evidence else None,
             )
             for row in rows
             for one in [row.change]

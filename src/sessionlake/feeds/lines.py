@@ -82,7 +82,7 @@ def read_lines(file: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes]:
             line = file.readline(longest)
 
 
-def message_of(fields: dict[str, Any], offset: int) -> KafkaRecord:
+def parse_message_object(fields: dict[str, Any], offset: int) -> KafkaRecord:
     """Returns a message whose fields are Python values, as in a JSON line.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sessionlake.feeds.events import Decoded, Event, Refusal
 from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, feed_of, read
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, find_feed_of_topic, read
 from sessionlake.feeds.table import CheckFunction, SessionTable
 
 MAX_ROWS = 200_000
@@ -143,7 +143,7 @@ class Trial:
         """Reads a message, applies its events, and counts it. `is_bare` is true if it does not name a topic."""
         totals = self.totals
         totals.messages += 1
-        feed = self._only or (self._bare if is_bare else None) or feed_of(self._feeds, record.topic)
+        feed = self._only or (self._bare if is_bare else None) or find_feed_of_topic(self._feeds, record.topic)
         if feed is None:
             totals.unmatched[record.topic] += 1
             return Outcome(record, None, None)

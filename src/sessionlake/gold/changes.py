@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition, sql_string
+from sessionlake.delta.schemas.ddl import build_feed_condition, quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.late import APPLIED
@@ -143,8 +143,8 @@ def select_decimals(
 
 def source_condition(source: EventSource) -> str:
     """Returns the SQL condition that a row of `select_events` is an event of this source."""
-    column = "true" if source.column is None else f"metric = {sql_string(source.column)}"
-    return f"{column} AND {feed_condition(source.topics)}"
+    column = "true" if source.column is None else f"metric = {quote_sql_string(source.column)}"
+    return f"{column} AND {build_feed_condition(source.topics)}"
 
 
 def is_event_column(product: Product) -> Column:

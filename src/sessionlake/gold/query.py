@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.far_times import nearest_datetime, time_to_micros
+from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_micros
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
@@ -143,7 +143,7 @@ def _read_rows(reader: TableReader, span: MetricsRange, conditions: Sequence[Con
 
 
 def _range_conditions(span: MetricsRange) -> list[Condition]:
-    begin, end = map(nearest_datetime, (span.begin, span.end))
+    begin, end = map(find_nearest_datetime, (span.begin, span.end))
     return [(START, operator.ge, begin), (START, operator.lt, end)]
 
 

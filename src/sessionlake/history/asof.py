@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_counted_times
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.delta.storage.far_times import format_time, ms_to_time, time_to_ms
+from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError, UsageError
@@ -265,7 +265,7 @@ class _AsOfQuery:
         if self._moment.offset is not None:
             since.append(("_offset", operator.le, self._moment.offset))
         if self._moment.ts is not None:
-            since.append(("_applied_at", operator.le, ms_to_time(self._moment.ts)))
+            since.append(("_applied_at", operator.le, convert_ms_to_time(self._moment.ts)))
         columns = [*list_change_columns(self._columns), *_SEEN_BY]
         return self._moment.select_changes(
             self._reader.read_arrow_table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
@@ -304,7 +304,7 @@ class _AsOfQuery:
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
-            ("timestamp", operator.ge, ms_to_time(ts)),
+            ("timestamp", operator.ge, convert_ms_to_time(ts)),
             columns=TIME_COLUMNS,
         )
         return any(bool((compute_counted_times(batch, self._settings) >= ts).any()) for batch in later)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.build import code_version
+from sessionlake.build import read_code_version
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.definition import TableSchema, with_comments
@@ -369,7 +369,7 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     lake, last = table.lake, read_last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = hash_config(settings, config)
-    metadata = json.dumps({"sessionlake": code_version(), "config": by})
+    metadata = json.dumps({"sessionlake": read_code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
     columns = lake.storage.read_column_types(spark, config.output_table) != dict(table.columns)
     if found or columns:  # without a difference nothing is written, so that readers of the table see no change

@@ -13,7 +13,7 @@ import pyarrow as pa
 from msgspec import Meta
 
 from sessionlake.delta.schemas.columns import PARTITION, SESSION_ID, TOPIC
-from sessionlake.feeds.numbers import exact_decimal
+from sessionlake.feeds.numbers import require_exact_decimal
 from sessionlake.protocol.columns import JsonType, arrow_type, is_decimal, parse_columns
 from sessionlake.protocol.message import is_plain_name
 from sessionlake.protocol.names import check_columns, internal
@@ -112,7 +112,7 @@ class OutputColumns:
         row = msgspec.convert(values, self._row)
         for field, (precision, scale) in self._digits.items():
             if (value := getattr(row, field)) is not None:
-                setattr(row, field, exact_decimal(value, precision, scale))
+                setattr(row, field, require_exact_decimal(value, precision, scale))
         msgspec.msgpack.encode(row)  # finds text that is not Unicode
         return row
 

@@ -10,7 +10,7 @@ from typing import Any
 from sessionlake.feeds.feed import Body, Condition, Kind, Order, Ordering, Presence, Rows, Rule
 from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.paths import Constant, Each, Path, parse_path
-from sessionlake.feeds.values import FeedColumn, typed_constant
+from sessionlake.feeds.values import FeedColumn, convert_constant
 from sessionlake.settings.feed_parts import (
     OTHERS,
     BoundsSettings,
@@ -159,7 +159,7 @@ def _rows(
 def _convert_constant(path: Path, column: FeedColumn) -> Path:
     for one in path.alternatives:
         if isinstance(one, Constant):
-            typed_constant(one, column)
+            convert_constant(one, column)
         elif one.entries or any(isinstance(step, Each) for step in one.steps):
             raise ValueError(f"column {column.name!r}: {path.text!r} gives several values")
     return path
@@ -170,7 +170,7 @@ def _convert_deleting_value(value: Scalar, column: FeedColumn) -> Any:
     if value is None:
         return None
     text = ("true" if value else "false") if isinstance(value, bool) else str(value)
-    return typed_constant(Constant(text), column)
+    return convert_constant(Constant(text), column)
 
 
 def _refuse_elements(paths: Any, where: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from sessionlake.feeds.feed import DecoderUse, Feed, KeyFormat, Kind, Order, Ordering, Time
 from sessionlake.feeds.paths import Access, Path, Start
-from sessionlake.feeds.values import FeedColumn, feed_column
+from sessionlake.feeds.values import FeedColumn, parse_feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
 from sessionlake.protocol.payload import PayloadFormat
@@ -286,4 +286,6 @@ def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
 
 
 def _build_column(name: str, given: str | ColumnSettings) -> FeedColumn:
-    return feed_column(name, given) if isinstance(given, str) else feed_column(name, given.type, given.from_)
+    return (
+        parse_feed_column(name, given) if isinstance(given, str) else parse_feed_column(name, given.type, given.from_)
+    )

@@ -14,7 +14,7 @@ from sessionlake.delta.catalog.leases import LeaseRow
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.delta.schemas.tables import TABLES, arrow_schema
 from sessionlake.delta.storage.commits import LAST_COMMIT
-from sessionlake.delta.storage.conflicts import conflict_errors
+from sessionlake.delta.storage.conflicts import list_conflict_errors
 from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import to_spark_frame
@@ -66,7 +66,7 @@ class SparkLeases:
 
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
-        with _own_pool(spark), without_code_generation(spark), suppress(*conflict_errors()):
+        with _own_pool(spark), without_code_generation(spark), suppress(*list_conflict_errors()):
             row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             # An UPDATE or a MERGE would read files first; replacing a partition does not.
             writer = row.writeTo(self._storage.to_sql_identifier(LEASES)).options(**txn.writer_options(LEASES))

@@ -16,9 +16,9 @@ from sessionlake.delta.catalog.leases import hold_lease, read_token, require_lea
 from sessionlake.delta.schemas.ddl import cluster_statement, create_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
-from sessionlake.delta.schemas.properties import RETENTION, interval_text
+from sessionlake.delta.schemas.properties import RETENTION, format_interval
 from sessionlake.delta.storage.commits import NO_COMMIT, LoggedCommit, TableCommit
-from sessionlake.delta.storage.conflicts import conflict_errors, retry_on_conflict
+from sessionlake.delta.storage.conflicts import list_conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
 from sessionlake.delta.storage.limits import DriverLimits
@@ -330,7 +330,7 @@ class CatalogStorage(TableStorage):
             return None
         try:
             spark.sql(f"OPTIMIZE {self.to_sql_identifier(table)}").collect()
-        except conflict_errors():
+        except list_conflict_errors():
             return None
         return CompactionResult(before, self._count_files(spark, table)[0])
 
@@ -371,8 +371,8 @@ class CatalogStorage(TableStorage):
 
         Other programs that vacuum the table obey it, too. The platform removes log entries.
         """
-        span = history.file_retention(self.open_delta_table(spark, table), table, kept)
-        self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
+        span = history.compute_file_retention(self.open_delta_table(spark, table), table, kept)
+        self.set_changed_properties(spark, table, {RETENTION: format_interval(span)})
         with temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.to_sql_identifier(table)}").collect()
         return self._read_vacuum_result(spark, table)

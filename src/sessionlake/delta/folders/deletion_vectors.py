@@ -60,7 +60,7 @@ def read_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s | None:
         folder: the table's folder.
         descriptor: the field `deletionVector` of an `add` action.
     """
-    path = vector_file(folder, descriptor)
+    path = build_vector_file(folder, descriptor)
     if path is None:
         return None
     with path.open("rb") as file:
@@ -71,7 +71,7 @@ def read_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s | None:
     return _decode_rows(content) if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
 
 
-def vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
+def build_vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
     """Returns the path of the file with a deletion vector; None if the vector is stored in the log itself.
 
     Args:

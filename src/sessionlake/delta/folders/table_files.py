@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.json import decode
 
-from sessionlake.delta.folders.deletion_vectors import read_vector, vector_file
+from sessionlake.delta.folders.deletion_vectors import build_vector_file, read_vector
 from sessionlake.delta.folders.file_statistics import encode_json, parse_statistics
 from sessionlake.errors import LakeError
 from sessionlake.local.paths import find_logged_file, uri_to_path
@@ -88,7 +88,7 @@ class TableFile:
         None if this file has no deletion vector, or if the vector is stored in the log.
         """
         vector = self.add.get("deletionVector")
-        return vector_file(self.folder, vector) if vector else None
+        return build_vector_file(self.folder, vector) if vector else None
 
     @property
     def row_count(self) -> int:

@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sessionlake.delta.schemas.ddl import sql_string
+from sessionlake.delta.schemas.ddl import quote_sql_string
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
 from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.limits import DriverLimits
-from sessionlake.delta.storage.reading import TableReader, key_conditions
+from sessionlake.delta.storage.reading import TableReader, build_key_conditions
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
@@ -203,7 +203,7 @@ class TableStorage(ABC):
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property in a separate commit."""
         with self.commit_lock(table):
-            assigned = f"{sql_string(key)} = {sql_string(value)}"
+            assigned = f"{quote_sql_string(key)} = {quote_sql_string(value)}"
             spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} SET TBLPROPERTIES ({assigned})")
 
     def set_retention(self, spark: SparkSession, table: str) -> None:
@@ -312,7 +312,7 @@ class TableStorage(ABC):
             TooLargeError: the table's rows of these keys do not fit into memory.
         """
         reader = self.reader(spark)
-        conditions = key_conditions(rows, upsert.keys, reader.read_table_schema(table))
+        conditions = build_key_conditions(rows, upsert.keys, reader.read_table_schema(table))
         held = reader.read_arrow_table(table, *conditions, max_bytes=self.limits.driver_bytes)
         if held.num_rows:
             return self.merge_rows(spark, table, combine(rows, held), upsert, txn)

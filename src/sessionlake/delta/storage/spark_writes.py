@@ -94,7 +94,9 @@ def merge_with_spark(
     """
     frame = to_spark_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
-    same = reduce(and_, (_pruning_bounds(known, name) for name in upsert.pruned_by), _same_keys_condition(upsert))
+    same = reduce(
+        and_, (_build_pruning_bounds(known, name) for name in upsert.pruned_by), _build_same_keys_condition(upsert)
+    )
 
     def execute_merge() -> TableCommit:
         storage.require_lease(table)
@@ -177,7 +179,7 @@ def rewrite_with_spark(
         retry_on_conflict(execute_rewrite)
 
 
-def _same_keys_condition(upsert: Upsert) -> Column:
+def _build_same_keys_condition(upsert: Upsert) -> Column:
     from pyspark.sql import functions as F
 
     return reduce(and_, (F.col(f"t.{quote(name)}") == F.col(f"s.{quote(name)}") for name in upsert.keys))
@@ -202,7 +204,7 @@ def _add_merge_clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMerge
     return builder
 
 
-def _pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
+def _build_pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """Returns a condition that limits a column of the table to the values in the source, so that MERGE skips files.
 
     Without such a condition, MERGE would read the keys in all files of the table. It still does for bytes and for times
@@ -210,7 +212,7 @@ def _pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """
     from pyspark.sql import functions as F
 
-    column, distinct = F.col(f"t.{quote(name)}"), _distinct_values(source, name)
+    column, distinct = F.col(f"t.{quote(name)}"), _build_distinct_values_condition(source, name)
     if pa.types.is_binary(distinct.type) or distinct.type == _LOCAL_TIME:
         return F.lit(col=True)
     if len(distinct) <= _NAMED:
@@ -238,7 +240,7 @@ def _create_literals(values: pa.Array | pa.ChunkedArray) -> list[Column]:
     return [F.lit(value) for value in values.to_pylist()]
 
 
-def _distinct_values(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+def _build_distinct_values_condition(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
     """Returns the distinct values of a column; of a Spark frame at most `_NAMED` + 1 of them."""
     if isinstance(source, pa.Table):
         found = pc.unique(source[name])

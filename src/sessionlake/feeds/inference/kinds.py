@@ -109,14 +109,14 @@ def _group_by_arrays(messages: Sequence[Sampled]) -> list[KindGroup]:
         first = next(((type(one.value), source.name) for source in one.sources), (type(one.value), None))
         label = root(first) if first[1] is not None else first
         groups.setdefault(label, KindGroup({})).messages.append(one)
-    found = sorted(groups.values(), key=lambda group: _common_array(group) is None or len(group.messages))
+    found = sorted(groups.values(), key=lambda group: _find_common_array(group) is None or len(group.messages))
     if len(found) > 1:
         for group in found:
             group.when = _find_condition(group, found)
     return sorted(found, key=lambda group: not group.when)
 
 
-def _common_array(group: KindGroup) -> str | None:
+def _find_common_array(group: KindGroup) -> str | None:
     """Returns the path of an array that all messages of a kind have, without its `[*]`; None if there is none."""
     paths = [{source.path for source in one.sources if source.name} for one in group.messages]
     common = sorted(set.intersection(*paths)) if paths else []
@@ -129,5 +129,5 @@ def _find_condition(group: KindGroup, groups: Sequence[KindGroup]) -> dict[str, 
     same = [one for one in groups if one is not group and isinstance(one.messages[0].value, own)]
     if not same:
         return {"body": "array" if own is list else "object"}
-    path = _common_array(group)
+    path = _find_common_array(group)
     return {} if path is None else {path: "present"}

@@ -11,7 +11,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from sessionlake.feeds.inference.sample import Sampled, name_of
-from sessionlake.feeds.inference.types import is_iso_time, unit_of
+from sessionlake.feeds.inference.types import find_unit, is_iso_time
 from sessionlake.feeds.inference.words import SEQS, SESSIONS, TIMES, is_time, rank
 
 _DIGITS = re.compile(r"-?(0|[1-9]\d{0,18})")
@@ -56,7 +56,7 @@ def choose_session(messages: Sequence[Sampled], kind: str | None) -> Choice:
             if _can_name(value) and path != kind:
                 values[path][value] += 1
     scores = {
-        path: _session_score(path, counts, len(messages))
+        path: _score_session(path, counts, len(messages))
         for path, counts in values.items()
         if counts.total() == len(messages)
     }
@@ -74,7 +74,7 @@ def _can_name(value: Any) -> bool:
     return type(value) is int or (isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and not is_iso_time(value))
 
 
-def _session_score(path: str, counts: Counter[Any], messages: int) -> float:
+def _score_session(path: str, counts: Counter[Any], messages: int) -> float:
     known = rank(name_of(path), SESSIONS) / len(SESSIONS)
     repeats = len(counts) * 2 <= messages
     in_array = path.startswith("[") and isinstance(next(iter(counts)), str) and len(counts) > 1 and repeats
@@ -111,7 +111,7 @@ def _time_setting(path: str, values: Sequence[Any]) -> dict[str, Any] | None:
     in_text = all(isinstance(value, str) and _NUMBER.fullmatch(value) for value in values)
     if not in_text and not all(type(value) in (int, Decimal) for value in values):
         return None
-    units = {unit_of(Decimal(value)) for value in values}
+    units = {find_unit(Decimal(value)) for value in values}
     unit = units.pop() if len(units) == 1 else None
     if unit is None or not (is_time(name_of(path)) or rank(name_of(path), TIMES)):
         return None

@@ -11,7 +11,7 @@ from sessionlake.feeds.inference.change_capture import propose_change_capture
 from sessionlake.feeds.inference.kinds import KindGroup, find_kind_field, group_by_kind
 from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
 from sessionlake.feeds.inference.sample import Sample, Sampled
-from sessionlake.feeds.inference.tables import Table, deleting_values, find_table
+from sessionlake.feeds.inference.tables import Table, find_deleting_values, find_table
 from sessionlake.feeds.inference.upserts import propose_upserts
 from sessionlake.feeds.inference.words import OF_SNAPSHOT
 
@@ -46,7 +46,7 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     Returns:
         The proposal; None if no message of the sample has rows.
     """
-    head = {"name": feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
+    head = {"name": propose_feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
     captured = propose_change_capture(sample) or propose_upserts(sample)
     if captured is not None:
         settings, seen, notes = captured
@@ -69,7 +69,7 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     rules = _rules(kinds, table, order, session.setting)
     has_snapshot = any(rule["is"] == "snapshot" for rule in rules)
     settings["starts_with"] = None if has_snapshot else "anything"
-    settings["messages"] = [*_tombstone_rule(sample), *rules]
+    settings["messages"] = [*_propose_tombstone_rule(sample), *rules]
     seen = {f"columns.{column}": inferred.seen for column, inferred in table.columns.items() if inferred.seen}
     return Proposal(
         {key: value for key, value in settings.items() if value is not None},
@@ -89,7 +89,7 @@ def _choose_order(table: Table, messages: Sequence[Sampled], sample: Sample, ses
     return choose_order(messages, sample.messages, function, lambda one: id(one) in snapshots)
 
 
-def feed_name(name: str) -> str:
+def propose_feed_name(name: str) -> str:
     """Returns a valid name of a feed, made from the name of a topic or file."""
     plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     return plain[:60] if re.match(r"[a-z]", plain) else f"feed_{plain}"[:60].rstrip("_")
@@ -104,14 +104,14 @@ def _find_parts(kinds: Sequence[KindGroup], kind_field: str | None) -> tuple[Tab
     table = find_table(kinds, _create_session_reader(None), None)
     if table is None:
         return None
-    messages = _in_order(table)
+    messages = _sort_sampled(table)
     session = choose_session(messages, kind_field)
     path = session.setting if isinstance(session.setting, str) else None
     table = find_table(kinds, _create_session_reader(session.setting), path) or table
-    return table, session, _in_order(table)
+    return table, session, _sort_sampled(table)
 
 
-def _in_order(table: Table) -> list[Sampled]:
+def _sort_sampled(table: Table) -> list[Sampled]:
     messages = [one for group in table.kinds for one in group.messages]
     return sorted(messages, key=lambda one: (one.record.topic, one.record.partition, one.record.offset))
 
@@ -141,13 +141,13 @@ def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any
         if is_snapshot and order.setting is not None:
             rule |= _build_restart(group, order.setting)
         rule["rows"] = [dict(part) for part in table.rows[number]]
-        if not is_snapshot and (delete := deleting_values(table, group, table.rows[number])):
+        if not is_snapshot and (delete := find_deleting_values(table, group, table.rows[number])):
             for part in rule["rows"]:
                 part["delete"] = delete
                 if delete is True and part["row"] == "all":
                     part["row"] = "key"
         rules.append(rule)
-    return _sorted_rules([*rules, *_build_ignoring_rules(ignored)])
+    return _sort_rules([*rules, *_build_ignoring_rules(ignored)])
 
 
 def _build_restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _build_restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
     return {"restart": True} if has_other else {"restart": True, "order": {"seq": order["seq"]}}
 
 
-def _sorted_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sort_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns rules with a condition first, because a rule without one reads everything that is left."""
     return sorted(rules, key=lambda rule: ("when" not in rule, [*rule.get("when", {})] == ["body"]))
 
@@ -176,11 +176,11 @@ def _is_snapshot(group: KindGroup, number: int, table: Table) -> bool:
     others = [one for place, one in enumerate(table.kinds) if place != number]
     if not others or "each" not in table.rows[number][0]:
         return False
-    most = max(_mean_rows(one) for one in others)
-    return _mean_rows(group) >= _MUCH_LONGER * max(1.0, most)
+    most = max(_compute_mean_rows(one) for one in others)
+    return _compute_mean_rows(group) >= _MUCH_LONGER * max(1.0, most)
 
 
-def _mean_rows(group: KindGroup) -> float:
+def _compute_mean_rows(group: KindGroup) -> float:
     return sum(len(source.elements) for one in group.messages for source in one.sources) / len(group.messages)
 
 
@@ -200,7 +200,7 @@ def _build_ignoring_rules(groups: Sequence[KindGroup]) -> list[dict[str, Any]]:
     return [*merged, *rules]
 
 
-def _tombstone_rule(sample: Sample) -> list[dict[str, Any]]:
+def _propose_tombstone_rule(sample: Sample) -> list[dict[str, Any]]:
     return [{"when": {"body": "tombstone"}, "is": "ignore"}] if sample.tombstones else []
 
 

@@ -86,7 +86,7 @@ def take_sample(records: Iterable[KafkaRecord]) -> Sample:
             messages.append(Sampled(record, value))
         else:
             others.append(record)
-    wrapped = _wrapping_arrays(messages)
+    wrapped = _list_wrapping_arrays(messages)
     for one in messages:
         _take_apart(one, one.value, "", "", wrapped, 0)
         if isinstance(one.value, list):
@@ -114,7 +114,7 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, dict | list)
 
 
-def _wrapping_arrays(messages: list[Sampled]) -> set[str]:
+def _list_wrapping_arrays(messages: list[Sampled]) -> set[str]:
     """Returns paths of arrays that always have one object, which in turn has arrays of rows: `data[0].bids`."""
     longest: dict[str, int] = {}
     deep: set[str] = set()

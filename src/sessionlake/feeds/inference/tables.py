@@ -57,17 +57,17 @@ def find_table(kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], se
         session: Returns the session of a message.
         session_path: Path of the session, which cannot be the whole key of a row; None if it is not in the message.
     """
-    by_path = _elements_by_path(kinds)
+    by_path = _group_elements_by_path(kinds)
     roles = {
         path: _find_roles(found) for path, (_, found) in by_path.items() if all(isinstance(one, list) for one in found)
     }
     roles = {path: one for path, one in roles.items() if one.numbers}
     if roles:
-        return _with_usable_key(_table_of_levels(kinds, by_path, roles))
+        return _with_usable_key(_find_table_of_levels(kinds, by_path, roles))
     objects = {path for path, (_, found) in by_path.items() if found and all(isinstance(one, dict) for one in found)}
     if objects:
-        return _with_usable_key(_table_of_objects(kinds, by_path, objects))
-    return _with_usable_key(_table_of_messages(kinds, session, session_path))
+        return _with_usable_key(_find_table_of_objects(kinds, by_path, objects))
+    return _with_usable_key(_find_table_of_messages(kinds, session, session_path))
 
 
 def _with_usable_key(table: Table | None) -> Table | None:
@@ -79,7 +79,7 @@ def _with_usable_key(table: Table | None) -> Table | None:
     return table if table.key else None
 
 
-def _elements_by_path(kinds: Iterable[KindGroup]) -> dict[str, tuple[Source, list[Any]]]:
+def _group_elements_by_path(kinds: Iterable[KindGroup]) -> dict[str, tuple[Source, list[Any]]]:
     """Returns the elements of each array in the sample, by path, with one source as an example."""
     found: dict[str, tuple[Source, list[Any]]] = {}
     for group in kinds:
@@ -101,7 +101,7 @@ class _Roles:
     numbers: list[int] = field(default_factory=list)
 
 
-def _table_of_levels(
+def _find_table_of_levels(
     kinds: Sequence[KindGroup], by_path: dict[str, tuple[Source, list[Any]]], roles: dict[str, _Roles]
 ) -> Table:
     sided = {path for path in roles if by_path[path][0].name.lower() in SIDES or roles[path].side is not None}
@@ -152,13 +152,13 @@ def _level_fields(name: str, roles: _Roles, columns: Iterable[str], words: set[s
     numbers = iter(roles.numbers)
     for column in columns:
         if column == "side":
-            fields[column] = f"={_side_word(name, words)}" if roles.side is None else f".[{roles.side}]"
+            fields[column] = f"={_find_side_word(name, words)}" if roles.side is None else f".[{roles.side}]"
         elif (place := next(numbers, None)) is not None:
             fields[column] = f".[{place}]"
     return fields
 
 
-def _side_word(name: str, words: set[str]) -> str:
+def _find_side_word(name: str, words: set[str]) -> str:
     """Returns the word for a side: the one that messages use as a value, otherwise `bid` or `ask`."""
     side = SIDES[name.lower()]
     return next((word for word in sorted(words) if SIDES[word.lower()] == side), side)
@@ -189,7 +189,7 @@ def _paths_of(group: KindGroup, chosen: set[str]) -> dict[str, str]:
 # -- arrays of objects
 
 
-def _table_of_objects(
+def _find_table_of_objects(
     kinds: Sequence[KindGroup], by_path: dict[str, tuple[Source, list[Any]]], objects: set[str]
 ) -> Table:
     forms = {path: {name for item in by_path[path][1] for name in item} for path in objects}
@@ -199,18 +199,18 @@ def _table_of_objects(
     empty = {path for path, (source, found) in by_path.items() if not found and source.name.lower() in SIDES and sided}
     elements = [item for path in chosen for item in by_path[path][1]]
     fields, columns = columns_of(elements, taken=("side",) if sided else ())
-    groups = [found for path in chosen for found in _elements_per_message(kinds, path)]
+    groups = [found for path in chosen for found in _count_elements_per_message(kinds, path)]
     key = _key_of(fields, groups)
     if sided:
         columns = {"side": Inferred("string"), **columns}
         key = ["side", *key]
-    columns |= {name: _as_key(name, fields, columns, elements) for name in key if name in fields}
+    columns |= {name: _try_as_key(name, fields, columns, elements) for name in key if name in fields}
     table = Table([], columns, key)
     for group in kinds:
         parts: list[dict[str, Any]] = []
         for raw, path in _paths_of(group, chosen | empty).items():
             side = {"side": f"={SIDES[by_path[raw][0].name.lower()]}"} if sided else {}
-            parts.append({"each": path, "row": row_setting(fields, side)})
+            parts.append({"each": path, "row": propose_row_setting(fields, side)})
         if parts:
             table.kinds.append(group)
             table.rows.append(parts)
@@ -221,13 +221,13 @@ def _compute_likeness(one: set[str], other: set[str]) -> float:
     return len(one & other) / max(1, len(one | other))
 
 
-def _elements_per_message(kinds: Iterable[KindGroup], path: str) -> list[list[Any]]:
+def _count_elements_per_message(kinds: Iterable[KindGroup], path: str) -> list[list[Any]]:
     found = [source.elements for group in kinds for one in group.messages for source in one.sources if
              source.path == path]  # fmt: skip
     return found[:_MOST_ELEMENTS]
 
 
-def row_setting(fields: Fields, constants: Fields) -> Fields | str:
+def propose_row_setting(fields: Fields, constants: Fields) -> Fields | str:
     """Returns the setting `row`: `all` if each column has the name of its field."""
     if not constants and all(path == f".{name}" for name, path in fields.items()):
         return "all"
@@ -266,7 +266,7 @@ def column_name(path: str, taken: Iterable[str]) -> str:
     return name if fold_case(name) not in used else f"{name}_{len(used)}"
 
 
-def _as_key(name: str, fields: Fields, columns: dict[str, Inferred], elements: Sequence[Any]) -> Inferred:
+def _try_as_key(name: str, fields: Fields, columns: dict[str, Inferred], elements: Sequence[Any]) -> Inferred:
     """Returns the type of a column that is part of the key, which may not be a double or variant."""
     if not columns[name].sql.startswith(_NO_KEY):
         return columns[name]
@@ -302,7 +302,7 @@ def _are_distinct(names: Sequence[str], items: Sequence[Any]) -> bool:
 # -- messages that are rows themselves
 
 
-def _table_of_messages(
+def _find_table_of_messages(
     kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], session_path: str | None
 ) -> Table | None:
     """Returns the table whose rows are the messages of the most frequent kind, and of similar ones."""
@@ -318,13 +318,13 @@ def _table_of_messages(
     fields, columns = columns_of([one.value for one in messages])
     if not fields:
         return None
-    key = _key_of_messages(fields, messages, session, session_path)
-    columns |= {name: _as_key(name, fields, columns, [one.value for one in messages]) for name in key}
-    row = row_setting(fields, {})
+    key = _find_key_of_messages(fields, messages, session, session_path)
+    columns |= {name: _try_as_key(name, fields, columns, [one.value for one in messages]) for name in key}
+    row = propose_row_setting(fields, {})
     return Table(chosen, columns, key, [[{"row": row}] for _ in chosen])
 
 
-def _key_of_messages(
+def _find_key_of_messages(
     fields: Fields, messages: Sequence[Sampled], session: Callable[[Sampled], Any], session_path: str | None
 ) -> list[str]:
     """Returns the column that identifies a row: one that repeats in a session; without one, the session itself."""
@@ -347,7 +347,7 @@ def _key_of_messages(
     return (named or identifying or complete or [*fields])[:1]
 
 
-def deleting_values(table: Table, kind: KindGroup, parts: Sequence[dict[str, Any]]) -> dict[str, Any] | bool:
+def find_deleting_values(table: Table, kind: KindGroup, parts: Sequence[dict[str, Any]]) -> dict[str, Any] | bool:
     """Returns the setting `delete` for updates of a kind: values that mark a deleted row; False if there are none."""
     if OF_DELETE.search(kind.label):
         return True

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.trees import message_class, parse_tree
+from sessionlake.feeds.trees import build_message_class, parse_tree
 
 _SCHEMA = """
 FeedMessage: header 1 FeedHeader, entity 2 repeated FeedEntity
@@ -37,7 +37,7 @@ _OCCUPANCY = (
 _RELATIONSHIP = ("SCHEDULED", "ADDED", "UNSCHEDULED", "CANCELED", "4", "REPLACEMENT", "DUPLICATED", "DELETED", "NEW")
 _KINDS = ("trip_update", "vehicle", "alert", "shape")
 _FULL_DATASET = 0
-_FeedMessage = message_class("FeedMessage", _SCHEMA)
+_FeedMessage = build_message_class("FeedMessage", _SCHEMA)
 
 
 class GtfsRealtime:

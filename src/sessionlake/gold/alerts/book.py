@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import delete_all_rows, next_txn, replace_rows
+from sessionlake.delta.commit import create_next_txn, delete_all_rows, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.delta.storage.reading import TableReader
@@ -109,7 +109,7 @@ def reset_rules(spark: SparkSession, lake: Lake) -> None:
         replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
         replace_rows(spark, lake, RULE_STATUS, _STATUS.empty_table())
     if lake.exists(spark, RULE_MATCHES):  # new rules search all changes for their events
-        delete_all_rows(spark, lake, RULE_MATCHES, next_txn(spark, lake, RULE_MATCHES, "forget"))
+        delete_all_rows(spark, lake, RULE_MATCHES, create_next_txn(spark, lake, RULE_MATCHES, "forget"))
 
 
 class RuleLoader:

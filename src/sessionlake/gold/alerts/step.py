@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, merge_rows, next_txn, replace_rows
+from sessionlake.delta.commit import append_rows, create_next_txn, merge_rows, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_TIMES
-from sessionlake.delta.storage.far_times import nearest_datetime
+from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -142,7 +142,7 @@ class RuleStep:
         matches = self._store_matches_of_new_rules(spark, reader, wider)
         data = RuleBatch(times, times, pa.table({}), matches, self._expiry.first_bucket_times)
         rows = log_changes([], new, data, StoredInLake(self._lake.reader(spark)))
-        self._append_log_rows(spark, rows, next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
+        self._append_log_rows(spark, rows, create_next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
         self._loader.record_applied_rules(spark, now)
         if now and not stored:
             self._replace_stream_times(spark, times, None)
@@ -158,7 +158,7 @@ class RuleStep:
         conditions = ("_ts", operator.ge, min(wider.values())), ("_batch", operator.le, progress.batch)
         rows = find_events(reader, list(wider), self._declared, self._once, *conditions)
         if rows.num_rows:
-            txn = next_txn(spark, self._lake, RULE_MATCHES, _BETWEEN)
+            txn = create_next_txn(spark, self._lake, RULE_MATCHES, _BETWEEN)
             merge_rows(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, txn)
         return rows
 
@@ -266,7 +266,7 @@ def _create_log_table(rows: Sequence[LogRow], batch: int) -> pa.Table:
 
 def _create_log_row(row: LogRow, batch: int) -> dict[str, object]:
     alert, evidence = row.change.alert, row.change.evidence
-    start = None if evidence is None or evidence.start_ms is None else nearest_datetime(evidence.start_ms)
+    start = None if evidence is None or evidence.start_ms is None else find_nearest_datetime(evidence.start_ms)
     return {
         "rule": alert.rule,
         "rule_version": row.rule.version,
@@ -274,10 +274,10 @@ def _create_log_row(row: LogRow, batch: int) -> dict[str, object]:
         "event": RETRACTED if row.change.retracted else alert.event,
         "retracts": alert.event if row.change.retracted else None,
         "window_start": start,
-        "window_end": nearest_datetime(alert.at_ms),
+        "window_end": find_nearest_datetime(alert.at_ms),
         "values": None if evidence is None else list(evidence.values.items()),
         "late": row.late,
-        "late_ts": None if row.late_ts is None else nearest_datetime(row.late_ts),
+        "late_ts": None if row.late_ts is None else find_nearest_datetime(row.late_ts),
         "cause": str(row.cause),
         "_batch": batch,
     }

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
-from sessionlake.delta.storage.far_times import nearest_datetime, time_to_ms
-from sessionlake.delta.storage.reading import Condition, TableReader, is_in, key_conditions
+from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_ms
+from sessionlake.delta.storage.reading import Condition, TableReader, build_key_conditions, is_in
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, add_order_columns
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, DeclaredColumns, text_field, value_field
@@ -56,8 +56,8 @@ class StoredInLake(StoredData):
                 if low >= high:
                     continue
                 within = (
-                    (START, operator.ge, nearest_datetime(low * MINUTE_MS)),
-                    (START, operator.lt, nearest_datetime(high * MINUTE_MS)),
+                    (START, operator.ge, find_nearest_datetime(low * MINUTE_MS)),
+                    (START, operator.lt, find_nearest_datetime(high * MINUTE_MS)),
                 )
                 columns = [*POINT_KEY, PARTITION, START, *query.columns]
                 for batch in self.reader.read_batches(
@@ -86,8 +86,8 @@ class StoredInLake(StoredData):
 
     def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         within = (
-            ("window_end", operator.ge, nearest_datetime(first_ms)),
-            ("window_end", operator.le, nearest_datetime(last_ms)),
+            ("window_end", operator.ge, find_nearest_datetime(first_ms)),
+            ("window_end", operator.le, find_nearest_datetime(last_ms)),
         )
         columns = ["rule", *KEY, "window_end", "event", "retracts"]
         for row in self.reader.read_rows(RULE_EVENTS, *within, *_is_in_conditions("rule", rule_names), columns=columns):
@@ -207,7 +207,7 @@ def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 def _topic_and_key_conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
     """Returns conditions for reading the buckets of these topics and keys. They may select more buckets."""
     conditions = [] if topics is None else _is_in_conditions("topic", sorted(topics))
-    return conditions if keys is None else [*conditions, *key_conditions(keys, keys.column_names, keys.schema)]
+    return conditions if keys is None else [*conditions, *build_key_conditions(keys, keys.column_names, keys.schema)]
 
 
 def _is_in_conditions(name: str, values: Sequence[str]) -> list[Condition]:

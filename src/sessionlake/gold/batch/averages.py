@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.limits import DriverLimits
-from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, build_key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.batch.rows import FoldResult, read_payload_rows
@@ -201,7 +201,7 @@ def recompute_in_driver(
     """
     if new_points.num_rows > limits.driver_changes:
         return None
-    conditions = key_conditions(new_points, series.keys, reader.read_table_schema(series.table_name))
+    conditions = build_key_conditions(new_points, series.keys, reader.read_table_schema(series.table_name))
     try:
         most = limits.driver_bytes // MEMORY_FACTOR
         rows = reader.read_arrow_table(series.table_name, *conditions, columns=_history_columns(series), max_bytes=most)

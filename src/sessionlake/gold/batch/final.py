@@ -23,7 +23,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
-from sessionlake.delta.storage.far_times import nearest_datetime, time_to_ms
+from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import to_spark_literal
 from sessionlake.delta.storage.txn import Txn
@@ -250,8 +250,8 @@ def _range_conditions(since: PartitionTimes, until: PartitionTimes) -> Iterator[
             conditions: list[Condition] = [("topic", is_in, sorted(topics)), (PARTITION, is_in, sorted(partitions))]
             yield [
                 *conditions,
-                (START, operator.ge, nearest_datetime(low)),
-                (START, operator.lt, nearest_datetime(high)),
+                (START, operator.ge, find_nearest_datetime(low)),
+                (START, operator.lt, find_nearest_datetime(high)),
             ]
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import accumulate_rows, append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
-from sessionlake.delta.storage.far_times import nearest_datetime
+from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -104,7 +104,7 @@ class ProductMerger:
         conditions: list[Condition] = [("topic", is_in, sorted(self.rows.fold_result.report.times_by_topic))]
         if product.bucket_ms is not None:
             span = self.rows.row_range(product)
-            ends = (nearest_datetime(end // 1000) for end in (span.low, span.high))
+            ends = (find_nearest_datetime(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).has_rows(product.table_name, *conditions)
 

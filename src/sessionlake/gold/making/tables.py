@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, delete_rows, fence_off, next_txn
+from sessionlake.delta.commit import append_rows, create_next_txn, delete_rows, fence_off
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition
+from sessionlake.delta.schemas.ddl import build_feed_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -54,7 +54,7 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     token = lake.storage.lease_token(GOLD)
     if token:
         fence_off(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
-    txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
+    txn = create_next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
     lake.storage.replace_with_spark(rows, table, txn.writer_options(table))
@@ -214,7 +214,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         "offset",
         *series.seq_order_columns,
     ]
-    points = with_seq_order(events.where(feed_condition(series.topics))).select(*map(quote, columns))
+    points = with_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
         return pa.concat_tables(

@@ -139,7 +139,7 @@ class AppliedRows:
     def record_correction(self, spark: SparkSession, reference: ReferenceTable, part: ReferenceDifference) -> None:
         """Writes a difference to gold's copy of the reference table, as the next correction."""
         with self.lock:
-            txn = next_txn(spark, self._lake, reference.applied_table)
+            txn = create_next_txn(spark, self._lake, reference.applied_table)
             rows = _create_recorded_rows(reference, part, txn.version)
             token = self._lake.storage.lease_token(GOLD)
             if part.removed.num_rows:
@@ -170,9 +170,9 @@ class AppliedRows:
         self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
 
 
-def next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
+def create_next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
     """Returns the transaction for the next commit of corrections or lookups to a table."""
-    return commit.next_txn(spark, lake, table, "references")
+    return commit.create_next_txn(spark, lake, table, "references")
 
 
 def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:

@@ -13,7 +13,7 @@ from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.reading import Condition, TooLargeError, key_conditions
+from sessionlake.delta.storage.reading import Condition, TooLargeError, build_key_conditions
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.asof import OPEN_END
@@ -31,7 +31,7 @@ from sessionlake.gold.references.applied import (
     MEMORY_FACTOR,
     AppliedRows,
     block_earlier_writers,
-    next_txn,
+    create_next_txn,
     read_reference,
 )
 from sessionlake.protocol.names import ddl_of, quote
@@ -159,7 +159,7 @@ class CorrectionRunner:
             rows = join_again(near)
             if not rows.num_rows:
                 return
-        txn = next_txn(self._spark, self._lake, table.table_name).fenced_by(self._lake.storage.lease_token(GOLD))
+        txn = create_next_txn(self._spark, self._lake, table.table_name).fenced_by(self._lake.storage.lease_token(GOLD))
         added = tuple(name for name, _ in join.added_columns)
         upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
         merge_rows(self._spark, self._lake, table.table_name, rows, upsert, txn)
@@ -168,6 +168,6 @@ class CorrectionRunner:
 def _span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:
     """Returns conditions for reading the rows in the spans. They may also select some rows outside the spans."""
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
-    found = [*key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
+    found = [*build_key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()
     return found if last == OPEN_END else [*found, ("ts", operator.lt, last)]

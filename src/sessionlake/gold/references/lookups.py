@@ -23,11 +23,11 @@ from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.storage.reading import Condition, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.feeds.values import feed_column
+from sessionlake.feeds.values import parse_feed_column
 from sessionlake.gold.enrich.reference import ReferenceTable
 from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins
 from sessionlake.gold.enrich.upsert import Key
-from sessionlake.gold.references.applied import next_txn
+from sessionlake.gold.references.applied import create_next_txn
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
 from sessionlake.gold.references.writing import write_reference
 from sessionlake.protocol.columns import is_decimal
@@ -200,7 +200,7 @@ class LookupRunner:
                 self._lake.reader(self._spark).read_table_schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
             )
             source = pa.Table.from_pylist(rows, schema)
-            txn = next_txn(self._spark, self._lake, LOOKUP_FAILURES)
+            txn = create_next_txn(self._spark, self._lake, LOOKUP_FAILURES)
             merge_rows(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
     def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
@@ -287,7 +287,7 @@ def _parse_value(sql_type: str, value: Any) -> Any:
     """
     if value is not None and (is_decimal(sql_type) or sql_type == "timestamp_ntz"):
         how = "text" if is_decimal(sql_type) and isinstance(value, str) else None
-        return feed_column(sql_type, sql_type, how).convert_python(value)
+        return parse_feed_column(sql_type, sql_type, how).convert_python(value)
     if sql_type == "date" and isinstance(value, str):
         return date.fromisoformat(value)
     if sql_type != "timestamp" or value is None:

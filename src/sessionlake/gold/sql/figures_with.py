@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import sql_string
+from sessionlake.delta.schemas.ddl import quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, FIGURES_WITH, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
-from sessionlake.delta.schemas.tables import fixed_columns
+from sessionlake.delta.schemas.tables import list_fixed_columns
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.delta.table_function import create_table_function, subquery_sql
+from sessionlake.delta.table_function import build_subquery_sql, create_table_function
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.changes import declared_columns, late_condition, source_condition
@@ -136,8 +136,8 @@ def _events_sql(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> st
         sql: Spark SQL type of the values.
     """
     structs = [
-        f"named_struct('name', {sql_string(name)}, 'value', "
-        f"CASE WHEN array_contains(_set, {sql_string(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
+        f"named_struct('name', {quote_sql_string(name)}, 'value', "
+        f"CASE WHEN array_contains(_set, {quote_sql_string(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
         for place, name in enumerate(names)
     ] or [f"named_struct('name', '', 'value', CAST(NULL AS {sql}))"]
     return _EVENTS.format(
@@ -155,7 +155,7 @@ def _changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     A declared column could otherwise have the same name as the function.
     """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
-    return subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
+    return build_subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, list_fixed_columns(CHANGES)), *renamed])
 
 
 def _rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
@@ -167,7 +167,7 @@ def _rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     """
     keys = ", ".join(map(quote, table.row_keys))
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
-    columns = ", ".join([sql_string(table.table_name), *own])
+    columns = ", ".join([quote_sql_string(table.table_name), *own])
     if isinstance(table, EnrichedTable):
         return _ENRICHED.format(columns=columns, changes=_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
@@ -186,7 +186,7 @@ def _product_sql(product: Product, columns: str, keys: str, retained: str | None
         window=START,
         late=late_condition(product),
         of_source=source_condition(product.source),
-        kept=_KEPT.format(retained=retained, table=sql_string(product.table_name), window=START) if cut else "",
+        kept=_KEPT.format(retained=retained, table=quote_sql_string(product.table_name), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.delta.commit import delete_rows, next_txn
+from sessionlake.delta.commit import create_next_txn, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.conflicts import retry_on_conflict
-from sessionlake.delta.storage.far_times import nearest_datetime
+from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedError
@@ -71,7 +71,7 @@ def read_first_bucket_times(reader: TableReader) -> ExpiryTimes:
 
 def describe_expiry(table: str, expiry_times: ExpiryTimes) -> str:
     """Returns a sentence for users that says which buckets of a table have expired."""
-    ends = sorted({f"{nearest_datetime(ms):%Y-%m-%d %H:%M:%SZ}" for ms in expiry_times.values()})
+    ends = sorted({f"{find_nearest_datetime(ms):%Y-%m-%d %H:%M:%SZ}" for ms in expiry_times.values()})
     until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
     return f"{table} has a retention: buckets before {until} are gone"
 
@@ -225,7 +225,7 @@ class BucketExpiry:
         if count:
             record_removed_rows(spark, self._lake, noted)
             self._floors[table] = now
-            txn = next_txn(spark, self._lake, table, "expiry")
+            txn = create_next_txn(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
             retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
@@ -242,10 +242,10 @@ def _latest_expiry_times(many: Iterable[ExpiryTimes]) -> ExpiryTimes:
 def _has_expired(expiry_times: ExpiryTimes) -> Column:
     from pyspark.sql import functions as F
 
-    pairs = [F.lit(part) for topic, ms in sorted(expiry_times.items()) for part in (topic, nearest_datetime(ms))]
+    pairs = [F.lit(part) for topic, ms in sorted(expiry_times.items()) for part in (topic, find_nearest_datetime(ms))]
     floor = F.try_element_at(F.create_map(*pairs), F.col("topic"))
     # The comparison with the highest floor lets Delta skip files that have no expired row.
-    return (F.col(START) < F.lit(nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
+    return (F.col(START) < F.lit(find_nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
 
 
 def _read_limits(found: RemovedRows) -> dict[str, int]:

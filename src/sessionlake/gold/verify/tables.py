@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition
+from sessionlake.delta.schemas.ddl import build_feed_condition
 from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
@@ -65,7 +65,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         if isinstance(table, EnrichedTable):
             truth = compute_enriched_rows(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), table)
         elif isinstance(table, RollingAverage):
-            truth = _expected_averages(numbers.where(feed_condition(table.topics)), table)
+            truth = _expected_averages(numbers.where(build_feed_condition(table.topics)), table)
             averages.append(table)
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)

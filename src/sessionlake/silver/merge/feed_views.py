@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition, sql_string
+from sessionlake.delta.schemas.ddl import build_feed_condition, quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, ROWS
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.table_function import subquery_sql
+from sessionlake.delta.table_function import build_subquery_sql
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.names import quote
 from sessionlake.settings.capture import CaptureSettings
@@ -91,12 +91,14 @@ def _create_view(spark: SparkSession, lake: Lake, name: str, table: str, feed: F
     columns = list(_list_columns(feed, table))
     what = "The present rows of its sessions" if table == ROWS else "The changes of its sessions' rows, in order"
     source = _source_sql(spark, lake, table)
-    heads = ", ".join(f"{quote(column.name)} COMMENT {sql_string(column.comment)}" for column in columns)
-    condition = feed_condition(lake.settings.capture.feed_topics(feed.name))
-    rows = subquery_sql(f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns))
+    heads = ", ".join(f"{quote(column.name)} COMMENT {quote_sql_string(column.comment)}" for column in columns)
+    condition = build_feed_condition(lake.settings.capture.feed_topics(feed.name))
+    rows = build_subquery_sql(
+        f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns)
+    )
     spark.sql(
         f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({heads}) "
-        f"COMMENT {sql_string(f'Feed {feed.name}. {what}')} AS {rows}"
+        f"COMMENT {quote_sql_string(f'Feed {feed.name}. {what}')} AS {rows}"
     )
 
 
@@ -129,4 +131,4 @@ def _source_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     nulls = [f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in wanted if name not in present]
     if not present:
         return f"(SELECT {', '.join(nulls)} WHERE false)"
-    return subquery_sql(lake.to_sql_identifier(table), ["*", *nulls]) if nulls else lake.to_sql_identifier(table)
+    return build_subquery_sql(lake.to_sql_identifier(table), ["*", *nulls]) if nulls else lake.to_sql_identifier(table)
