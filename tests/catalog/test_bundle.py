@@ -25,7 +25,7 @@ from sessionlake.settings.model import KafkaSettings, Settings, load_settings
 from sessionlake.spark.interpreted import temporary_spark_conf
 from sessionlake.spark.session import DATABRICKS_VARIABLE, databricks_conf
 from sessionlake_lab.compare import verify_session_rows
-from sessionlake_lab.simulate.readback import truth_from_broker
+from sessionlake_lab.simulate.readback import compute_truth_from_broker
 from support.dbutils import give_secrets
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
@@ -156,7 +156,7 @@ def assert_all_that_is_asked_agrees(spark: Any, environment: dict[str, str], pat
         for name, value in environment.items():
             deployed.setenv(name, value)
         settings = load_settings()
-        outcome = verify_session_rows(spark, Lake(settings), truth := truth_from_broker(settings))
+        outcome = verify_session_rows(spark, Lake(settings), truth := compute_truth_from_broker(settings))
     assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
     layers = {layer["layer"]: (layer["behind"], layer["unaccounted"]) for layer in asked("status")}
     of_layers = {"bronze", "silver", "silver_tables", "gold"}

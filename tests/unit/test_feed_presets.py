@@ -13,7 +13,7 @@ from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.reader import read
 from sessionlake.feeds.table import SessionTable
-from sessionlake.settings.feed_presets import preset_names
+from sessionlake.settings.feed_presets import list_preset_names
 from sessionlake.settings.feeds import FeedSettings
 from support.feed_cases import feed, record
 from support.preset_cases import (
@@ -227,7 +227,7 @@ def test_a_preset_is_overridden_key_by_key_and_an_unknown_one_is_refused_with_th
         feed(ORDERS, uses=7)
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", list_preset_names())
 def test_sessions_of_databases_shadows_and_nodes_never_expire(name):
     of_tables = name in {"debezium", "maxwell", "upsert", "canal"}
     declared = {"columns": {"id": "string"}} if name == "sessionlake" else {}

@@ -146,9 +146,9 @@ def feed_infer(
             records = [line.record for line in islice(lines, _INFERRED)]
         again = f"sessionlake feed try {source}"
     else:
-        from sessionlake.kafka.last_messages import last_messages
+        from sessionlake.kafka.last_messages import read_last_messages
 
-        records, name = last_messages(settings_of(config), source, last), source
+        records, name = read_last_messages(settings_of(config), source, last), source
         again = f"sessionlake feed try --topic {source}"
     write_text(propose_configuration(records, name, source, again).rstrip("\n"))
 
@@ -212,9 +212,9 @@ def _choose_topic_of_bare_lines(feed: Feed) -> str:
 
 def _read_last_messages(settings: Settings, topic: str, last: int) -> Iterator[Line]:
     from sessionlake.feeds.lines import Line
-    from sessionlake.kafka.last_messages import last_messages
+    from sessionlake.kafka.last_messages import read_last_messages
 
-    found = last_messages(settings, topic, last)
+    found = read_last_messages(settings, topic, last)
     if not found:
         say(f"topic {topic} has no messages")
     return (Line(0, record, is_bare=False) for record in found)

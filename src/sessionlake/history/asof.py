@@ -85,7 +85,7 @@ def session_as_of(
             f"as-of needs exactly one moment; given: {', '.join(given) or 'none'}",
             fix="Give one of ts, seq and offset",
         )
-    moment = SessionMoment(ts=datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
+    moment = SessionMoment(ts=convert_datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
     return table_as_of(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
@@ -99,7 +99,7 @@ def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary
     return _AsOfQuery(reader, settings, session, moment).compute_table()
 
 
-def datetime_to_ms(time: datetime) -> int:
+def convert_datetime_to_ms(time: datetime) -> int:
     """Returns milliseconds since the Unix epoch. A time without a zone is taken as UTC."""
     return time_to_ms(time)
 

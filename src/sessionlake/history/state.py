@@ -42,7 +42,7 @@ class ShardStats:
 STATS = tuple(ShardStats.__dataclass_fields__)
 
 
-def stats_of(shard: int, stored: bytes) -> ShardStats:
+def compute_stats(shard: int, stored: bytes) -> ShardStats:
     """Returns the size of a shard's state.
 
     Args:

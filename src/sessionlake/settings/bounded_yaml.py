@@ -76,7 +76,7 @@ class BoundedLoader(yaml.SafeLoader):
         self._depth -= 1
 
 
-def error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
+def find_error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
     """Returns the line and column of a YAML error, both counted from 1; `(0, 0)` if its position is not known."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is not None:

@@ -85,7 +85,9 @@ def convert_rule(
         order=convert_order(rule.order),
         split=rule.split.each if rule.split else None,
         checksum=rule.checksum,
-        scope=tuple((known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()),
+        scope=tuple(
+            (require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()
+        ),
         rows=tuple(_rows(part, rule, feed, columns, key, where) for part in rule.rows),
     )
 
@@ -95,9 +97,9 @@ def _build_condition(item: tuple[str, Any]) -> Condition:
     if isinstance(wanted, BoundsSettings):
         if name == "body":
             raise ValueError("when: body is a type of values, which has no numbers; name a path")
-        ends = (exact_value(wanted.above), exact_value(wanted.below))
+        ends = (convert_to_exact_value(wanted.above), convert_to_exact_value(wanted.below))
         return Condition(parse_path(name), Bounds(*ends))
-    values = tuple(map(exact_value, wanted if isinstance(wanted, list) else [wanted]))
+    values = tuple(map(convert_to_exact_value, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
         return Condition(None, tuple(Body(value) for value in values))
     if wanted in {Presence.PRESENT.value, Presence.ABSENT.value} if isinstance(wanted, str) else False:
@@ -105,7 +107,7 @@ def _build_condition(item: tuple[str, Any]) -> Condition:
     return Condition(parse_path(name), values)
 
 
-def exact_value(value: Scalar) -> Any:
+def convert_to_exact_value(value: Scalar) -> Any:
     """Returns a configured value in the type that values of messages have. A float becomes a decimal."""
     return Decimal(repr(value)) if isinstance(value, float) else value
 
@@ -125,7 +127,7 @@ def _rows(
     if isinstance(part.row, dict):
         takes_all = OTHERS in part.row
         values = tuple(
-            (known_column(name, columns, where), _convert_constant(path, columns[name]))
+            (require_known_column(name, columns, where), _convert_constant(path, columns[name]))
             for name, path in part.row.items()
             if name != OTHERS
         )
@@ -181,7 +183,7 @@ def _refuse_elements(paths: Any, where: str) -> None:
             raise ValueError(f"{where}: {path.text!r} gives several values")
 
 
-def known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> FeedColumn:
+def require_known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> FeedColumn:
     """Returns the declared column of this name. Raises ValueError if there is none; `where` says where it is named."""
     if name not in columns:
         raise ValueError(f"{where}: there is no column {name!r}; declared are {', '.join(columns)}")

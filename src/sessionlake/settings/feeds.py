@@ -30,7 +30,13 @@ from sessionlake.settings.feed_parts import (
     TimeSettings,
 )
 from sessionlake.settings.feed_presets import apply_preset
-from sessionlake.settings.feed_rules import FeedDefaults, convert_order, convert_rule, exact_value, known_column
+from sessionlake.settings.feed_rules import (
+    FeedDefaults,
+    convert_order,
+    convert_rule,
+    convert_to_exact_value,
+    require_known_column,
+)
 from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, Section
 
 CHANGES_SUFFIX = "_changes"
@@ -202,7 +208,7 @@ def _build_feed(settings: FeedSettings) -> Feed:
     """
     check_columns(dict.fromkeys(settings.columns, ""), BUILT_IN_COLUMNS, "silver", _INSTEAD)
     columns = {name: _build_column(name, given) for name, given in settings.columns.items()}
-    key = tuple(known_column(name, columns, "key") for name in settings.key)
+    key = tuple(require_known_column(name, columns, "key") for name in settings.key)
     for column in key:
         if column.sql.startswith(("array", "variant", "float", "double")):
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
@@ -221,7 +227,7 @@ def _build_feed(settings: FeedSettings) -> Feed:
         rules=tuple(
             convert_rule(number, rule, defaults, columns, key) for number, rule in enumerate(settings.messages, 1)
         ),
-        unavailable=tuple(map(exact_value, settings.unavailable)),
+        unavailable=tuple(map(convert_to_exact_value, settings.unavailable)),
         format=settings.format,
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",

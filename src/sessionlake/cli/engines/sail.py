@@ -25,7 +25,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
-from sessionlake.gold.sql.views import DEFINITIONS, view_query
+from sessionlake.gold.sql.views import DEFINITIONS, build_view_query
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 
@@ -98,7 +98,7 @@ class SailEngine:
         views = [name for name in names if name in DEFINITIONS]
         tables = dict.fromkeys([*(name for name in names if name not in views), *_find_tables_of(views)])
         lake = _LakeInSail(self._settings, statement.versions)
-        queries = {view: view_query(lake, view) for view in views}
+        queries = {view: build_view_query(lake, view) for view in views}
         columns: dict[str, Kinds] = {}
         setup = [
             f"CREATE DATABASE IF NOT EXISTS {quote(schema)}"

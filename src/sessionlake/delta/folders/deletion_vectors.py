@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.local.paths import uri_to_path
+from sessionlake.local.paths import convert_uri_to_path
 from sessionlake.protocol.types import Int64s
 
 _VERSION = b"\x01"
@@ -80,7 +80,7 @@ def build_vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | Non
     """
     kind, encoded = descriptor["storageType"], descriptor["pathOrInlineDv"]
     if kind == "p":
-        return uri_to_path(encoded)
+        return convert_uri_to_path(encoded)
     if kind != "u":
         return None
     below, name = encoded[:-_NAME], encoded[-_NAME:]

@@ -37,11 +37,11 @@ from sessionlake.gold.alerts.stored import (
     update_text_times,
 )
 from sessionlake.gold.batch.rows import BatchRows
-from sessionlake.gold.changes import declared_columns
+from sessionlake.gold.changes import list_declared_columns
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
 from sessionlake.gold.rules.batch import LogRow, RuleBatch, log_changes
-from sessionlake.gold.rules.patterns import MATCH, Event, events_to_find
+from sessionlake.gold.rules.patterns import MATCH, Event, list_events_to_find
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.gold.tables.expiry import BucketExpiry
@@ -79,7 +79,7 @@ class RuleStep:
     """
 
     def __init__(self, lake: Lake, settings: Settings, expiry: BucketExpiry) -> None:
-        self._lake, self._declared, self._expiry = lake, declared_columns(settings), expiry
+        self._lake, self._declared, self._expiry = lake, list_declared_columns(settings), expiry
         self.lock = threading.Lock()
         self._once = OnceTopics(settings.capture)
         self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest_retention)
@@ -175,7 +175,7 @@ class RuleStep:
         reader = self._lake.reader(spark)
         points = _read_product_rows(rows, METRICS_1M, (*POINT_KEY, PARTITION, START, "_first_ts", "_last_ts"))
         after = (
-            self._updated_stream_times(reader, before, rows, points)
+            self._compute_stream_times(reader, before, rows, points)
             if before
             else read_stream_times(reader, self._declared)
         )
@@ -187,7 +187,7 @@ class RuleStep:
             before if has_known else before or after, after, touched, matches, self._expiry.first_bucket_times
         )
 
-    def _updated_stream_times(
+    def _compute_stream_times(
         self, reader: TableReader, before: StreamTimes, rows: BatchRows, points: pa.Table
     ) -> StreamTimes:
         after = dict(before)
@@ -214,7 +214,7 @@ class RuleStep:
         if read.last_batch is None or read.first_batch is None:
             return MATCH.empty_table()
         reader, (begin, until) = self._lake.reader(spark), _changes_of_batch(read)
-        had, wider = events_to_find(known_rules), _find_wider_events(known_rules, new_rules)
+        had, wider = list_events_to_find(known_rules), _find_wider_events(known_rules, new_rules)
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
         for events, conditions, append_txn in ((had, (begin, until), txn), (wider, (back_to, until), txn.second_write)):
@@ -236,9 +236,11 @@ class RuleStep:
 
 def _find_wider_events(known_rules: Iterable[Rule], new_rules: Iterable[Rule]) -> dict[Event, int]:
     """Returns the events that new rules need from an earlier time on than known rules, with these times in ms."""
-    had = events_to_find(known_rules)
+    had = list_events_to_find(known_rules)
     return {
-        event: since for event, since in events_to_find(new_rules).items() if event not in had or since < had[event]
+        event: since
+        for event, since in list_events_to_find(new_rules).items()
+        if event not in had or since < had[event]
     }
 
 

@@ -15,13 +15,19 @@ from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import latest_by_topic
+from sessionlake.gold.aggregate.late import find_latest_by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns
 from sessionlake.gold.batch.averages import join_stored_points
-from sessionlake.gold.batch.final import latest_stream_times, rebuild_final_rows
+from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
-from sessionlake.gold.changes import declared_columns, last_version_read, read_changes, select_events, with_seq_order
+from sessionlake.gold.changes import (
+    find_last_version,
+    list_declared_columns,
+    read_changes,
+    select_events,
+    with_seq_order,
+)
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -121,9 +127,9 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
     rebuilt = RebuiltTable(0, None)
     if changes is not None:
         rows = _compute_rows(spark, lake, settings, product, changes)
-        times = latest_stream_times(changes) if isinstance(product, Product) else {}
+        times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = compute_expiry_times(product, latest_by_topic(times))
+            floors = compute_expiry_times(product, find_latest_by_topic(times))
             store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
             rows = drop_expired(rows, floors)
         rows = rows.localCheckpoint()
@@ -139,7 +145,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             restart_states(spark, lake, settings, product, rows)
             _skip_batches_read(spark, lake, settings, RESTATEMENTS)
         elif isinstance(product, Product):
-            rebuild_late_points(spark, lake, changes, product, declared_columns(settings))
+            rebuild_late_points(spark, lake, changes, product, list_declared_columns(settings))
             if product.lateness_ms is not None:
                 _skip_batches_read(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
@@ -174,8 +180,8 @@ def _compute_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), product)
-    return recompute_rows(changes, product, declared_columns(settings))
+        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), product)
+    return recompute_rows(changes, product, list_declared_columns(settings))
 
 
 def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:

@@ -53,7 +53,7 @@ _FAILURE_UPSERT = Upsert(
 )
 
 
-def _utc_now() -> datetime:
+def _read_utc_now() -> datetime:
     return datetime.now(UTC)
 
 
@@ -83,7 +83,7 @@ class LookupRunner:
         self.name = reference.name
         self._reference, self._settings, self._lookup = reference, settings, lookup
         self._joins = find_joins(tables, reference)
-        self._now = now or _utc_now
+        self._now = now or _read_utc_now
         # The time at which to request a key again; None: never. The least recently requested keys are dropped first.
         self._next_requests: OrderedDict[Key, datetime | None] = OrderedDict()
         self._queue: OrderedDict[Key, None] = OrderedDict()
@@ -167,13 +167,15 @@ class LookupRunner:
             pause = min(self._settings.retry_after * 2 ** min(attempts, _MAX_DOUBLINGS), _MAX_PAUSE)
             self._next_requests[key] = now + pause if key in failed else again
             self._next_requests.move_to_end(key)
-        changed = [self._failure_row(key, before.get(key), failed.get(key), now) for key in keys]
+        changed = [self._build_failure_row(key, before.get(key), failed.get(key), now) for key in keys]
         self._write_failures([row for row in changed if row is not None])
         while len(self._next_requests) > self._settings.cache:
             self._next_requests.popitem(last=False)
         return True
 
-    def _failure_row(self, key: Key, before: Row | None, why: tuple[str, str] | None, now: datetime) -> Row | None:
+    def _build_failure_row(
+        self, key: Key, before: Row | None, why: tuple[str, str] | None, now: datetime
+    ) -> Row | None:
         """Returns the row with which to update `gold.lookup_failures` for a key; None if there is nothing to update.
 
         Args:

@@ -236,7 +236,7 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
         columns = ", ".join(f"{column} COMMENT {quote_sql_string(said)}" for column, said in view.columns.items())
         spark.sql(
             f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({columns}) "
-            f"COMMENT {quote_sql_string(view.comment)} AS {_view_sql(spark, lake, view, _EVER)}"
+            f"COMMENT {quote_sql_string(view.comment)} AS {_build_view_sql(spark, lake, view, _EVER)}"
         )
 
 
@@ -250,23 +250,23 @@ def create_quality_since(spark: SparkSession, lake: Lake) -> str:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
     view = DEFINITIONS[DATA_QUALITY]
-    fields = spark.sql(_view_sql(spark, lake, view, _EVER)).schema.fields
+    fields = spark.sql(_build_view_sql(spark, lake, view, _EVER)).schema.fields
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
-    body = _view_sql(spark, lake, view, _SINCE)
+    body = _build_view_sql(spark, lake, view, _SINCE)
     return create_table_function(spark, lake, f"gold.{DATA_QUALITY_SINCE}", "since TIMESTAMP", columns, body)
 
 
-def view_query(lake: Lake, name: str) -> str:
+def build_view_query(lake: Lake, name: str) -> str:
     """Returns the query of a view over tables in a home. A table that does not exist yet has no rows."""
-    return _view_sql(None, lake, DEFINITIONS[name], _EVER)
+    return _build_view_sql(None, lake, DEFINITIONS[name], _EVER)
 
 
-def _view_sql(spark: SparkSession | None, lake: Lake, view: ViewDefinition, since: Mapping[str, str]) -> str:
-    tables = {word: _relation_sql(spark, lake, table) for word, table in view.reads.items()}
+def _build_view_sql(spark: SparkSession | None, lake: Lake, view: ViewDefinition, since: Mapping[str, str]) -> str:
+    tables = {word: _build_relation_sql(spark, lake, table) for word, table in view.reads.items()}
     return view.sql.format(**_SHORT, **since, **tables)
 
 
-def _relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
+def _build_relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
     """Returns a table as an SQL expression for use in a query, without the declared columns.
 
     A declared column could have the name of a parameter or an alias of the query. A table that does not exist yet has

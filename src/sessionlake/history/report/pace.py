@@ -106,7 +106,7 @@ def compute_lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> li
     reached = {SILVER: silver}
     merged = _compute_positions_over_time(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
     reached[SILVER_TABLES] = _PositionOverTime(
-        merged.times, merged.at + _last_position(silver), merged.before + _last_position(silver)
+        merged.times, merged.at + _find_last_position(silver), merged.before + _find_last_position(silver)
     )
     reached[GOLD] = _convert_gold_position_to_messages(
         _compute_positions_over_time(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver
@@ -135,7 +135,7 @@ def compute_throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> 
     for layer in layers:
         own = [batch for batch in batches if batch.layer == layer and not batch.rebuilt]
         if own:
-            sums, _ = np.histogram(_commit_times(own), bins=edges, weights=_message_counts(own))
+            sums, _ = np.histogram(_commit_times(own), bins=edges, weights=_list_message_counts(own))
             found.append(ThroughputOverTime(layer, edges[:-1], float(width), sums / width))
     return found
 
@@ -144,19 +144,19 @@ def _commit_times(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.committed_at.timestamp() for batch in batches], dtype=np.float64)
 
 
-def _message_counts(batches: Sequence[LayerBatch]) -> Numbers:
+def _list_message_counts(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.messages for batch in batches], dtype=np.float64)
 
 
 def _compute_positions_over_time(
     batches: Sequence[LayerBatch], behind: int, counts: Numbers | None = None
 ) -> _PositionOverTime:
-    counts = _message_counts(batches) if counts is None else counts
+    counts = _list_message_counts(batches) if counts is None else counts
     total = float(counts.sum())
     return _PositionOverTime(_commit_times(batches), np.cumsum(counts) - total - behind, -total - behind)
 
 
-def _last_position(steps: _PositionOverTime) -> float:
+def _find_last_position(steps: _PositionOverTime) -> float:
     return float(steps.at[-1]) if len(steps.at) else steps.before
 
 

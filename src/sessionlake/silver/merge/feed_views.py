@@ -68,7 +68,7 @@ _ENDS = {
 _CHANGE = _make_plain_column("change", "clear (a snapshot empties the table), upsert or delete")
 
 
-def source_tables(capture: CaptureSettings) -> dict[str, str]:
+def list_source_tables(capture: CaptureSettings) -> dict[str, str]:
     """Returns for the name of each feed's view, as in `silver.orders`, the table that it reads."""
     return {view: table for feed in capture.feeds for view, table in zip(feed.views, (ROWS, CHANGES), strict=True)}
 
@@ -90,7 +90,7 @@ def create_feed_views(spark: SparkSession, lake: Lake, views: Collection[str] | 
 def _create_view(spark: SparkSession, lake: Lake, name: str, table: str, feed: FeedSettings) -> None:
     columns = list(_list_columns(feed, table))
     what = "The present rows of its sessions" if table == ROWS else "The changes of its sessions' rows, in order"
-    source = _source_sql(spark, lake, table)
+    source = _build_source_sql(spark, lake, table)
     heads = ", ".join(f"{quote(column.name)} COMMENT {quote_sql_string(column.comment)}" for column in columns)
     condition = build_feed_condition(lake.settings.capture.feed_topics(feed.name))
     rows = build_subquery_sql(
@@ -109,14 +109,14 @@ def _list_columns(feed: FeedSettings, table: str) -> Iterator[_ViewColumn]:
     if table == CHANGES:
         yield _CHANGE
     for column in made.key:
-        yield _ViewColumn(column.name, _value_sql(column), "Key of the row")
+        yield _ViewColumn(column.name, _build_value_sql(column), "Key of the row")
     for column in made.columns.values():
         if column.name not in keys:
-            yield _ViewColumn(column.name, _value_sql(column), "Value of the row")
+            yield _ViewColumn(column.name, _build_value_sql(column), "Value of the row")
     yield from _ENDS[table]
 
 
-def _value_sql(column: FeedColumn) -> str:
+def _build_value_sql(column: FeedColumn) -> str:
     """Returns the SQL expression of a column. A variant is stored as JSON text."""
     name = quote(column.name)
     if column.sql == "variant":
@@ -124,7 +124,7 @@ def _value_sql(column: FeedColumn) -> str:
     return f"transform({name}, v -> parse_json(v))" if column.sql == "array<variant>" else name
 
 
-def _source_sql(spark: SparkSession, lake: Lake, table: str) -> str:
+def _build_source_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     """Returns a table as SQL, with nulls for columns that it does not have yet. A missing table has no rows."""
     present = lake.storage.read_column_types(spark, table) if lake.exists(spark, table) else {}
     wanted = TABLES[table].columns_for(lake.settings)
