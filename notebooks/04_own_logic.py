@@ -21,7 +21,7 @@ import yaml
 from pyspark.sql import functions as F
 
 from sessionlake.errors import NotFoundError
-from sessionlake.gold.changes import list_declared_columns, select_changes
+from sessionlake.gold.changes import get_value_columns, select_changes
 from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.making.tables import recompute_rows
 from sessionlake.notebook import pictures
@@ -158,7 +158,7 @@ own = ProductSettings.model_validate(yaml.safe_load(DECLARED))
 gold = book.settings.gold.model_copy(update={"products": (own,)})
 product = list_declared_products(book.settings.model_copy(update={"gold": gold}))[-1]
 changes = select_changes(book.table("silver.session_changes"), book.settings)
-preview = recompute_rows(changes, product, list_declared_columns(book.settings))
+preview = recompute_rows(changes, product, get_value_columns(book.settings))
 shown = preview.select(*product.row_keys, *own.aggregates).orderBy(*product.row_keys)
 book.show(shown)
 

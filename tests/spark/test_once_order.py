@@ -13,7 +13,7 @@ import pytest
 from sessionlake.cli import rules
 from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, RULE_EVENTS, SENSOR_AVERAGES
-from sessionlake.gold.changes import list_declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.rules.document import parse_rules_file
 from sessionlake.gold.verify.tables import verify_gold
@@ -98,7 +98,7 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
     rnd = random.Random(9)
     rows = sent(rnd)
     ordered, shuffled = arriving(rows, rnd, ORDERED, 1), arriving(rows, rnd, SHUFFLED, 100)
-    written, _ = parse_rules_file(RULES, list_declared_columns(feed.settings))
+    written, _ = parse_rules_file(RULES, get_value_columns(feed.settings))
     for begin in range(0, MESSAGES, BATCH):
         limit(monkeypatch, **({"inline_bytes": 0, "driver_bytes": 0} if begin else {}))
         end = begin + BATCH

@@ -19,7 +19,7 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.changes import list_declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.comments import build_product_comments
 from sessionlake.gold.declared.tables import build_declared_gold_schemas, list_declared_products
 from sessionlake.gold.fold.outputs import compute_product_rows
@@ -47,7 +47,7 @@ def settings(sql: str = "decimal(38,10)", **product: Any) -> Settings:
 
 def product_of(sql: str = "decimal(38,10)", **changed: Any) -> tuple[Product, DeclaredColumns]:
     made = settings(sql, **changed)
-    return list_declared_products(made)[-1], list_declared_columns(made)
+    return list_declared_products(made)[-1], get_value_columns(made)
 
 
 def changes(events: list[tuple[int, Event]], sql: tuple[int, int]) -> pa.Table:
@@ -144,12 +144,12 @@ def test_the_doubles_of_other_tables_and_columns_do_not_change_with_it() -> None
     made = settings(keys=["topic"], aggregates={"n": "count", "total": "sum"}, bucket="1 day")
     table = changes([(i, ("a", Decimal(f"0.{i}"))) for i in range(1, 10)], (38, 10))
     table = table.set_column(table.column_names.index("value:1"), "value:1", pa.array([1.5] * 9))
-    tables = compute_product_rows(table, list_declared_columns(made), list_declared_products(made))
+    tables = compute_product_rows(table, get_value_columns(made), list_declared_products(made))
     [row] = tables["own"].to_pylist()
     assert (row["n"], row["total"]) == (9, Decimal("4.5"))
     sums = {row["metric"]: row["sum"] for row in tables["metrics_1m"].to_pylist()}
     assert sums == {"amount": pytest.approx(4.5), "price": 13.5}
-    assert [len(STANDARD), list_declared_columns(made).decimals] == [4, ("amount",)]
+    assert [len(STANDARD), get_value_columns(made).decimals] == [4, ("amount",)]
 
 
 def test_units_are_read_from_any_part_of_an_array() -> None:

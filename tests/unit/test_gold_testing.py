@@ -51,7 +51,7 @@ class Newcomer(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return ("value",)
 
-    def list_stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "double"),)
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:

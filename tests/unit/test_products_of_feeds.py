@@ -17,7 +17,7 @@ from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import POINTS, DeclaredColumns, FeedEvents
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.changes import list_declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.tables import list_declared_averages, list_declared_products
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import select_changes_with_points
@@ -146,14 +146,14 @@ RULES = """rules:
 
 
 def test_a_rule_reads_the_topics_of_its_feed_alone() -> None:
-    rules, problems = parse_rules_file(RULES, list_declared_columns(settings("bids", "books")))
+    rules, problems = parse_rules_file(RULES, get_value_columns(settings("bids", "books")))
     read = {one.rule.name: [topic for topic in TOPICS if one.rule.reads_topic(topic)] for one in rules}
     assert read == {"one": ["md.cx"], "both": ["md.bx", "md.cx", "md.bxx"]}
     assert [*map(str, problems)] == [
         "7:11: rule wrong: feed: there is no feed 'boks'; did you mean 'books'? The feeds are bids, books"
     ]
     assert all(isinstance(one, StoredRule) and "feed: books" in one.text for one in rules)
-    [other, _], _ = parse_rules_file(RULES, list_declared_columns(settings("books", "bids")))
+    [other, _], _ = parse_rules_file(RULES, get_value_columns(settings("books", "bids")))
     assert other.rule.version != rules[0].rule.version
 
 

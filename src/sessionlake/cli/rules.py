@@ -26,7 +26,7 @@ from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
 from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_stream_times
-from sessionlake.gold.changes import list_declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import RuleBatch, log_changes
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
@@ -53,7 +53,7 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
         text = read_text(file)
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise UsageError(f"{file} cannot be read: {error}", fix="Name a YAML file of rules") from None
-    rules, problems = parse_rules_file(text, list_declared_columns(settings))
+    rules, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise ConfigError("\n".join(f"{file}:{problem}" for problem in problems))
     return rules
@@ -90,7 +90,7 @@ def _describe_state(row: dict[str, object] | None) -> tuple[object, object] | No
 
 def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
     """Shows the rules in `gold.rules`, and whether gold evaluates them."""
-    declared = list_declared_columns(settings)
+    declared = get_value_columns(settings)
     evaluated = (
         {rule.name: rule for rule in read_recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
     )
@@ -121,7 +121,7 @@ def try_rules(
     reader: TableReader, settings: Settings, rules: Sequence[StoredRule], form: OutputFormat, say: Say
 ) -> None:
     """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
-    declared = list_declared_columns(settings)
+    declared = get_value_columns(settings)
     if not reader.exists(RULES):
         raise UsageError("rules test: gold has no data to test rules on yet", fix="Run `sessionlake run gold` first")
     times = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)} or read_stream_times(reader, declared)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-def list_declared_columns(settings: Settings) -> DeclaredColumns:
+def get_value_columns(settings: Settings) -> DeclaredColumns:
     """Returns the declared columns that gold computes with, those of numbers and those of texts, and the feeds."""
     capture, columns = settings.capture, settings.capture.declared
     numbers = tuple(column.name for column in columns if column.is_numeric)
@@ -83,7 +83,7 @@ def select_changes(rows: DataFrame, settings: Settings, *more_columns: Column) -
     """
     from pyspark.sql import functions as F
 
-    declared, once = list_declared_columns(settings), OnceTopics(settings.capture)
+    declared, once = get_value_columns(settings), OnceTopics(settings.capture)
     changes, position = rows.select(*change_columns(declared, once), *more_columns), F.col("position")
     if not once.is_once_configured:
         return changes.withColumns({LIFE: F.lit(NO_LIFE).cast("bigint"), TURN: position})

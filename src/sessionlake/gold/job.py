@@ -20,7 +20,7 @@ from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import FinalRowAppender
 from sessionlake.gold.batch.products import ProductMerger, append_late_points
 from sessionlake.gold.batch.rows import BatchRows, FoldResult
-from sessionlake.gold.changes import change_columns, list_declared_columns
+from sessionlake.gold.changes import change_columns, get_value_columns
 from sessionlake.gold.declared.tables import (
     GoldTable,
     add_final_tables,
@@ -220,7 +220,7 @@ def create_folded_stream(
         averages: The tables of averages to fold.
         begin: The state that a rebuild of gold left for the stream. None if the stream starts from its checkpoint.
     """
-    declared, owners = list_declared_columns(settings), find_owner_columns(one.series for one in averages)
+    declared, owners = get_value_columns(settings), find_owner_columns(one.series for one in averages)
     shards = [
         build_shard_column(owner, settings.gold.shards).alias(build_shard_field_name(i))
         for i, owner in enumerate(owners)
@@ -266,7 +266,7 @@ class _GoldBatch:
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
         self._finals = FinalRowAppender(spark, lake, self._products, expiry)
-        self._all, self._declared = list_declared_products(lake.settings), list_declared_columns(lake.settings)
+        self._all, self._declared = list_declared_products(lake.settings), get_value_columns(lake.settings)
         self._enrich = references.step
         # Rules read all of these tables. Without one of them they are not evaluated, and later start as new rules.
         self.rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None

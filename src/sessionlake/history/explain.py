@@ -23,13 +23,7 @@ from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, are_session_keys
-from sessionlake.gold.changes import (
-    is_event_column,
-    list_declared_columns,
-    select_changes,
-    select_events,
-    with_seq_order,
-)
+from sessionlake.gold.changes import get_value_columns, is_event_column, select_changes, select_events, with_seq_order
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -355,7 +349,7 @@ def _select_events(changes: _ReadChanges, key: Row, *, numbers: bool) -> DataFra
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)
-    declared = list_declared_columns(changes.settings)
+    declared = get_value_columns(changes.settings)
     return with_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
 
 

@@ -75,6 +75,7 @@ def convert_rule(
             _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
     if rule.split is None:
         _refuse_elements([one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when")
+    scope = tuple((require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items())
     return Rule(
         number=number,
         kind=rule.is_,
@@ -85,9 +86,7 @@ def convert_rule(
         order=convert_order(rule.order),
         split=rule.split.each if rule.split else None,
         checksum=rule.checksum,
-        scope=tuple(
-            (require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()
-        ),
+        scope=scope,
         rows=tuple(_rows(part, rule, feed, columns, key, where) for part in rule.rows),
     )
 

@@ -15,7 +15,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, RESTATEMENTS, RULE_EVENTS, SESSIONS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError
-from sessionlake.gold.changes import list_declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.document import parse_rules_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
@@ -125,7 +125,7 @@ def _round_to_tick(value: float) -> float:
 
 
 def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
-    written, problems = parse_rules_file(text, list_declared_columns(settings))
+    written, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")
     rules.apply_rules(spark, settings, written, lambda _: None, only=False)

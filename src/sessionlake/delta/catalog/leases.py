@@ -83,9 +83,8 @@ class LeaseRow:
 
     def create_refusal(self, settings: Settings) -> ClaimedError:
         """Returns the error for another process that wants the lease."""
-        fix = (
-            f"Stop it first. If it is gone for good, {self.name} can be taken over after {_format_utc(self.expires_at)}"
-        )
+        until = _format_utc(self.expires_at)
+        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {until}"
         return make_claimed_error(settings, self._lock_holder, self.name, fix)
 
 
@@ -275,13 +274,11 @@ class HeldLease:
         return wanted if self._table.write_lease(wanted) else self._table.read_lease(self.name)
 
     def _create_lost_lease_error(self, found: LeaseRow | None) -> ClaimedError:
-        if found is None or found.holder is None:
-            then = "another process has had it since"
-        else:
+        until, then = _format_utc(self._lease.expires_at), "another process has had it since"
+        if found is not None and found.holder is not None:
             then = f"another process {found.doing} now ({found})"
         return ClaimedError(
-            f"{self.name}: this process did not renew its lease before {_format_utc(self._lease.expires_at)}, and "
-            f"{then}",
+            f"{self.name}: this process did not renew its lease before {until}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
             fix="Leave the other process running, or stop it and run the command again",
         )

@@ -39,7 +39,7 @@ class DecimalSum(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def list_stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return (name, f"decimal({MOST_DIGITS},{self.scale})"), (build_units_column(name), "string")
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:

@@ -40,7 +40,7 @@ class Aggregate(ABC):
         return ()
 
     @abstractmethod
-    def list_stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         """Returns the columns that the aggregate stores, as pairs of name and Spark SQL type. The result comes first.
 
         Args:
@@ -63,7 +63,7 @@ class Aggregate(ABC):
             parts: Rows with the aggregate's columns, any number per group.
             groups: Which rows of `parts` belong together.
         """
-        held = {column: parts[column].to_numpy() for column, _ in self.list_stored_columns(name)}
+        held = {column: parts[column].to_numpy() for column, _ in self.list_state_columns(name)}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             return groups.merge_rows(held, lambda one, other: self.combine(name, one, other))
 
@@ -91,7 +91,7 @@ class Aggregate(ABC):
 class Count(Aggregate):
     """The number of events."""
 
-    def list_stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "bigint"),)
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:
@@ -126,7 +126,7 @@ class Sum(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def list_stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The second column is the rounding error of the sum.
         return (name, "double"), (_state_column(name, "rest"), "double")
 
@@ -180,7 +180,7 @@ class Extreme(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def list_stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, self.type),)
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:
@@ -219,7 +219,7 @@ class Endmost(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of, *(column for _, column, _ in ORDER))
 
-    def list_stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The other columns store the event's place in `ORDER`.
         return (name, self.type), *((_state_column(name, part), sql) for part, _, sql in ORDER)
 
@@ -235,7 +235,7 @@ class Endmost(Aggregate):
             sides = ({part: side[_state_column(name, part)][ties] for part, _, _ in ORDER} for side in (left, right))
             later[ties] = find_later(*sides)
         picked = later if self.last else ~later
-        return {column: np.where(picked, right[column], left[column]) for column, _ in self.list_stored_columns(name)}
+        return {column: np.where(picked, right[column], left[column]) for column, _ in self.list_state_columns(name)}
 
     @property
     def description(self) -> str:

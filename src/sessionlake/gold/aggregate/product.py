@@ -148,7 +148,7 @@ class Product:
         return tuple(
             column
             for name, one in self.aggregates.items()
-            for column in (((name, one.type),) if isinstance(one, Derived) else one.list_stored_columns(name))
+            for column in (((name, one.type),) if isinstance(one, Derived) else one.list_state_columns(name))
         )
 
     @cached_property

@@ -45,7 +45,7 @@ class SketchAggregate(Aggregate):
     entry_type: ClassVar[np.dtype[Any]]
     combine_entries: ClassVar[np.ufunc]
 
-    def list_stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "binary"),)
 
     def build_event_states(self, name: str, events: pa.Table) -> Columns:

@@ -37,7 +37,7 @@ from sessionlake.gold.alerts.stored import (
     update_text_times,
 )
 from sessionlake.gold.batch.rows import BatchRows
-from sessionlake.gold.changes import list_declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
 from sessionlake.gold.rules.batch import LogRow, RuleBatch, log_changes
@@ -79,7 +79,7 @@ class RuleStep:
     """
 
     def __init__(self, lake: Lake, settings: Settings, expiry: BucketExpiry) -> None:
-        self._lake, self._declared, self._expiry = lake, list_declared_columns(settings), expiry
+        self._lake, self._declared, self._expiry = lake, get_value_columns(settings), expiry
         self.lock = threading.Lock()
         self._once = OnceTopics(settings.capture)
         self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest_retention)

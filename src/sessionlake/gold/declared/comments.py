@@ -60,7 +60,7 @@ def _build_result_comments(product: Product) -> Iterator[tuple[str, str]]:
         yield name, comment
         if isinstance(one, Aggregate):
             yield from (
-                (beside, f"State of {name}: what it is merged by") for beside, _ in one.list_stored_columns(name)[1:]
+                (beside, f"State of {name}: what it is merged by") for beside, _ in one.list_state_columns(name)[1:]
             )
 
 

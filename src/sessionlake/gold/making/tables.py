@@ -23,7 +23,7 @@ from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import (
     find_last_version,
-    list_declared_columns,
+    get_value_columns,
     read_changes,
     select_events,
     with_seq_order,
@@ -145,7 +145,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             restart_states(spark, lake, settings, product, rows)
             _skip_batches_read(spark, lake, settings, RESTATEMENTS)
         elif isinstance(product, Product):
-            rebuild_late_points(spark, lake, changes, product, list_declared_columns(settings))
+            rebuild_late_points(spark, lake, changes, product, get_value_columns(settings))
             if product.lateness_ms is not None:
                 _skip_batches_read(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
@@ -181,7 +181,7 @@ def _compute_rows(
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
         return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), product)
-    return recompute_rows(changes, product, list_declared_columns(settings))
+    return recompute_rows(changes, product, get_value_columns(settings))
 
 
 def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:

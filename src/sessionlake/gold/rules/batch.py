@@ -124,13 +124,12 @@ def log_changes(
     for rules, is_new in ((known_rules, False), (new_rules, True)):
         flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
         if is_new:
-            found += _compute_new_condition_changes(flat, batch, stored)
+            found += _find_new_changes(flat, batch, stored)
         else:
             for span in _time_spans(flat, batch):
-                found += _compute_condition_changes(span, batch, stored)
-        found += _compute_pattern_changes(
-            [rule for rule in rules if isinstance(rule.tree, Pattern)], batch, stored, is_new=is_new
-        )
+                found += _find_condition_changes(span, batch, stored)
+        of_patterns = [rule for rule in rules if isinstance(rule.tree, Pattern)]
+        found += _judge_patterns(of_patterns, batch, stored, is_new=is_new)
     return found
 
 
@@ -156,7 +155,7 @@ def _to_minute(ms: int | None) -> int | None:
     return None if ms is None else ms // MINUTE_MS
 
 
-def _compute_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
+def _find_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
     for task in _create_tasks(span, batch.touched_buckets):
         names = {rule.name: rule for rule in task.rules}
         by = task.rules[0].key_columns
@@ -174,10 +173,10 @@ def _compute_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: Stored
         logged = read_logged_alerts(rows, belongs_to_task)
         for one in log_difference(truth, logged):
             rule = names[one.alert.rule]
-            yield _log_row(one, rule, batch, partial(_build_late_bucket_time, one.alert, rule, batch.touched_buckets))
+            yield _log_row(one, rule, batch, partial(_find_late_bucket_time, one.alert, rule, batch.touched_buckets))
 
 
-def _compute_new_condition_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
+def _find_new_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
     """Yields log rows for new rules.
 
     They are compared with all log rows of the same rule name: an older version may have had different topics and keys.
@@ -241,15 +240,13 @@ def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_RuleTask]:
 def _evaluate_task(task: _RuleTask, stored: StoredData) -> Iterator[tuple[Alert, AlertEvidence]]:
     lengths = [window.minutes for rule in task.rules for window in rule.distinct_windows]
     columns = list_columns_of_functions({window.function for rule in task.rules for window in rule.distinct_windows})
-    for first, last in _split_into_memory_sized_ranges(task, lengths, stored):
+    for first, last in _split_range(task, lengths, stored):
         ends = conditions.list_needed_buckets(lengths, first, last)
         buckets = stored.read_buckets(BucketQuery(ends, task.topics, task.keys, columns))
         yield from conditions.evaluate_conditions(task.rules, buckets, first, last).items()
 
 
-def _split_into_memory_sized_ranges(
-    task: _RuleTask, lengths: Sequence[int], stored: StoredData
-) -> Iterator[tuple[int, int]]:
+def _split_range(task: _RuleTask, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
     """Yields a task's minutes as ranges `(first, last)` that fit into memory. Minutes without data are left out."""
     if task.last - task.first < _MIN_STEP:
         yield task.first, task.last
@@ -277,7 +274,7 @@ def _count_buckets_per_series(lengths: Sequence[int], first: int, last: int) -> 
     return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
-def _build_late_bucket_time(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
+def _find_late_bucket_time(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
     at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
     near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest_minutes)))
     return _find_first_event_time(near, alert)
@@ -292,9 +289,7 @@ def _find_first_event_time(rows: pa.Table, alert: Alert) -> int | None:
     return found
 
 
-def _compute_pattern_changes(
-    rules: Sequence[Rule], batch: RuleBatch, stored: StoredData, *, is_new: bool
-) -> Iterator[LogRow]:
+def _judge_patterns(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
     """Yields log rows for patterns. If only keys with an event in the batch can change, no other keys are read."""
     groups: dict[tuple[str, ...] | None, dict[Rule, _AlertScope]] = {}
     for rule in rules:
@@ -322,7 +317,7 @@ def _group_changes(
     """
     since = min(scope.first_ms for scope in scopes.values())
     ids = sorted({event.event_id for rule in scopes for event in patterns.list_pattern_events(rule)})
-    back = max((_compute_pattern_duration_ms(rule) for rule in scopes), default=0)
+    back = max((_get_pattern_ms(rule) for rule in scopes), default=0)
     begin = None if since - back <= -_NEVER // 2 else since - back
     if by is None:
         matches = stored.read_matches(ids, begin)
@@ -339,7 +334,7 @@ def _group_changes(
         truth = {alert: evidence for alert, evidence in truth.items() if scope.is_wanted(alert)}
         logged = read_logged_alerts(rows.get(rule.name, []), scope.is_wanted)
         for one in log_difference(truth, logged):
-            late_ts = None if is_new else partial(_build_late_event_time, one.alert, rule, batch.matches)
+            late_ts = None if is_new else partial(_find_late_event_time, one.alert, rule, batch.matches)
             yield _log_row(one, rule, batch, late_ts)
 
 
@@ -364,7 +359,7 @@ def _find_affected_alerts(rule: Rule, batch: RuleBatch, *, is_new: bool) -> _Ale
     lows = [low for low, _ in spans.values()] + (_list_changed_stream_times(rule, batch) if waits else [])
     if not lows:
         return None
-    within = _compute_pattern_duration_ms(rule)
+    within = _get_pattern_ms(rule)
 
     def is_wanted(alert: Alert) -> bool:
         low, high = spans.get(alert.key, (_NEVER, 0))
@@ -388,17 +383,15 @@ def _list_changed_stream_times(rule: Rule, batch: RuleBatch) -> list[int]:
     return [before for before, after in times if before is not None and before != after]
 
 
-def _compute_pattern_duration_ms(rule: Rule) -> int:
+def _get_pattern_ms(rule: Rule) -> int:
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     return _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
 
 
-def _build_late_event_time(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
+def _find_late_event_time(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
     near = _select_matches(rule, matches)
     back = alert.at_ms - near["ts"].to_numpy()
-    return _find_first_event_time(
-        near.filter(pa.array((back >= 0) & (back <= _compute_pattern_duration_ms(rule)))), alert
-    )
+    return _find_first_event_time(near.filter(pa.array((back >= 0) & (back <= _get_pattern_ms(rule)))), alert)
 
 
 def _select_matches(rule: Rule, matches: pa.Table) -> pa.Table:

@@ -55,7 +55,7 @@ _EMPTY_VALUES: Mapping[str, Any] = {
 def list_columns_of_functions(functions: Iterable[Function]) -> tuple[str, ...]:
     """Returns the names of the buckets' columns from which these functions are computed."""
     names = {name for function in functions for name in _FUNCTION_COLUMNS[function]} | {_COUNT}
-    return tuple(column for name in sorted(names) for column, _ in _create_aggregate(name).list_stored_columns(name))
+    return tuple(column for name in sorted(names) for column, _ in _create_aggregate(name).list_state_columns(name))
 
 
 def list_usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
@@ -69,9 +69,7 @@ def list_usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
         last: the last minute at which a window ends.
     """
     shared = (
-        length
-        for length in (HOUR, DAY)
-        if _build_bucket_end_from(last - minutes, length) < _build_bucket_end_until(first, length)
+        length for length in (HOUR, DAY) if _find_end_from(last - minutes, length) < _find_end_until(first, length)
     )
     return (MINUTE, *shared)
 
@@ -90,17 +88,17 @@ def list_covering_buckets(
         ends: the first and the last minute at which one of the windows ends.
     """
     for length, longer in pairwise(lengths):
-        yield length, (_build_bucket_end_from(begins[0], length), _build_bucket_end_from(begins[1], longer))
-        yield length, (_build_bucket_end_until(ends[0], longer), _build_bucket_end_until(ends[1], length))
-    yield lengths[-1], (_build_bucket_end_from(begins[0], lengths[-1]), _build_bucket_end_until(ends[1], lengths[-1]))
+        yield length, (_find_end_from(begins[0], length), _find_end_from(begins[1], longer))
+        yield length, (_find_end_until(ends[0], longer), _find_end_until(ends[1], length))
+    yield lengths[-1], (_find_end_from(begins[0], lengths[-1]), _find_end_until(ends[1], lengths[-1]))
 
 
-def _build_bucket_end_from(minute: int, length: int) -> int:
+def _find_end_from(minute: int, length: int) -> int:
     """Returns the first minute, from `minute` on, at which a bucket of this length ends."""
     return -(-minute // length) * length
 
 
-def _build_bucket_end_until(minute: int, length: int) -> int:
+def _find_end_until(minute: int, length: int) -> int:
     """Returns the last minute, up to `minute`, at which a bucket of this length ends."""
     return minute // length * length
 
@@ -274,9 +272,7 @@ class MovingWindows:
 
     @cached_property
     def _column_names(self) -> list[str]:
-        return [
-            column for name, one in self._aggregate_by_column.items() for column, _ in one.list_stored_columns(name)
-        ]
+        return [column for name, one in self._aggregate_by_column.items() for column, _ in one.list_state_columns(name)]
 
     def aggregate_at(self, minutes: Int64s) -> Columns:
         """Returns the aggregates in windows: for each column an array of shape `(minutes, keys)`.

@@ -17,7 +17,7 @@ from sessionlake.delta.storage.txn import REBUILD
 from sessionlake.delta.table_function import build_subquery_sql, create_table_function
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.changes import build_late_condition, build_source_condition, list_declared_columns
+from sessionlake.gold.changes import build_late_condition, build_source_condition, get_value_columns
 from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -111,7 +111,7 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
 
 
 def _create_body(lake: Lake, tables: list[GoldTable], existing: list[str]) -> str:
-    declared = list_declared_columns(lake.settings)
+    declared = get_value_columns(lake.settings)
     known = [lake.to_sql_identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in existing]
     named = {"gold": GOLD, "silver": SILVER, "rebuild": REBUILD}
     entries = (_ENTRIES.format(table=table, **named) for table in known)

@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, build_text_field
 from sessionlake.gold.alerts.book import read_recorded_rules
-from sessionlake.gold.changes import find_last_version, list_declared_columns, select_changes, select_events
+from sessionlake.gold.changes import find_last_version, get_value_columns, select_changes, select_events
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
@@ -49,7 +49,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     Returns:
         The result, or None if no rule is evaluated.
     """
-    lake, declared = Lake(settings), list_declared_columns(settings)
+    lake, declared = Lake(settings), get_value_columns(settings)
     reader = lake.reader(spark)
     recorded = read_recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
     rules = [one.rule for one in recorded if one.rule is not None]

@@ -16,8 +16,8 @@ from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.changes import (
     build_source_condition,
     find_last_version,
+    get_value_columns,
     is_late_column,
-    list_declared_columns,
     read_changes,
     require_all_changes,
     select_decimals,
@@ -52,7 +52,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         LakeError: gold has read only a part of a commit to `silver.session_changes`, or retention has removed rows
             of that table.
     """
-    lake, declared = Lake(settings), list_declared_columns(settings)
+    lake, declared = Lake(settings), get_value_columns(settings)
     require_all_changes(lake, spark)
     changes = read_changes(spark, lake, settings)
     if changes is None:
@@ -79,13 +79,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
             gone = [floors.get(one, {}) for one in (table.table_name, final.table_name)]
-            rows, truth = (
-                drop_expired(side, *gone)
-                for side in (
-                    lake.read_small_in_memory(spark, final.table_name),
-                    _compute_expected_final(truth, changes, final),
-                )
-            )
+            rows = drop_expired(lake.read_small_in_memory(spark, final.table_name), *gone)
+            truth = drop_expired(_compute_expected_final(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
         stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, SILVER
-from sessionlake.gold.changes import list_declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.declared.tables import (
     build_declared_gold_schemas,
     list_declared_averages,
@@ -75,6 +75,6 @@ def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, be
         for series in find_complete_tables(spark, lake, list_declared_averages(settings))
     ]
     marked = {one.series.name: read_shards_by_hash(spark, lake, one.series, after) for one in averages}
-    resharder = GoldResharder(list_declared_columns(settings).numbers, tuple(averages), marked, after)
+    resharder = GoldResharder(get_value_columns(settings).numbers, tuple(averages), marked, after)
     every = spark.range(before).selectExpr("CAST(id AS INT) AS shard")
     return reshard_states(every.join(states, "shard", "left"), resharder, after)
