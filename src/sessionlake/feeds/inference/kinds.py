@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,11 +61,12 @@ def _group_by_fields(messages: Sequence[Sampled], used: tuple[str, ...]) -> list
             groups.setdefault(label, []).append(one)
         else:
             without.append(one)
-    found = []
-    for label, members in groups.items():
-        for group in _divide_group(members, (*used, named)):
-            found.append(KindGroup({named: label, **group.when}, group.messages, f"{label} {group.label}".strip()))
-    rest = _group_by_arrays(without)
+    found = [
+        KindGroup({named: label, **group.when}, group.messages, f"{label} {group.label}".strip())
+        for label, members in groups.items()
+        for group in _divide_group(members, (*used, named))
+    ]
+    rest = _group_by_fields(without, ()) if without else []
     for group in rest:
         group.when = {named: "absent", **group.when} if not group.when else group.when
     return [*found, *rest]
@@ -93,14 +94,16 @@ def find_kind_field(messages: Sequence[Sampled], used: Collection[str] = ()) -> 
         for path, value in one.scalars.items():
             values[path][value if isinstance(value, str) else type(value)] += 1
     forms = [_describe_form(one) for one in messages]
-    without = max(Counter(forms).values(), default=0) / max(1, len(forms))
+    without = max(Counter(forms).values(), default=0)
     scores = {}
     for path in values.keys() - {*used}:
-        if _may_be_kind(path, values[path], len(messages)):
+        if _may_be_kind(path, values[path], 0 if used else len(messages)):
             typical = _find_typical_forms(messages, forms, path)
-            gain = sum(count for _, count in typical) / len(messages) - without
+            after = sum(count for _, count in typical)
+            gain = (after - without) / len(messages)
             alike = len(typical) - len({form for form, _ in typical})
-            separates = rank(name_of(path), KINDS) and gain >= _LEAST_GAIN and alike <= _MOST_ALIKE * len(typical)
+            separates = rank(name_of(path), KINDS) and (gain >= _LEAST_GAIN or without < after == len(messages))
+            separates = separates and alike <= _MOST_ALIKE * len(typical)
             scores[path] = _score_field(path, values[path], gain, alike) if separates or not used else 0
     best = max(sorted(scores), key=lambda path: (scores[path], -len(path)), default=None)
     return best if best is not None and scores[best] > 1 else None
@@ -144,12 +147,9 @@ def _find_typical_forms(
 
 
 def _describe_form(one: Sampled) -> frozenset[str]:
-    fields = [f"{source.path}.{name}" for source in one.sources for item in source.elements[:1] for name in _names(item)]
+    first = [(source.path, item) for source in one.sources for item in source.elements[:1] if isinstance(item, dict)]
+    fields = [f"{path}.{name}" for path, item in first for name in item]
     return frozenset([*one.scalars, *(source.path for source in one.sources), *fields])
-
-
-def _names(item: Any) -> Iterable[str]:
-    return item if isinstance(item, dict) else [f"{len(item)} values"]
 
 
 def _group_by_arrays(messages: Sequence[Sampled]) -> list[KindGroup]:
