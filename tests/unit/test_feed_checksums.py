@@ -14,7 +14,7 @@ import yaml
 
 from sessionlake.feeds.checksums import Crc32
 from sessionlake.feeds.kraken import checksum as kraken_checksum
-from sessionlake.feeds.numbers import Digits
+from sessionlake.feeds.numbers import Bounds, Digits
 from sessionlake.settings.feeds import FeedSettings
 from sessionlake_lab.truth import KafkaMessage
 from support.folding import Folder
@@ -148,6 +148,67 @@ def test_silver_and_the_plain_table_count_the_same_checksums_as_the_sender(seed:
     assert folder.silver.sessions["levels", 0, "x"]["checks_failed"] == wrong
 
 
+OWN_MESSAGES = """
+name: signed
+topics: levels
+session: "[0]"
+key: [side, price]
+columns: {side: string, price: "decimal(20,10)", amount: "decimal(20,10)",
+          price_text: {type: string, from: digits}, amount_text: {type: string, from: digits}}
+keep: {per: [side], best: price, descending: [bid], rows: 4}
+check: {crc32: {groups: [bid, ask], columns: [price_text, amount_text], separator: ":", interleaved: true}}
+messages:
+  - {when: {"[1]": sum}, is: update, checksum: "[2]"}
+  - when: {"[1]": all, ".[1]": {above: 0}}
+    is: snapshot
+    split: {each: "[2][*]"}
+    rows: [{row: {side: =bid, price: ".[0]", amount: ".[1]", price_text: ".[0]", amount_text: ".[1]"}}]
+  - when: {"[1]": all, ".[1]": {below: 0}}
+    is: snapshot
+    split: {each: "[2][*]"}
+    rows: [{row: {side: =ask, price: ".[0]", amount: ".[1]", price_text: ".[0]", amount_text: ".[1]"}}]
+"""
+
+
+def test_signed_amounts_choose_the_side_and_a_checksum_may_have_a_message_of_its_own() -> None:
+    right = zlib.crc32(b"9.50:2:10.0:-1.5:9:0.10")
+    snapshot = '[7, "all", [[10.0, -1.5], [9.50, 2], [9, 0.10]], 55]'
+    bodies = [snapshot, f'[7, "sum", {right}]', f'[7, "sum", {right + 1}]']
+    messages = [
+        KafkaMessage("levels", 0, offset, 1_700_000_000_000, None, body.encode()) for offset, body in enumerate(bodies)
+    ]
+    rules = settings(OWN_MESSAGES)
+    feed = rules.feeds[0].made()
+    assert feed.check is not None
+    assert feed.check.load is not None
+    table = plain_tables(feed, messages, feed.check.load())["7"]
+    assert (table.checks, table.checks_failed) == (2, 1)
+    assert sorted((row["side"], row["amount_text"]) for row in table.rows.values()) == [
+        ("ask", "-1.5"),
+        ("bid", "0.10"),
+        ("bid", "2"),
+    ]
+    folder = Folder(rules, 1, random.Random(0))
+    folder.batch(messages)
+    session = folder.silver.sessions["levels", 0, "7"]
+    assert (session["checks"], session["checks_failed"], session["messages"]) == (2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"above": 0}, [1, 0.5, "0.1", Decimal("1e-400"), Digits("2")], [0, -1, "x", None, True, [], "nan", "-1"]),
+        ({"below": 0}, [-1, "-0.1", Decimal("-1e400")], [0, 1, Decimal("NaN"), "", "-", {}]),
+        ({"above": -1, "below": 1}, [0, "0.99", -0.5], [1, -1, "1"]),
+    ],
+)
+def test_a_range_has_numbers_and_texts_of_numbers_but_not_its_ends(
+    bounds: dict[str, Any], inside: list[Any], outside: list[Any]
+) -> None:
+    assert all(map(Bounds(**bounds).include, inside))
+    assert not any(map(Bounds(**bounds).include, outside))
+
+
 CRC32 = {"groups": ["bid", "ask"], "columns": ["price_text", "qty_text"]}
 
 
@@ -166,6 +227,10 @@ CRC32 = {"groups": ["bid", "ask"], "columns": ["price_text", "qty_text"]}
             {"check": {"checksum": "sum", "crc32": CRC32 | {"columns": ["price"]}}},
             "price_text: {type: string, from: dig",
         ),
+        ({"check": {"crc32": CRC32}}, "check: the path to the checksum is missing"),
+        ({"check": None, "messages": [{"is": "update", "checksum": "x"}]}, "rule 1: checksum: the feed has no check"),
+        ({"messages": [{"when": {"a": {}}, "is": "update"}]}, "has above or below"),
+        ({"messages": [{"when": {"body": {"above": 1}}, "is": "update"}]}, "body is a type of values"),
         ({"keep": {"per": ["side"], "best": "price", "descending": ["Bid"], "rows": 3}}, "no row has 'Bid' in side"),
     ],
 )

@@ -167,11 +167,29 @@ class RowsSettings(Section):
         return self
 
 
+class BoundsSettings(Section):
+    """A range of numbers that a condition allows, without its ends: `{above: 0}` is any positive number."""
+
+    above: int | float | None = None
+    """Numbers must be greater than this one."""
+    below: int | float | None = None
+    """Numbers must be less than this one."""
+
+    @model_validator(mode="after")
+    def _has_end(self) -> Self:
+        if self.above is None and self.below is None:
+            raise ValueError("a range of numbers has above or below, or both")
+        return self
+
+
 class RuleSettings(Section):
     """How one kind of message is read: `when` selects the messages, and `is` says what they are."""
 
-    when: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
-    """Conditions: a path with a value, a list of values, `present` or `absent`; or `body` with a type."""
+    when: dict[str, Scalar | list[Scalar] | BoundsSettings] = Field(default_factory=dict)
+    """Conditions: a path with a value, a list of values, `present` or `absent`; or `body` with a type.
+
+    `{above: 0}` or `{below: 0}` allow numbers above or below one, such as signed quantities.
+    """
     is_: Kind = Field(alias="is")
     """What the message is."""
     restart: bool = False
@@ -184,6 +202,8 @@ class RuleSettings(Section):
     """Overrides `order` of the feed. `none`: the message has no place in the order, so it is never a duplicate."""
     split: SplitSettings | None = None
     """Reads the message part by part, as if each part were a message."""
+    checksum: PathText | None = None
+    """Overrides `check.checksum` of the feed, if checksums come in separate messages or in another place."""
     scope: dict[str, PathText] = Field(default_factory=dict)
     """Values of columns: a snapshot replaces only the rows that have them."""
     rows: tuple[RowsSettings, ...] = ()

@@ -253,8 +253,11 @@ def _check_decoder(settings: FeedSettings) -> None:
             raise ValueError("a feed has `messages`, or a `decoder`, or `uses` a preset that has one of them")
         if not settings.session:
             raise ValueError("session: it is missing; write the path to the session id")
-        if settings.check is not None and settings.check.checksum is None:
+        of_rules = [number for number, rule in enumerate(settings.messages, 1) if rule.checksum is not None]
+        if settings.check is not None and settings.check.checksum is None and not of_rules:
             raise ValueError("check: the path to the checksum is missing")
+        if settings.check is None and of_rules:
+            raise ValueError(f"messages: rule {of_rules[0]}: checksum: the feed has no check that compares it")
         if settings.order == "decoder":
             raise ValueError("order: decoder is for feeds with a decoder; write {seq: path}, or arrival")
         return
