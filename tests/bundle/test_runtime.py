@@ -11,7 +11,8 @@ from bundle.conftest import ROOT, uv
 RUNTIME = ROOT / "tests/bundle/databricks-runtime-17.3.txt"
 # Of what the unit tests use, the runtime lacks some or has another version of a laptop's: no extra is asked for.
 TESTING = ("pytest", "pytest-timeout", "hypothesis", "chispa", "pyspark==4.0.2", "confluent-kafka",
-           "orjson", "psutil", "jinja2", "matplotlib", "cryptography", "databricks-sdk", "rich", "pip")  # fmt: skip
+           "orjson", "psutil", "jinja2", "matplotlib", "cryptography", "databricks-sdk", "rich", "pip",
+           "pysparkplug")  # fmt: skip
 
 
 @pytest.fixture

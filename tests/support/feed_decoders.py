@@ -44,6 +44,7 @@ class Channels:
 class Given:
     """Returns what the class attribute has, whatever the message is."""
 
+    needs_rows = True
     result: Any = ()
 
     def decode(self, message: Message) -> Any:
@@ -51,9 +52,20 @@ class Given:
         return self.result() if callable(self.result) else self.result
 
 
+class Sums(Meters):
+    """Reads the messages of `Meters`. A value is added to that of its row."""
+
+    needs_rows = True
+
+    def complete(self, values: Any, find: Any) -> dict[str, Any]:
+        before = find(values) or {"value": 0.0}
+        return {"value": before["value"] + values.get("value", 0)}
+
+
 class ByOffset:
     """Returns an entry of the class attribute, by the offset of the message."""
 
+    needs_rows = True
     results: Sequence[Any] = ()
 
     def decode(self, message: Message) -> Any:

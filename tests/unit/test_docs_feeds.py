@@ -66,6 +66,16 @@ def test_the_test_of_the_page_passes_and_fails_as_the_page_shows(folder):
     assert call("test", "book.test.yml") == blocks["text"]
 
 
+def test_the_checksums_of_the_reference_fit_and_a_changed_digit_does_not(folder):
+    reference = (ROOT / "docs" / "reference" / "feeds.md").read_text(encoding="utf-8")
+    feed, frames = re.findall(r"^```yaml\n(.*?)^```$", reference.split("\n## Checksums")[1], re.MULTILINE | re.DOTALL)
+    (folder / "sessionlake.yml").write_text(feed, encoding="utf-8")
+    (folder / "checked.test.yml").write_text(frames, encoding="utf-8")
+    assert call("test", "checked.test.yml") == "checked.test.yml: frames 3, as expected\n"
+    (folder / "checked.test.yml").write_text(frames.replace('"3"', '"3.0"'), encoding="utf-8")
+    assert "frame 1: checksum: the table does not have" in call("test", "checked.test.yml")
+
+
 def test_the_page_is_short_without_the_data_and_output_in_it():
     read = re.sub(r"^```(json|text)\n.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
     assert len(read.split()) <= MOST_WORDS

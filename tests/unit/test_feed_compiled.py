@@ -49,6 +49,21 @@ messages:
       {each: "deep.list[1:][*].in[*]", row: {id: .id, v: .v | .w, w: n}, delete: {w: null}}]}
   - {when: {end: true}, is: end}
 """
+SIGNED = """
+name: signed
+topics: signed
+session: "[0]"
+key: [side, price]
+columns: {side: string, price: "decimal(20,10)", amount: "decimal(20,10)"}
+keep: {per: [side], best: price, descending: [bid], rows: 3}
+check: {rows: 2, crc32: {groups: [bid, ask], columns: [side]}}
+messages:
+  - {when: {"[1]": sum}, is: update, checksum: "[2]"}
+  - {when: {"[1][1]": {above: 0}}, is: update, rows: [{row: {side: =bid, price: "[1][0]", amount: "[1][1]"}}]}
+  - {when: {"[1][1]": {above: -5.5, below: 0}}, is: update, rows: [{row: {side: =ask, price: "[1][0]",
+      amount: "[1][1]"}}]}
+  - {when: {"[1]": {below: 100}}, is: heartbeat}
+"""
 LEVELS = [["1.50", "2"], ["1.7", "0.000"], ["1e1", "3", "x"]]
 ROW = {
     "id": 1,
@@ -93,6 +108,7 @@ FRAMES: dict[str, tuple[str, list[Any]]] = {
     "maxwell": (CUSTOMERS, MAXWELL),
     "upsert": (SETTINGS, UPSERT),
     "upsert_json": (SETTINGS.replace("uses:", "key_format: json\nuses:"), UPSERT[:1]),
+    "signed": (SIGNED, [["a", [1.5, 2.25]], ["a", [1.5, -2]], ["a", "sum", 77], ["a", -3], ["a", "99.5"]]),
     "mixed": (MIXED, [
         {"n": 3, "s": "q", "deep": {"list": [0, {"in": [{"id": "a", "v": 1.5}, {"id": "b", "w": 2}]}, {"in": []}]}},
         {"n": 7, "s": "q"},

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sessionlake.errors import ConfigError
-from sessionlake.feeds import decode, decode_many
+from sessionlake.feeds import decode, decode_many, events
 from sessionlake.feeds.compiled import Compiled
 from sessionlake.feeds.decoder import Delete, Event, Put
 from sessionlake.feeds.events import Decoded, Refusal
@@ -213,6 +213,39 @@ def test_whatever_is_wrong_is_refused_with_the_fault(monkeypatch, result, why):
     assert found.reason == "bad_value"
     assert re.search(why, found.why), found.why
     assert len(found.why) < 400
+
+
+@pytest.mark.parametrize(
+    ("result", "what"),
+    [
+        ([Event(session="s", kind="snapshot", scope={"name": "a"})], "a scope"),
+        ([*rows(Put(("a",), {})), Event(session="t", rows=[Delete(("a",), expect="present")])], "a row with expect"),
+    ],
+)
+def test_a_scope_or_expectation_needs_rows_in_memory(monkeypatch, result, what):
+    assert isinstance(given_result(monkeypatch, result), Decoded)
+    monkeypatch.setattr(feed_decoders.Given, "needs_rows", False)
+    found = given_result(monkeypatch, result)
+    assert isinstance(found, Refusal)
+    assert found.why == f"the decoder yields {what}, but the class does not say `needs_rows = True`"
+    kept = {"per": ["name"], "best": "value", "rows": 3}
+    assert isinstance(given_result(monkeypatch, result, keep=kept), Decoded)
+
+
+def test_a_decoder_completes_rows_with_those_before_and_only_columns_of_the_message():
+    table = SessionTable(feed(METERS, decoder="support.feed_decoders:Sums", order="decoder"))
+    for n, values in enumerate([{"a": 1, "b": 2}, {"a": 5}, {"a": None}, {"a": 1}]):
+        found = read(table.feed, record(ROW | {"n": n, "values": values}, offset=n))
+        assert isinstance(found, Decoded)
+        table.apply(found.events[0])
+        if n == 1:
+            assert {name: row["value"] for name, row in table.rows.items()} == {"a": 6.0, "b": 2.0}
+    assert {name: row["value"] for name, row in table.rows.items()} == {"a": 1.0, "b": 2.0}
+    event = events.Event("m", Kind.UPDATE, 5, rows=(PutRow(("a",), "a", {"name": "a"}),))
+    with pytest.raises(
+        ValueError, match=r"feed meters: complete\(\) returned column value, which the message leaves out"
+    ):
+        table.apply(event)
 
 
 def test_a_row_s_key_may_not_be_too_long_nor_come_twice_if_the_feed_refuses_it(monkeypatch):

@@ -228,9 +228,9 @@ def test_a_preset_is_overridden_key_by_key_and_an_unknown_one_is_refused_with_th
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_sessions_of_databases_and_shadows_never_expire(name):
+def test_sessions_of_databases_shadows_and_nodes_never_expire(name):
     of_tables = name in {"debezium", "maxwell", "upsert", "canal"}
     declared = {"columns": {"id": "string"}} if name == "sessionlake" else {}
     table = {"key": ["a", "b.c"], "columns": {"a": "string", "b.c": "string"}} if of_tables else {}
     settings = FeedSettings.model_validate({"name": "x", "topics": "x", "uses": name, **table, **declared})
-    assert (settings.session_timeout == "never") == (of_tables or name == "aws_shadow")
+    assert (settings.session_timeout == "never") == (of_tables or name in {"aws_shadow", "sparkplug"})

@@ -66,12 +66,16 @@ def _read_events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> I
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | dict):
         raise _make_refused_error(f"{_show_value(given)}, where events are expected")
     rows, sessions = _RowReader(feed, use), set()
+    holds_rows = feed.holds_rows
     for number, event in enumerate(given):
         if number == MAX_EVENTS:
             raise _make_refused_error(f"more than {MAX_EVENTS} events")
         if not isinstance(event, Event):
             raise _make_refused_error(f"{_show_value(event)}, where an Event is expected")
         found = _read_event(feed, message, event, rows)
+        if not holds_rows and (found.scope or any(row.expect is not None for row in found.rows)):
+            what = "a scope" if found.scope else "a row with expect"
+            raise _make_refused_error(f"{what}, but the class does not say `needs_rows = True`")
         if (found.session, found.chain if found.kind is Kind.IGNORE else None) in sessions:
             raise _make_refused_error(f"two events of session {found.session!r}; join their rows in one event")
         sessions.add((found.session, found.chain if found.kind is Kind.IGNORE else None))

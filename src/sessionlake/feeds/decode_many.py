@@ -122,6 +122,8 @@ class ManyReader:
         """Adds the fields of rows. Returns the indices of rows in which something may be wrong."""
         bad = list[int]()
         out.deletes, out.expect = found.deletes, convert_each(_EXPECTED.__getitem__, found.expects, bad)
+        if not self._feed.holds_rows:
+            bad += [number for number, expected in enumerate(out.expect) if expected is not None]
         out.rescued = [None] * len(found.keys)
         for row, text in found.rescued.items():
             out.rescued[row] = text

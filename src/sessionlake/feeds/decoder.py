@@ -18,6 +18,16 @@ a clock, files, the network, or anything remembered from another message. It may
 
 `feeds.decode` checks everything that a decoder yields. If anything is wrong, or the decoder raises an exception, the
 message goes to quarantine with reason `bad_value`.
+
+A class attribute `has_chains = True` allows events with a `chain`. `needs_rows = True` allows events with a `scope` and
+rows with `expect`: silver then keeps the rows of sessions in memory. Such a class may have two more methods, which see
+the rows that the session has before a change. They must be pure, too. An exception in them stops silver.
+
+- `complete(values, find) -> Mapping`: values that replace some of those that a message sets in a row. `values` are the
+  row's values by column, as the table stores them (a variant as JSON text). `find(key)` returns the row with these
+  values in the feed's key columns as it is before the change, by column, or None.
+- `narrow(scope, find) -> Mapping | None`: the scope with which a snapshot is applied, given the one that the event has.
+  `{}` stands for all rows, None for no rows.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Protocol
 
+from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.paths import Path
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import Column, column_of_feed
@@ -116,11 +117,12 @@ class Condition:
 
     Attributes:
         path: Path of the value to test; None to test the type of the whole Kafka value (`Body`).
-        wanted: The allowed values, or the allowed `Body` types. A `Presence` only tests whether there is a value.
+        wanted: The allowed values, or the allowed `Body` types. A `Presence` only tests whether there is a value, and
+            `Bounds` whether there is a number in a range.
     """
 
     path: Path | None
-    wanted: tuple[Any, ...] | Presence
+    wanted: tuple[Any, ...] | Presence | Bounds
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class Rule:
         restart: True if the session's order starts again at this snapshot, whatever its last seq was.
         session, time, order: Values for this rule; None if the feed's values apply.
         split: Path whose elements are read as parts, as if each were a message; None if the message is not split.
+        checksum: Path of the checksum in these messages; None if the path of the feed's check applies.
         scope: Pairs of a column and the path of its value. A snapshot replaces only rows with these values; empty if it
             replaces all rows.
         rows: Where the rows are in the message.
@@ -175,6 +178,7 @@ class Rule:
     time: Time | None = None
     order: Order | None = None
     split: Path | None = None
+    checksum: Path | None = None
     scope: tuple[tuple[FeedColumn, Path], ...] = ()
     rows: tuple[Rows, ...] = ()
 
@@ -210,15 +214,14 @@ class Check:
     """A checksum that the producer sends, with which the session's table is compared after a message.
 
     Attributes:
-        sent: Path of the checksum in the message; None if a decoder class gives it. A message without one is not
-            checked.
-        function: `module:function` of the user's function `(groups, checksum) -> bool`, true if the table is right.
+        sent: Path of the checksum in the message; None if only some rules have a path, or if a decoder class gives the
+            checksum. A message without one is not checked.
         rows: Number of rows that the function receives of each group in `Keep`, or of the whole table without `Keep`.
-        load: Returns the function; None if checksums are not compared.
+        load: Returns the function `(groups, checksum) -> bool`, true if the table is right; None if checksums are not
+            compared.
     """
 
     sent: Path | None
-    function: str
     rows: int
     load: LoadCode | None = None
 
@@ -294,6 +297,23 @@ class Feed:
         if self.decoder is not None:
             return bool(getattr(self.decoder.load(), "has_chains", False))
         return any((rule.order or self.order).chain is not None for rule in self.rules if rule.kind is not Kind.IGNORE)
+
+    @property
+    def holds_rows(self) -> bool:
+        """True if the rows of sessions must be in memory while messages are judged.
+
+        A decoder class whose events need them, because they have a scope or expect rows, says so by
+        `needs_rows = True`.
+        """
+        if self.keep is not None or self.check is not None:
+            return True
+        if self.decoder is not None:
+            return bool(getattr(self.decoder.load(), "needs_rows", False))
+        return any(rule.scope or any(part.expect for part in rule.rows) for rule in self.rules)
+
+    def checksum_path(self, rule: Rule) -> Path | None:
+        """Returns the path of the checksum in messages that a rule reads; None if they have none."""
+        return rule.checksum or (None if self.check is None else self.check.sent)
 
     def load_code(self) -> None:
         """Loads the decoder class and the check function, so that a missing one is found before a message is read.

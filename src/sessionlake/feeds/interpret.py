@@ -14,7 +14,7 @@ from typing import Any
 
 from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
-from sessionlake.feeds.numbers import number_of
+from sessionlake.feeds.numbers import Bounds, number_of
 from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, elements, find
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.times import milliseconds_of
@@ -108,7 +108,8 @@ def _read_events(feed: Feed, rule: Rule, place: Place) -> Iterator[Event]:
             yield Event("", Kind.IGNORE, 0, seq, after, order.kind is Ordering.LINK, _read_text(order.chain, place))
         return
     seq, after = _read_interval(order, place)
-    sent = MISSING if feed.check is None or feed.check.sent is None else find(feed.check.sent, place)
+    checksum = feed.checksum_path(rule)
+    sent = MISSING if checksum is None else find(checksum, place)
     event = Event(
         session=read_session(rule.session or feed.session, place),
         kind=rule.kind,
@@ -141,6 +142,8 @@ def _condition_holds(condition: Condition, place: Place) -> bool:
     value = find(condition.path, place)
     if isinstance(condition.wanted, Presence):
         return (value is MISSING) == (condition.wanted is Presence.ABSENT)
+    if isinstance(condition.wanted, Bounds):
+        return condition.wanted.include(value)
     return any(_equals_wanted(value, one) for one in condition.wanted)
 
 

@@ -8,6 +8,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
 
@@ -55,6 +56,30 @@ def number_of(value: Any) -> Any:
         return Decimal(value)
     except InvalidOperation:
         return Decimal("NaN")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A range of numbers, without its ends.
+
+    Attributes:
+        above: Numbers are greater than this one; None if there is no lower end.
+        below: Numbers are less than this one; None if there is no upper end.
+    """
+
+    above: int | Decimal | None = None
+    below: int | Decimal | None = None
+
+    def include(self, value: Any) -> bool:
+        """Returns True for a number in the range, also if it is written as a text. Other values are outside."""
+        number = number_of(value)
+        if isinstance(number, str) and len(number) <= _LONGEST_NUMBER and NUMBER.fullmatch(number):
+            number = number_of(Digits(number))
+        if type(number) is float:
+            number = Decimal(repr(number))
+        if type(number) not in (int, Decimal) or number != number:  # noqa: PLR0124 - NaN is not equal to itself
+            return False
+        return (self.above is None or number > self.above) and (self.below is None or number < self.below)
 
 
 def integer_of(value: Any, top: int) -> int:

@@ -10,6 +10,7 @@ import msgspec
 
 from sessionlake.feeds.code import UnusualError
 from sessionlake.feeds.feed import Feed, KeyFormat
+from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.reader import parse_function, read_key
 from sessionlake.feeds.values import FeedColumn
@@ -62,13 +63,14 @@ def _json_parser(feed: Feed, kind: Any, keeps_digits: bool) -> Parse:
     """Returns a parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
     exact = keeps_digits or any(_is_exact(column) for column in feed.columns.values())
     exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _list_wanted_values(feed))
+    exact |= any(isinstance(one.wanted, Bounds) for rule in feed.rules for one in rule.when)
     return msgspec.json.Decoder(kind, float_hook=Decimal if exact else None).decode
 
 
 def _list_wanted_values(feed: Feed) -> list[Any]:
     """Returns all values of the configuration with which values of messages are compared."""
-    conditions = [one for rule in feed.rules for one in rule.when if isinstance(one.wanted, tuple)]
-    return [*feed.unavailable, *(value for one in conditions for value in one.wanted)]
+    conditions = [one.wanted for rule in feed.rules for one in rule.when if isinstance(one.wanted, tuple)]
+    return [*feed.unavailable, *(value for wanted in conditions for value in wanted)]
 
 
 def _is_exact(column: FeedColumn) -> bool:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
-from functools import lru_cache
-from types import GenericAlias
+from functools import cached_property, lru_cache
+from types import GenericAlias, MappingProxyType
 from typing import Any, NamedTuple, Optional
 
 import msgspec
 
+from sessionlake.feeds.completion import Completer
 from sessionlake.feeds.events import Delete, Put
 from sessionlake.feeds.feed import Feed, Presence
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -37,6 +38,8 @@ class AppliedChanges(NamedTuple):
         presence_failed: Number of changes whose row was present although the feed expects it absent, or the reverse.
         is_too_large: True if there are now too many rows to keep in memory.
         is_scoped: True if the message is a snapshot with a scope.
+        completed: By number of the change: values that replace those of the message, as the feed's decoder completed
+            them.
     """
 
     removed_before: tuple[str, ...] = ()
@@ -46,6 +49,7 @@ class AppliedChanges(NamedTuple):
     presence_failed: int = 0
     is_too_large: bool = False
     is_scoped: bool = False
+    completed: Mapping[int, Row] = MappingProxyType({})
 
 
 @dataclass
@@ -87,19 +91,23 @@ class FeedRows:
         if not self.is_known:
             return AppliedChanges(is_too_large=bool(scope), is_scoped=bool(scope))
         changes = list(changes)
-        removed_before = self._remove_scope(changes, scope) if scope else ()
+        narrowed = self._completer.narrow(scope, self.rows) if scope else None
+        removed_before = () if narrowed is None else self._remove_scope(changes, narrowed)
         expected = [change.expect for change in changes if change.expect is not None]
-        presence_failed = sum(map(self._apply_change, changes))
+        completed: dict[int, Row] = {}
+        presence_failed = sum(self._apply_change(number, change, completed) for number, change in enumerate(changes))
         removed_after = tuple(self._remove_worst())
         if self.feed.keep is None and len(self.rows) > MAX_ROWS:
             self.rows, self._groups, self.is_known = {}, {}, False
             return AppliedChanges(
                 removed_before, removed_after, len(expected), presence_failed=presence_failed, is_too_large=True,
-                is_scoped=bool(scope),
+                is_scoped=bool(scope), completed=completed,
             )  # fmt: skip
         checks = len(expected) + (sent is not None)
         failed = sent is not None and not self._checksum_fits(sent)
-        return AppliedChanges(removed_before, removed_after, checks, failed, presence_failed, is_scoped=bool(scope))
+        return AppliedChanges(
+            removed_before, removed_after, checks, failed, presence_failed, is_scoped=bool(scope), completed=completed
+        )
 
     def _remove_scope(self, changes: Sequence[Put | Delete], scope: Row) -> tuple[str, ...]:
         """Removes the rows in the scope that the message does not set itself; resets those that it sets."""
@@ -109,11 +117,24 @@ class FeedRows:
             self._pop_row(row_id)
         return tuple(row_id for row_id in inside if row_id not in set_ids)
 
-    def _apply_change(self, change: Put | Delete) -> bool:
-        """Applies one change. Returns True if the row's presence was not as expected."""
+    @cached_property
+    def _completer(self) -> Completer:
+        return Completer.of(self.feed)
+
+    def _apply_change(self, number: int, change: Put | Delete, completed: dict[int, Row]) -> bool:
+        """Applies one change. Returns True if the row's presence was not as expected.
+
+        Args:
+            number: Number of the change in its message.
+            change: The change.
+            completed: Where values are added that the feed's decoder completed.
+        """
+        found = self._completer.complete(change.values, self.rows) if isinstance(change, Put) else {}
+        if found:
+            completed[number] = found
         known = self._pop_row(change.row_id)
         if isinstance(change, Put):
-            row = {**(dict.fromkeys(self.feed.columns) if known is None else known), **change.values}
+            row = {**(dict.fromkeys(self.feed.columns) if known is None else known), **change.values, **found}
             self.rows[change.row_id] = row
             if self.feed.keep is not None:
                 self._add_to_group(change.row_id, row)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+from sessionlake.feeds.completion import Completer
 from sessionlake.feeds.events import Delete, Event, Put
 from sessionlake.feeds.feed import Feed, Keep, Kind, Presence
 
@@ -54,6 +55,10 @@ class SessionTable:
     unapplied: int = 0
     has_snapshot: bool = False
 
+    @cached_property
+    def _completer(self) -> Completer:
+        return Completer.of(self.feed)
+
     def apply(self, event: Event) -> None:
         """Applies an event, unless it is a duplicate, or waits for the first snapshot."""
         if self.feed.hold and not self.has_snapshot and event.kind is not Kind.SNAPSHOT:
@@ -75,7 +80,9 @@ class SessionTable:
             return
         self.messages += 1
         if event.kind is Kind.SNAPSHOT:
-            self.rows = {name: row for name, row in self.rows.items() if not _in_scope(row, event.scope)}
+            scope = self._completer.narrow(event.scope, self.rows) if event.scope else {}
+            if scope is not None:
+                self.rows = {name: row for name, row in self.rows.items() if not _in_scope(row, scope)}
         for row in event.rows:
             self._apply_change(row)
         if self.feed.keep is not None:
@@ -116,10 +123,9 @@ class SessionTable:
             self.presence_failed += 1
         if isinstance(row, Delete):
             self.rows.pop(row.row_id, None)
-        elif found is None:
-            self.rows[row.row_id] = dict.fromkeys(self.feed.columns) | row.values
-        else:
-            self.rows[row.row_id] = found | row.values
+            return
+        values = row.values | self._completer.complete(row.values, self.rows)
+        self.rows[row.row_id] = (dict.fromkeys(self.feed.columns) if found is None else found) | values
 
 
 def groups_of(feed: Feed, rows: Mapping[str, Row]) -> Groups:

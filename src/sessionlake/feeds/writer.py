@@ -11,6 +11,7 @@ from typing import Any, Final
 from sessionlake.feeds.caches import SessionIds
 from sessionlake.feeds.code import NoCodeError
 from sessionlake.feeds.feed import Body, Condition, Feed, KeyFormat, Kind, Order, Ordering, Presence, Rule, Time
+from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.parsers import MOST_DIGITS, create_parsers, has_long_number
 from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.payload import PayloadReader
@@ -62,7 +63,7 @@ class FeedWriter(RowWriter):
         parts = [part for rule in feed.rules for part in rule.rows]
         of_event = ["message", "session", "ts", "seq", "rows"]
         of_event += ["after"] * any(order.other or order.kind is Ordering.STEP for order in self._list_orders())
-        of_event += ["sent"] * (feed.check is not None and feed.check.sent is not None)
+        of_event += ["sent"] * any(feed.checksum_path(rule) is not None for rule in feed.rules)
         of_row = ["row_id", *["deletes"] * any(part.delete for part in parts)]
         of_row += ["expect"] * any(part.expect for part in parts)
         of_row += ["rescued"] * self._rescues
@@ -148,6 +149,8 @@ class FeedWriter(RowWriter):
         value = self._add_lookup(condition.path, element=None, is_read=not isinstance(condition.wanted, Presence))
         if isinstance(condition.wanted, Presence):
             return f"{value} is {'' if condition.wanted is Presence.ABSENT else 'not '}M"
+        if isinstance(condition.wanted, Bounds):
+            return f"{self._name_constant(condition.wanted.include)}({value})"
         tests = []
         for one in condition.wanted:
             if one is None:
@@ -162,9 +165,11 @@ class FeedWriter(RowWriter):
 
     def _add_event(self, rule: Rule, order: Order) -> None:
         feed = self._feed
-        if feed.check is not None and feed.check.sent is not None:
-            found = self._add_lookup(feed.check.sent, element=None)
+        if (checksum := feed.checksum_path(rule)) is not None:
+            found = self._add_lookup(checksum, element=None)
             self._add_line(f"sent = None if {found} is M else {found}")
+        elif "sent" in self._added:
+            self._add_line("sent = None")
         self._add_session(rule.session or feed.session)
         self._add_time(rule.time or feed.time)
         seq, after = self._add_interval(order)

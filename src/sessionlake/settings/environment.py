@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from sessionlake.settings.model import ENV_PREFIX, PROCESS_VARIABLES, Settings, list_known_keys
+from sessionlake.settings.known_keys import list_known_keys
+from sessionlake.settings.model import ENV_PREFIX, PROCESS_VARIABLES, Settings
 
 
 def find_variable_faults(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -15,7 +16,7 @@ def find_variable_faults(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in variables:
         if name.startswith(ENV_PREFIX) and name not in PROCESS_VARIABLES:
             parts = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
-            known = list_known_keys(parts[:-1])
+            known = list_known_keys(Settings, parts[:-1])
             if parts[0] not in Settings.model_fields or (known and parts[-1] not in known):
                 yield (
                     name,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from sessionlake.feeds.checksums import Crc32
 from sessionlake.feeds.feed import (
     Kind,
     Order,
@@ -166,11 +167,29 @@ class RowsSettings(Section):
         return self
 
 
+class BoundsSettings(Section):
+    """A range of numbers that a condition allows, without its ends: `{above: 0}` is any positive number."""
+
+    above: int | float | None = None
+    """Numbers must be greater than this one."""
+    below: int | float | None = None
+    """Numbers must be less than this one."""
+
+    @model_validator(mode="after")
+    def _has_end(self) -> Self:
+        if self.above is None and self.below is None:
+            raise ValueError("a range of numbers has above or below, or both")
+        return self
+
+
 class RuleSettings(Section):
     """How one kind of message is read: `when` selects the messages, and `is` says what they are."""
 
-    when: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict)
-    """Conditions: a path with a value, a list of values, `present` or `absent`; or `body` with a type."""
+    when: dict[str, Scalar | list[Scalar] | BoundsSettings] = Field(default_factory=dict)
+    """Conditions: a path with a value, a list of values, `present` or `absent`; or `body` with a type.
+
+    `{above: 0}` or `{below: 0}` allow numbers above or below one, such as signed quantities.
+    """
     is_: Kind = Field(alias="is")
     """What the message is."""
     restart: bool = False
@@ -183,6 +202,8 @@ class RuleSettings(Section):
     """Overrides `order` of the feed. `none`: the message has no place in the order, so it is never a duplicate."""
     split: SplitSettings | None = None
     """Reads the message part by part, as if each part were a message."""
+    checksum: PathText | None = None
+    """Overrides `check.checksum` of the feed, if checksums come in separate messages or in another place."""
     scope: dict[str, PathText] = Field(default_factory=dict)
     """Values of columns: a snapshot replaces only the rows that have them."""
     rows: tuple[RowsSettings, ...] = ()
@@ -218,12 +239,61 @@ class KeepSettings(Section):
     """Number of rows that stay in each group."""
 
 
+class SeparatorSettings(Section):
+    """The texts between the parts of a checksum's text, if they are not all the same."""
+
+    values: str = ""
+    """Text between the values of a row."""
+    rows: str = ""
+    """Text between rows."""
+    groups: str | None = None
+    """Text between groups, also if a group has no rows. Default: as between rows."""
+
+
+class Crc32Settings(Section):
+    """The text of which a checksum is the CRC32: values of each group's best rows, joined in order.
+
+    It needs `keep`, which says what the best rows are. Signed and unsigned checksums are both understood.
+    """
+
+    groups: tuple[str, ...] = Field(min_length=1)
+    """The groups in order, by their value in the column `keep.per`, as in `[bid, ask]`."""
+    columns: tuple[str, ...] = Field(min_length=1)
+    """The columns of a row in order: strings that keep the digits as they were sent, or whole numbers."""
+    interleaved: bool = False
+    """True if groups take turns: the best row of each group, then the second of each. False: group after group."""
+    separator: str | SeparatorSettings = ""
+    """The text between values, rows and groups; or `{values, rows, groups}`, if they differ."""
+    digits_only: bool = False
+    """True leaves out points, and the zeros before the first other digit: `0.0510` becomes `510`."""
+
+    def made(self) -> Crc32:
+        """Converts the settings to the form that the package `feeds` uses."""
+        between = self.separator
+        if isinstance(between, str):
+            between = SeparatorSettings(values=between, rows=between)
+        return Crc32(
+            self.groups, self.columns, self.interleaved, between.values, between.rows, between.groups, self.digits_only
+        )
+
+
 class CheckSettings(Section):
-    """The path to a checksum in messages, and the function `with` that compares it with a session's rows."""
+    """The path to a checksum in messages, and how it is compared with a session's rows.
+
+    `crc32` describes the text of a CRC32. `with` is a function, for checksums of any other kind.
+    """
 
     checksum: PathText | None = None
     """Path to the checksum. A message without one is not checked. Leave it out if a decoder class gives it."""
-    with_: str = Field(alias="with")
+    crc32: Crc32Settings | None = None
+    """The text of which the checksum is the CRC32."""
+    with_: str | None = Field(None, alias="with")
     """The function `module:function` that compares it with the rows."""
     rows: int = Field(10, ge=1, le=100_000)
-    """Number of rows of each group that the function receives."""
+    """Number of best rows of each group that are compared."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.crc32 is None) == (self.with_ is None):
+            raise ValueError("a check has crc32 or with: either the text of a CRC32, or a function")
+        return self

@@ -8,9 +8,18 @@ from decimal import Decimal
 from typing import Any
 
 from sessionlake.feeds.feed import Body, Condition, Kind, Order, Ordering, Presence, Rows, Rule
+from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.paths import Constant, Each, Path, parse_path
 from sessionlake.feeds.values import FeedColumn, typed_constant
-from sessionlake.settings.feed_parts import OTHERS, OrderSettings, RowsSettings, RuleSettings, Scalar, TimeSettings
+from sessionlake.settings.feed_parts import (
+    OTHERS,
+    BoundsSettings,
+    OrderSettings,
+    RowsSettings,
+    RuleSettings,
+    Scalar,
+    TimeSettings,
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ def convert_rule(
         time=rule.time.made() if rule.time else None,
         order=convert_order(rule.order),
         split=rule.split.each if rule.split else None,
+        checksum=rule.checksum,
         scope=tuple((known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()),
         rows=tuple(_rows(part, rule, feed, columns, key, where) for part in rule.rows),
     )
@@ -82,6 +92,11 @@ def convert_rule(
 
 def _build_condition(item: tuple[str, Any]) -> Condition:
     name, wanted = item
+    if isinstance(wanted, BoundsSettings):
+        if name == "body":
+            raise ValueError("when: body is a type of values, which has no numbers; name a path")
+        ends = (exact_value(wanted.above), exact_value(wanted.below))
+        return Condition(parse_path(name), Bounds(*ends))
     values = tuple(map(exact_value, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
         return Condition(None, tuple(Body(value) for value in values))

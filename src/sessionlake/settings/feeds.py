@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path as FilePath
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from sessionlake.feeds.feed import Check, DecoderUse, Feed, Keep, KeyFormat, Kind, Order, Ordering, Time
+from sessionlake.feeds.feed import DecoderUse, Feed, KeyFormat, Kind, Order, Ordering, Time
 from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.values import FeedColumn, feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
 from sessionlake.protocol.payload import PayloadFormat
-from sessionlake.settings.feed_code import NamedCheck, NamedDecoder
+from sessionlake.settings.feed_checks import build_check, build_keep
+from sessionlake.settings.feed_code import NamedDecoder
 from sessionlake.settings.feed_parts import (
     CheckSettings,
     ColumnSettings,
@@ -113,10 +114,7 @@ class FeedSettings(Section):
     @property
     def holds_rows(self) -> bool:
         """True if the rows of sessions must be in memory while messages are judged."""
-        needs = any(rule.scope or any(part.expect for part in rule.rows) for rule in self.messages)
-        decoder = self.made().decoder
-        needs |= decoder is not None and bool(getattr(decoder.load(), "needs_rows", False))
-        return needs or self.keep is not None or self.check is not None
+        return self.made().holds_rows
 
     @property
     def modulo(self) -> int | None:
@@ -148,7 +146,8 @@ class FeedSettings(Section):
             if self.holds_rows:
                 raise ValueError(
                     f"feed {self.name!r}: class {found} applies messages in another order than they arrive, so keep, "
-                    "check, expect and scope cannot be used with it; set its integrity to none, order or strict"
+                    "check, expect, scope and a decoder class that needs rows cannot be used with it; set its "
+                    "integrity to none, order or strict"
                 )
             if not is_counting:
                 raise ValueError(
@@ -226,8 +225,8 @@ def _build_feed(settings: FeedSettings) -> Feed:
         format=settings.format,
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
-        keep=_build_keep(settings.keep, columns),
-        check=_build_check(settings),
+        keep=build_keep(settings.keep, columns, settings.messages),
+        check=build_check(settings.check, settings.keep, columns, settings.messages, settings.name),
         hold=settings.hold,
         fingerprint=hashlib.sha256(text.encode()).hexdigest()[:16],
         reads_headers="kafka.headers" in text or settings.decoder is not None,
@@ -254,8 +253,11 @@ def _check_decoder(settings: FeedSettings) -> None:
             raise ValueError("a feed has `messages`, or a `decoder`, or `uses` a preset that has one of them")
         if not settings.session:
             raise ValueError("session: it is missing; write the path to the session id")
-        if settings.check is not None and settings.check.checksum is None:
+        of_rules = [number for number, rule in enumerate(settings.messages, 1) if rule.checksum is not None]
+        if settings.check is not None and settings.check.checksum is None and not of_rules:
             raise ValueError("check: the path to the checksum is missing")
+        if settings.check is None and of_rules:
+            raise ValueError(f"messages: rule {of_rules[0]}: checksum: the feed has no check that compares it")
         if settings.order == "decoder":
             raise ValueError("order: decoder is for feeds with a decoder; write {seq: path}, or arrival")
         return
@@ -276,13 +278,6 @@ def _is_of_record(path: Path) -> bool:
     return not any(isinstance(one, Access) and one.start in inside for one in path.alternatives)
 
 
-def _build_check(settings: FeedSettings) -> Check | None:
-    check = settings.check
-    if check is None:
-        return None
-    return Check(check.checksum, check.with_, check.rows, NamedCheck(settings.name, check.with_, str(FilePath.cwd())))
-
-
 def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
     if settings.decoder is None:
         return None
@@ -292,10 +287,3 @@ def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
 
 def _build_column(name: str, given: str | ColumnSettings) -> FeedColumn:
     return feed_column(name, given) if isinstance(given, str) else feed_column(name, given.type, given.from_)
-
-
-def _build_keep(keep: KeepSettings | None, columns: Mapping[str, FeedColumn]) -> Keep | None:
-    if keep is None:
-        return None
-    per = tuple(known_column(name, columns, "keep.per").name for name in keep.per)
-    return Keep(per, known_column(keep.best, columns, "keep.best").name, tuple(keep.descending), keep.rows)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import (
     ByteSize,
@@ -37,7 +37,7 @@ from sessionlake.settings.file import (
     read_document,
     read_settings,
 )
-from sessionlake.settings.gold import BATCH_BYTES, GoldSettings, ProductSettings
+from sessionlake.settings.gold import BATCH_BYTES, GoldSettings
 from sessionlake.settings.gold_sources import require_declared_sources
 from sessionlake.settings.kafka import (
     BronzeSettings,
@@ -46,8 +46,8 @@ from sessionlake.settings.kafka import (
     OnTopicChange,
     SourceKind,
 )
+from sessionlake.settings.known_keys import list_known_keys
 from sessionlake.settings.processors import ProcessorSettings, add_product_processors
-from sessionlake.settings.references import EnrichedSettings, JoinSettings, ReferenceSettings
 from sessionlake.settings.section import Duration, Section, describe_unknown_key
 
 __all__ = [
@@ -364,7 +364,8 @@ def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> li
     for item in error.errors():
         key, text = ".".join(str(part) for part in item["loc"]), item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            text = f"{key}: no such key{describe_unknown_key(item['loc'][-1], list_known_keys(item['loc'][:-1]))}"
+            known = list_known_keys(Settings, item["loc"][:-1])
+            text = f"{key}: no such key{describe_unknown_key(item['loc'][-1], known)}"
         elif file.contains_secret(item["loc"], text):
             text = f"{key}: the value of the secret is not valid ({item['type']})"
         elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
@@ -373,27 +374,3 @@ def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> li
             text = f"{key} = {item['input']!r}: {text}"
         found.append((file.line(item["loc"]), text))
     return found
-
-
-def list_known_keys(location: tuple[int | str, ...]) -> list[str]:
-    """Returns the keys that a section of the settings may have; none if its keys are free."""
-    model: Any = Settings
-    for part in location:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part)
-        model = _LISTED.get(str(part)) or (field.annotation if field else None)
-        if not hasattr(model, "model_fields"):
-            return []
-    return sorted(field.alias or name for name, field in model.model_fields.items())
-
-
-_LISTED = {
-    "security": KafkaSecurity,
-    "by_topic": TopicRule,
-    "processors": ProcessorSettings,
-    "products": ProductSettings,
-    "references": ReferenceSettings,
-    "enriched": EnrichedSettings,
-    "join": JoinSettings,
-}

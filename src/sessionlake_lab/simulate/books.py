@@ -40,7 +40,11 @@ BOOK_FEED: dict[str, Any] = {
         "qty_text": "string",
     },
     "keep": {"per": ["side"], "best": "book_price", "descending": ["bid"], "rows": DEPTH},
-    "check": {"checksum": "[-3].c", "with": "sessionlake.feeds.kraken:checksum", "rows": _CHECKED},
+    "check": {
+        "checksum": "[-3].c",
+        "rows": _CHECKED,
+        "crc32": {"groups": ["ask", "bid"], "columns": ["price_text", "qty_text"], "digits_only": True},
+    },
     "messages": [
         {
             "when": {"[1].as": "present"},

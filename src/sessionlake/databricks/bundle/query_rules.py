@@ -204,6 +204,8 @@ def _find_column_faults(tree: Any, sql: str, columns: Columns) -> Iterator[tuple
     nested: dict[str, Any] = {}
     for table, own in columns.items():
         schema, _, name = table.partition(".")
+        if not own:
+            continue
         nested.setdefault(schema, {})[name] = own
     try:
         qualify(tree.copy(), schema=nested, dialect="databricks", quote_identifiers=False, identify=False)

@@ -1,16 +1,23 @@
 """Reads Sparkplug B: Protobuf payloads of MQTT topics such as `spBv1.0/plant/DDATA/node/device`.
 
-Source: Eclipse Sparkplug specification 3.0. Its rules that matter here: a node's messages are counted from 0 to 255 and
-again from 0; a birth names all metrics, and data may name them by alias alone; a death of a node has no number.
+Source: Eclipse Sparkplug specification 3.0. Its rules that matter here:
+
+- A node's messages are counted from 0 to 255 and again from 0. A death of a node has no number. It names its birth by
+  the metric `bdSeq`.
+- A birth names all metrics with their data types. Data may name them by alias alone, and should have no data types.
+- Integers are sent without a sign, and arrays as bytes. So some values mean nothing without their data type.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import struct
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from sessionlake.feeds.decoder import Event, Message, Put
+from sessionlake.feeds.decoder import Event, Message, Put, decode_text
+from sessionlake.feeds.numbers import make_finite
 from sessionlake.feeds.trees import message_class, parse_tree
 
 _SCHEMA = """
@@ -34,20 +41,42 @@ _TYPES = (
 )  # fmt: skip
 """Names of the data types, by number."""
 _SIGNED_BITS = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64}
+_UNSIGNED = {"UInt8", "UInt16", "UInt32", "UInt64", "DateTime"}
 _ARRAYS = {
     "Int8Array": "b", "Int16Array": "h", "Int32Array": "i", "Int64Array": "q", "UInt8Array": "B", "UInt16Array": "H",
     "UInt32Array": "I", "UInt64Array": "Q", "FloatArray": "f", "DoubleArray": "d", "DateTimeArray": "q",
 }  # fmt: skip
 """The code of `struct` for the elements of each array of numbers."""
-_FIRST_NEGATIVE = {"int_value": 2**31, "long_value": 2**63}
-"""From here on, an integer without a data type could be negative."""
+_SIGNED_IN = {"int_value": (8, 16, 32), "long_value": (64,)}
+"""Widths of the signed integers that are sent in a field, up to its own width. A negative one has its highest bit."""
 _VALUES = (
     "int_value", "long_value", "float_value", "double_value", "boolean_value", "string_value", "bytes_value",
-    "dataset_value", "template_value",
+    "dataset_value", "template_value", "propertyset_value", "propertysets_value",
 )  # fmt: skip
-_PARTS = 4
-"""Parts of the shortest topic, `spBv1.0/group/type/node`."""
+_DEVICE_PLACE = 4
+"""Place of the device in a topic, `spBv1.0/group/type/node/device`. Topics of nodes end before it."""
+_MODULO = 256
+_BIRTH = "bdSeq"
+"""Name of the metric that numbers the births of a node."""
+_QUALITY = "Quality"
+"""Name of the property that says how good a value is: 0 is bad, 192 good, 500 stale."""
+_FIXED_TYPES = {_QUALITY: "Int32"}
+"""Data types of the properties that the specification defines."""
 _Payload = message_class("Payload", _SCHEMA)
+Find = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
+
+
+class _UnknownTypeError(Exception):
+    """A value means nothing without its data type, which is missing or unknown."""
+
+
+class _Topic(NamedTuple):
+    """An MQTT topic. `device` is "" for messages of the node itself."""
+
+    group: str
+    kind: str
+    node: str
+    device: str
 
 
 class Sparkplug:
@@ -57,114 +86,269 @@ class Sparkplug:
     as text, or the name if it has none. A value that is sent late, with `is_historical`, has a separate row.
     """
 
+    needs_rows = True
+
     def decode(self, message: Message) -> Iterable[Event]:
         """Yields one event, or none for commands, states of hosts and tombstones."""
-        parts = message.key_text().split("/")
-        if message.value is None or "STATE" in parts[:2]:
-            return
-        if parts[0] != "spBv1.0" or len(parts) < _PARTS:
-            raise ValueError("the Kafka key is no MQTT topic of Sparkplug, such as spBv1.0/group/NDATA/node")
-        _, group, kind, node, *rest = parts
-        device = "/".join(rest)
-        if kind in {"NCMD", "DCMD"}:
+        topic = _read_topic(message)
+        if topic is None or message.value is None:
             return
         payload = parse_tree(_Payload, message.value)
-        common: dict[str, Any] = {"session": (group, node), "ts": payload.get("timestamp")}
-        rows = (_row(metric, device) for metric in payload["metrics"])
-        if kind == "NDEATH":
-            yield Event(kind="snapshot", **common)
+        metrics, device, seq = payload["metrics"], topic.device, payload.get("seq")
+        common: dict[str, Any] = {"session": (topic.group, topic.node), "ts": payload.get("timestamp")}
+        if topic.kind == "NDEATH":
+            yield Event(kind="snapshot", scope=_scope_of_death(metrics, message.columns), **common)
             return
-        if "seq" not in payload:
-            raise ValueError(f"a message {kind} has no seq")
-        common |= {"seq": payload["seq"], "after": payload["seq"] - 1}
-        match kind:
-            case "NBIRTH":
-                yield Event(kind="snapshot", restart=True, rows=rows, **common)
-            case "DBIRTH":
-                yield Event(kind="snapshot", scope={"device": device}, rows=rows, **common)
-            case "DDEATH":
-                yield Event(kind="snapshot", scope={"device": device}, **common)
-            case "NDATA" | "DDATA":
-                yield Event(rows=rows, **common)
-            case _:
-                raise ValueError(f"a message {kind} is unknown")
+        if seq is None or seq >= _MODULO:
+            found = "no seq" if seq is None else f"seq {seq}, which is above {_MODULO - 1}"
+            raise ValueError(f"a message {topic.kind} has {found}")
+        common |= {"seq": seq, "after": seq - 1}
+        rows = [] if topic.kind == "DDEATH" else [_row(metric, device, message.columns) for metric in metrics]
+        if topic.kind.endswith("DATA"):
+            yield Event(rows=rows, **common)
+            return
+        _require_unique_aliases(metrics)
+        scope = {"device": device} if device else {}
+        yield Event(kind="snapshot", restart=not device, scope=scope, rows=rows, **common)
+
+    def complete(self, values: dict[str, Any], find: Find) -> Mapping[str, Any]:
+        """Returns the value of a metric that was sent without its data type, if its row has the type from a birth."""
+        if values.get("untyped") is None:
+            return {}
+        known = values if "datatype" in values else find(values | {"historical": False}) or {}
+        kind = known.get("datatype")
+        if kind not in _TYPES:
+            return {}
+        try:
+            found = _value_columns(_read_value(_from_json(values["untyped"]), kind))
+        except (_UnknownTypeError, ValueError, struct.error):
+            return {}
+        return {name: value for name, value in found.items() if name in values}
+
+    def narrow(self, scope: Mapping[str, Any], find: Find) -> Mapping[str, Any] | None:
+        """Returns no scope for the death of an earlier birth than the node's present one, or all rows for its death."""
+        if "metric" not in scope:
+            return scope
+        key = {"device": "", "metric": _BIRTH, "name": _BIRTH, "historical": False}
+        birth = (find(key) or {}).get("number")
+        return {} if birth is None or birth == scope["number"] else None
 
 
-def _row(metric: dict[str, Any], device: str) -> Put:
+def _read_topic(message: Message) -> _Topic | None:
+    """Returns the MQTT topic; None for commands and states of hosts. Raises ValueError if it is not of Sparkplug."""
+    parts = (decode_text(message.key) or "").split("/")
+    if "STATE" in parts[:2]:
+        return None
+    if parts[0] != "spBv1.0" or len(parts) < _DEVICE_PLACE:
+        raise ValueError("the Kafka key is no MQTT topic of Sparkplug, such as spBv1.0/group/NDATA/node")
+    _, group, kind, node, *rest = parts
+    device = "/".join(rest)
+    if kind in {"NCMD", "DCMD"}:
+        return None
+    if kind not in {"NBIRTH", "NDATA", "NDEATH", "DBIRTH", "DDATA", "DDEATH"}:
+        raise ValueError(f"a message {kind} is unknown")
+    is_of_device = kind.startswith("D")
+    if bool(device) != is_of_device or (rest and not is_of_device):
+        raise ValueError(f"the topic of a message {kind} has {'no' if is_of_device else 'a'} device")
+    return _Topic(group, kind, node, device)
+
+
+def _scope_of_death(metrics: list[dict[str, Any]], columns: Collection[str]) -> dict[str, Any]:
+    """Returns the number of the birth that has died, as `Sparkplug.narrow` reads it; empty if the death has none."""
+    births = [_read_value(one, "UInt64") for one in metrics if one.get("name") == _BIRTH]
+    if not births or not isinstance(births[0], int) or not {"metric", "number"} <= {*columns}:
+        return {}
+    return {"metric": _BIRTH, "number": births[0]}
+
+
+def _require_unique_aliases(metrics: list[dict[str, Any]]) -> None:
+    names: dict[int, Any] = {}
+    for metric in metrics:
+        alias, name = metric.get("alias"), metric.get("name")
+        if alias is not None and names.setdefault(alias, name) != name:
+            raise ValueError(f"the metrics {names[alias]!r} and {name!r} have the same alias {alias}")
+
+
+def _row(metric: dict[str, Any], device: str, columns: Collection[str]) -> Put:
     name, alias = metric.get("name"), metric.get("alias")
     if name is None and alias is None:
         raise ValueError("a metric has neither a name nor an alias")
-    value = _metric_value(metric)
+    kind = _type_name(metric.get("datatype"))
+    try:
+        values = _value_columns(_read_value(metric, kind))
+    except _UnknownTypeError:
+        if not {"untyped", "datatype"} <= {*columns}:
+            raise ValueError(
+                f"the value {_field_of(metric)} of metric {name or alias} means nothing without its data type; declare "
+                "the columns untyped and datatype as the preset does, or let the node send data types"
+            ) from None
+        values = _value_columns(None) | {"untyped": _field_of(metric)}
+    values["at"] = metric.get("timestamp")
+    properties = _properties(metric.get("properties", {}))
+    quality = properties.get(_QUALITY)
+    values["quality"] = quality if type(quality) is int else None
+    if "properties" in metric:
+        values["properties"] = properties
+    if name is not None:
+        values["name"] = name
+    if kind:
+        values["datatype"] = kind
+    own = _quote_name(name) if name is not None and (alias is None or name == _BIRTH) else str(alias)
+    key = {"device": device, "metric": own, "historical": metric.get("is_historical", False)}
+    return Put(key | ({} if name is None else {"name": name}), values)
+
+
+def _quote_name(name: str) -> str:
+    """Returns a name as key: a name that could be an alias is quoted."""
+    return json.dumps(name, ensure_ascii=False) if name.isdecimal() or name.startswith('"') else name
+
+
+def _value_columns(value: Any) -> dict[str, Any]:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    values = {
+    return {
         "value": value,
         "number": value if is_number and (isinstance(value, float) or int(float(value)) == value) else None,
         "text": value if isinstance(value, str) else None,
         "flag": value if isinstance(value, bool) else None,
-        "at": metric.get("timestamp"),
+        "untyped": None,
     }
-    if name is not None:
-        values["name"] = name
-    if "datatype" in metric:
-        values["datatype"] = _type_name(metric["datatype"])
-    key = {"device": device, "metric": str(alias if alias is not None else name)}
-    return Put(key | {"historical": metric.get("is_historical", False)}, values)
 
 
-def _type_name(number: int) -> str:
+def _type_name(number: int | None) -> str:
+    """Returns the name of a data type; "" if there is none, and the number as text if it is not known."""
+    if not number:
+        return ""
     return _TYPES[number] if number < len(_TYPES) else str(number)
 
 
-def _metric_value(metric: dict[str, Any]) -> Any:
-    """Returns the value of a metric, property or element; None if it is null or missing."""
-    field = next((name for name in _VALUES if name in metric), None)
-    if field is None or metric.get("is_null"):
+# -- values
+
+
+def _field_of(one: dict[str, Any]) -> dict[str, Any]:
+    """Returns the field of a value as it was sent."""
+    return {field: one[field] for field in _VALUES if field in one}
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    """Returns the field of a value from its JSON text."""
+    found: dict[str, Any] = json.loads(text)
+    if "bytes_value" in found:
+        found["bytes_value"] = base64.b64decode(found["bytes_value"])
+    return found
+
+
+def _read_value(one: dict[str, Any], kind: str) -> Any:
+    """Returns the value of a metric, property or element as JSON has it; None if it is null or missing.
+
+    Args:
+        one: The metric, property or element.
+        kind: Name of its data type, "" if it is not known.
+
+    Raises:
+        _UnknownTypeError: The value means nothing without a data type.
+        ValueError: The value does not fit its data type.
+    """
+    field = next((name for name in _VALUES if name in one), None)
+    if field is None or one.get("is_null"):
         return None
-    value, number = metric[field], metric.get("datatype", metric.get("type"))
-    kind = _type_name(number) if number else ""
-    if field in _FIRST_NEGATIVE:
-        return _integer(field, value, kind)
+    value = one[field]
+    if field in _SIGNED_IN:
+        return _read_integer(field, value, kind)
     if field == "bytes_value":
-        return [*_array(value, kind)] if kind.endswith("Array") else value
-    if field == "dataset_value":
-        return _data_set(value)
-    if field == "template_value":
-        return value | {"metrics": [one | {"value": _metric_value(one)} for one in value["metrics"]]}
-    return value
+        return _read_bytes(value, kind)
+    read = _READERS.get(field)
+    return value if read is None else read(value)
 
 
-def _integer(field: str, value: int, kind: str) -> int:
+def _read_nested(one: dict[str, Any], kind: str) -> Any:
+    """Returns a value inside of another. One that means nothing without its data type is `{"int_value": 255}`."""
+    try:
+        return _read_value(one, kind)
+    except _UnknownTypeError:
+        return _field_of(one)
+
+
+def _read_integer(field: str, value: int, kind: str) -> int:
     """Returns an integer with its sign. It is sent without a sign."""
-    if bits := _SIGNED_BITS.get(kind):
-        value &= (1 << bits) - 1
-        return value - (1 << bits) if value >= 1 << (bits - 1) else value
-    if not kind and value >= _FIRST_NEGATIVE[field]:
-        raise ValueError(f"the integer {value} has no data type, so it could be negative; let the node send data types")
-    return value
+    bits = _SIGNED_BITS.get(kind)
+    if bits is None:
+        if kind not in _UNSIGNED and any(1 << (width - 1) <= value < 1 << width for width in _SIGNED_IN[field]):
+            raise _UnknownTypeError
+        return value
+    top = 1 << bits
+    if value < top:
+        return value - top if value >= top // 2 else value
+    # Some senders give a negative number all bits of the field.
+    if value < (1 << _SIGNED_IN[field][-1]) - top // 2:
+        raise ValueError(f"the integer {value} does not fit into the data type {kind}")
+    return value - (1 << _SIGNED_IN[field][-1])
 
 
-def _array(value: bytes, kind: str) -> Iterator[Any]:
+def _read_bytes(value: bytes, kind: str) -> Any:
+    if kind in {"Bytes", "File"}:
+        return value
+    if kind.endswith("Array"):
+        return make_finite([*_read_array(value, kind)])
+    raise _UnknownTypeError
+
+
+def _read_array(value: bytes, kind: str) -> Iterator[Any]:
     if kind == "StringArray":
-        yield from (text.decode() for text in value.split(b"\0")[:-1])
+        *texts, rest = value.split(b"\0")
+        if rest:
+            raise ValueError("the last text of an array does not end with a zero")
+        yield from (text.decode() for text in texts)
     elif kind == "BooleanArray":
         (count,) = struct.unpack_from("<I", value)
         bits = value[4:]
         if len(bits) != (count + 7) // 8:
             raise ValueError(f"an array of {count} booleans has {len(bits)} bytes")
         yield from (bool(bits[place // 8] & (0x80 >> place % 8)) for place in range(count))
-    elif code := _ARRAYS.get(kind):
-        yield from (one for (one,) in struct.iter_unpack(f"<{code}", value))
     else:
-        raise ValueError(f"the data type {kind} is unknown")
+        yield from (one for (one,) in struct.iter_unpack(f"<{_ARRAYS[kind]}", value))
 
 
-def _data_set(value: dict[str, Any]) -> list[dict[str, Any]]:
+def _read_data_set(value: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the rows of a data set, each as a dict by column."""
-    types = value["types"]
+    columns = value["columns"]
+    if len(set(columns)) < len(columns):
+        raise ValueError("a data set has two columns with the same name")
+    kinds = [_type_name(number) for number in value["types"] or [0] * len(columns)]
     return [
         {
-            column: _metric_value(element | {"datatype": kind})
-            for column, kind, element in zip(value["columns"], types, row["elements"], strict=True)
+            column: _read_nested(element, kind)
+            for column, kind, element in zip(columns, kinds, row["elements"], strict=True)
         }
         for row in value["rows"]
     ]
+
+
+def _read_template(value: dict[str, Any]) -> dict[str, Any]:
+    """Returns a template whose metrics and parameters have `datatype` as text, and `value`."""
+    return value | {name: [_read_member(one) for one in value[name]] for name in ("metrics", "parameters")}
+
+
+def _read_member(one: dict[str, Any]) -> dict[str, Any]:
+    kind = _type_name(one.get("datatype", one.get("type")))
+    found = {name: item for name, item in one.items() if name not in {*_VALUES, "datatype", "type", "properties"}}
+    if kind:
+        found["datatype"] = kind
+    if "properties" in one:
+        found["properties"] = _properties(one["properties"])
+    return found | {"value": _read_nested(one, kind)}
+
+
+def _properties(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the properties of a metric by name."""
+    pairs = zip(given.get("keys", ()), given.get("values", ()), strict=True)
+    # The specification fixes this type, so that senders may leave it out of data.
+    return {name: _read_nested(one, _type_name(one.get("type")) or _FIXED_TYPES.get(name, "")) for name, one in pairs}
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "dataset_value": _read_data_set,
+    "template_value": _read_template,
+    "propertyset_value": _properties,
+    "propertysets_value": lambda value: [_properties(item) for item in value["propertyset"]],
+}
+"""How values are read that have parts, by field."""

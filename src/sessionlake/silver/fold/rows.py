@@ -1,10 +1,12 @@
 """Keeps the rows of sessions in memory while their messages are judged, for feeds that need them.
 
-A feed needs rows for `keep`, `check`, `expect` and `scope`. The rows are in the session's part of the shard's state.
+A feed needs rows for `keep`, `check`, `expect` and `scope`, and if its decoder class says `needs_rows`. The rows are in
+the session's part of the shard's state.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -44,14 +46,15 @@ class RowsOfBatch:
         topics: Topic of each session.
         rules: Looks up the feed of a topic.
         columns: The declared columns.
-        removed: By index of the message: ids of the rows that it removes before and after its own changes.
+        applied: By index of the message, where its changes are not those that its feed gave: ids of the rows that it
+            removes before and after its own changes, and values that the decoder completed.
     """
 
     messages: pa.Table
     topics: Sequence[str]
     rules: RuleLookup
     columns: tuple[Column, ...]
-    removed: dict[int, AppliedChanges] = field(default_factory=dict)
+    applied: dict[int, AppliedChanges] = field(default_factory=dict)
 
     def open_rows(self, session: int, stored: bytes | None) -> OpenedRows:
         """Opens the rows of a session; an `integrity.shard_batch.OpenRows`."""
@@ -85,17 +88,21 @@ class RowsOfBatch:
                 changes.append(Put((), ids[number], values, None, _PRESENCE[expected[number]]))
         return changes, scope
 
-    def add_removed_rows(self) -> pa.Table:
-        """Returns the messages with the rows that they remove as further changes, in place of a scope's clear."""
-        if not self.removed:
+    def build_applied_messages(self) -> pa.Table:
+        """Returns the messages with the changes that were applied.
+
+        The values are those that decoders have completed. The rows that a message removes are further changes, in place
+        of a scope's clear.
+        """
+        if not self.applied:
             return self.messages
-        changes, bounds = self._changes, self._bounds
+        changes, bounds = self._complete_values(), self._bounds
         sizes = np.diff(bounds)
         ids: list[str] = []
         places: list[int] = []
         dropped: list[int] = []
-        for index in sorted(self.removed):
-            found, start, end = self.removed[index], int(bounds[index]), int(bounds[index + 1])
+        for index in sorted(self.applied):
+            found, start, end = self.applied[index], int(bounds[index]), int(bounds[index + 1])
             if found.is_scoped:
                 dropped.append(start)
             ids += [*found.removed_before, *found.removed_after]
@@ -112,6 +119,30 @@ class RowsOfBatch:
         place = self.messages.schema.get_field_index("changes")
         nested = pa.ListArray.from_arrays(offsets, struct)
         return self.messages.set_column(place, self.messages.schema.field(place), nested)
+
+    def _complete_values(self) -> pa.StructArray:
+        """Returns all changes with the values that decoders have completed."""
+        changes = self._changes
+        kinds = changes.field("change").to_numpy()
+        cells: defaultdict[str, dict[int, Any]] = defaultdict(dict)
+        for index, found in self.applied.items():
+            first = int(self._bounds[index])
+            first += bool(found.completed) and kinds[first] == ChangeKind.CLEAR
+            for number, values in found.completed.items():
+                for name, value in values.items():
+                    cells[name][first + number] = value
+        if not cells:
+            return changes
+        fields = list(build_change_fields(self.columns))
+        arrays = {one.name: changes.field(one.name) for one in fields}
+        names = {column.name: name_value_field(place) for place, column in enumerate(self.columns)}
+        for name, found_cells in cells.items():
+            before = arrays[names[name]]
+            order = np.arange(len(changes))
+            order[[*found_cells]] = len(changes) + np.arange(len(found_cells))
+            added = pa.array([*found_cells.values()], before.type)
+            arrays[names[name]] = pa.concat_arrays([before, added]).take(pa.array(order))
+        return pa.StructArray.from_arrays([arrays[one.name] for one in fields], fields=fields)
 
     @cached_property
     def _lists(self) -> pa.ListArray:
@@ -147,8 +178,8 @@ class OpenedRows:
             scope=scope,
             sent=None if sent is None else load_json(sent.encode(), digits=feed.needs_digits),
         )
-        if found.removed_before or found.removed_after or found.is_scoped:
-            self.batch.removed[index] = found
+        if found.removed_before or found.removed_after or found.is_scoped or found.completed:
+            self.batch.applied[index] = found
         added = len(found.removed_before) + len(found.removed_after) - found.is_scoped
         failed = [EventKind.ROW_LIMIT] * found.is_too_large + [EventKind.PRESENCE] * found.presence_failed
         return RowsOutcome(added, found.checks, failed + [EventKind.CHECKSUM] * found.checksum_failed)

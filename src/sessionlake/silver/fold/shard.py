@@ -190,7 +190,7 @@ class ShardJudge:
             clear_unknown_times(batch, self._state.clock.first_timed_offsets, out)
         seen = self._store_sessions(batch, keys, places)
         self._store_held_messages(combined, out)
-        combined = replace_seqs(rows.add_removed_rows(), out.unwrapped_seqs)
+        combined = replace_seqs(rows.build_applied_messages(), out.unwrapped_seqs)
         judged = self._build_judged_batch(combined, held.num_rows, batch.new_messages, out, names, places, seen)
         self._remove_finished_sessions()
         return judged
