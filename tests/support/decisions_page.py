@@ -8,9 +8,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "decisions"
 _HEAD = """\
 # Decisions
 
-Why it is built this way. Each record has context, decision and consequences, and a measurement if there is one.
-
-Made by `make reference` from the records.
+Why it is built this way. `make reference` writes this list.
 """
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -82,40 +83,81 @@ def _first_paragraph(node: ast.ClassDef) -> str:
 
 
 def _texts(classes: dict[str, tuple[str, int]]) -> Iterator[ErrorText]:
-    trees = _trees()
-    constants = {
-        name: node.value
-        for tree in trees for node in tree.body if isinstance(node, ast.Assign)
-        if (name := _name(node.targets[0])).isupper()
-    }  # fmt: skip
-    for tree in trees:
+    assigned = {module: _assigned(tree) for module, tree in _modules().items()}
+    for module, tree in _modules().items():
+        constants = _imported(tree, assigned) | assigned[module]
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and (name := _name(node.func)) in classes and node.args:
                 parts = {word.arg: word.value for word in node.keywords}
-                what = _text(node.args[0], constants)
+                what, why, fix = (
+                    re.sub("…+", "…", _text(part, constants))
+                    for part in (node.args[0], parts.get("why"), parts.get("fix"))
+                )
                 if len(re.findall("[A-Za-z]{2,}", what)) >= _FEWEST_WORDS:
-                    yield ErrorText(name, what, *(_text(parts.get(part), constants) for part in ("why", "fix")))
+                    yield ErrorText(name, what, why, fix)
+
+
+def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
+    """Returns the values of a module's own constants."""
+    named = {_name(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
+    return {name: value for name, value in named.items() if name.isupper()}
+
+
+def _imported(tree: ast.Module, assigned: dict[str, dict[str, ast.expr]]) -> dict[str, ast.expr]:
+    """Returns the values of constants that a module imports from others."""
+    return {
+        alias.asname or alias.name: assigned[node.module][alias.name]
+        for node in tree.body if isinstance(node, ast.ImportFrom) and node.module in assigned
+        for alias in node.names if alias.name in assigned[node.module]
+    }  # fmt: skip
+
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mult: operator.mul,
+}
 
 
 def _text(node: ast.expr | None, constants: dict[str, ast.expr]) -> str:
-    """Returns a text of the code, with `…` for each value. Constants that are texts are filled in."""
+    """Returns a text of the code, with `…` for each value. Constants are filled in."""
+    if isinstance(node, ast.FormattedValue):
+        node = node.value
+    while isinstance(node, ast.Name) and node.id in constants:
+        node = constants[node.id]
     if isinstance(node, ast.Constant):
-        return str(node.value)
+        return node.value.decode() if isinstance(node.value, bytes) else str(node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part, constants) for part in node.values)
     if isinstance(node, ast.BinOp):
-        return _text(node.left, constants) + _text(node.right, constants)
-    if isinstance(node, ast.FormattedValue):
-        return _text(node.value, constants)
-    if isinstance(node, ast.Name) and node.id in constants:
-        return _text(constants[node.id], constants)
+        return _combined(_text(node.left, constants), node.op, _text(node.right, constants))
     return "" if node is None else "…"
+
+
+def _combined(left: str, op: ast.operator, right: str) -> str:
+    """Returns two texts joined, the result of a calculation with numbers, or `…` if it needs a value."""
+    if isinstance(op, ast.Add) and not (left.isdigit() or right.isdigit()):
+        return left + right
+    if type(op) in _ARITHMETIC and left.isdigit() and right.isdigit():
+        return str(_ARITHMETIC[type(op)](int(left), int(right)))
+    return "…"
 
 
 def _name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-@cache
 def _trees() -> list[ast.Module]:
-    return [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(SOURCE.rglob("*.py"))]
+    return [*_modules().values()]
+
+
+@cache
+def _modules() -> dict[str, ast.Module]:
+    """Returns all modules of the package, parsed, by name."""
+    files = sorted(SOURCE.rglob("*.py"))
+    return {_module_name(file): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+
+
+def _module_name(file: Path) -> str:
+    return ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")

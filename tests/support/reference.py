@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sessionlake.delta.schemas import page as tables
 from support import decisions_page, errors_page, functions_page, reference_pages
+from support.views_page import reasons_section, views_section
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 DECISIONS = "../decisions/README"
@@ -16,7 +17,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "errors": errors_page.page,
     "functions": functions_page.page,
     "settings": reference_pages.settings_page,
-    "tables": tables.write_page,
+    "tables": lambda: f"{tables.write_page()}\n{views_section()}\n{reasons_section()}",
 }
 """What makes each page, by its name."""
 

@@ -26,6 +26,14 @@ _SETTINGS = """\
 Every key of `sessionlake.yml`, with its default. As an environment variable a key is `SESSIONLAKE_` and the key in
 capitals, with `__` between levels: `kafka.topic_pattern` is `SESSIONLAKE_KAFKA__TOPIC_PATTERN`.
 
+Environment variables that are not settings:
+
+- `SESSIONLAKE_CONFIG`: names the configuration file, like the option `--config`
+- `SESSIONLAKE_TARGET`: names a section under `targets` in the file, whose settings override the others
+- `SESSIONLAKE_SECRET_SCOPE`: on Databricks, names the secret scope in which `!secret KEY` is looked up
+- `SESSIONLAKE_CACHE`: names the folder for jars and Spark's classes, instead of `~/.cache/sessionlake`
+- `SESSIONLAKE_DEBUG=1`: shows the stack trace of an error
+
 A key with `[]` belongs to each entry of a list. Durations are a number and a unit, as in `10 minutes`.
 
 Made by `make reference` from the settings in the code.

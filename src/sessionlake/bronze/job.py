@@ -179,7 +179,7 @@ class _BronzeBatchWriter:
     def __call__(self, rows: DataFrame, txn: Txn) -> None:
         with self._commit_lock:
             if self._retired:
-                raise SessionlakeError("bronze: the query was restarted before this batch was committed")
+                raise SessionlakeError("bronze: the query was restarted. The new query repeats this batch")
             self._commit_batch(rows, txn)
 
     def write_due_silences(self, *, at_end: bool = False) -> None:

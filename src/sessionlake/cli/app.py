@@ -144,7 +144,7 @@ def run(
 ) -> None:
     """Run layers or processors until you press Ctrl-C.
 
-    Bronze copies messages from Kafka, silver rebuilds the session tables from them, gold computes analytics from these.
+    Bronze copies messages from Kafka, silver rebuilds the session tables from them, gold computes figures from these.
     """
     begun, settings = time.monotonic(), settings_of(config)
     from sessionlake.cli.once import run_once_and_report

@@ -129,8 +129,8 @@ def feed_infer(
 ) -> None:
     """Propose a feed for messages of unknown form, as YAML.
 
-    The proposal is a configuration file. Comments say what it does with the messages from which it was made, of which
-    a file may have up to 10,000. Check it with `feed try`.
+    The proposal is a configuration file. Comments say what it does with your messages. A file may have up to 10,000 of
+    them. Check it with `feed try`.
     """
     from sessionlake.cli.feed_inference import propose_configuration
 

@@ -365,7 +365,7 @@ def rules_list(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
 
 @broker_app.command("up")
 def broker_up(config: Config = None) -> None:
-    """Start the broker, and wait until it answers."""
+    """Start the embedded Kafka broker, and wait until it answers."""
     from sessionlake.local import broker
 
     _show_broker(broker.start_broker(settings_of(config)))
@@ -373,7 +373,7 @@ def broker_up(config: Config = None) -> None:
 
 @broker_app.command("down")
 def broker_down(config: Config = None) -> None:
-    """Stop the broker. Its data stays."""
+    """Stop the embedded Kafka broker. Its data stays."""
     from sessionlake.local import broker
 
     say("the broker has stopped" if broker.stop_broker(settings_of(config)) else "no broker of this home was running")

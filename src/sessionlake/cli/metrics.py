@@ -25,11 +25,13 @@ def metrics(
     until: Annotated[str, typer.Option("--to", help="End of the range, exclusive, in the same form.")],
     by: Annotated[
         _Values,
-        typer.Option("--by", help="Group by this key: topic, session_id, row_id or metric. Can be repeated [all]."),
+        typer.Option(
+            "--by", help="Group by this key: topic, session_id, row_id or metric. Can be repeated [default: by all]."
+        ),
     ] = None,
     step: Annotated[
         str | None,
-        typer.Option("--step", help="Split the range into steps of this length, such as '1 hour' [one step]."),
+        typer.Option("--step", help="Split the range into steps of this length, such as '1 hour' [default: one step]."),
     ] = None,
     topic: Annotated[_Values, typer.Option("--topic", help="Only this topic. Can be repeated.")] = None,
     session: Annotated[_Values, typer.Option("--session", help="Only this session id. Can be repeated.")] = None,

@@ -78,7 +78,7 @@ ProcessorName = Annotated[
 ]
 AtTime = Annotated[
     str | None,
-    typer.Option("--ts", help="At this stream time (Kafka's): ISO 8601, or milliseconds since the epoch."),
+    typer.Option("--ts", help="At this stream time (Kafka's): ISO 8601, or milliseconds since 1970."),
 ]
 AfterSeq = Annotated[
     int | None, typer.Option("--seq", help="Just after the message with this seq.", min=0, max=INT64_MAX)

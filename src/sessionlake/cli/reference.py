@@ -61,7 +61,7 @@ def load_reference_table(
 def list_reference_tables(form: Form = OutputFormat.TABLE, config: Config = None) -> None:
     """List the reference tables, and how far gold has applied them.
 
-    Also shows which keys are suspended, and the fault that is the reason.
+    Also shows which keys have faulty rows, and why.
     """
     settings = settings_of(config)
     with_reader(settings, lambda reader: show_rows(_COLUMNS, _describe_reference_tables(settings, reader), form))

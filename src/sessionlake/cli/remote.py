@@ -108,7 +108,7 @@ def remote_run(
     job: Job,
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="Only for the job `operate`: the command to run, after --. Its end is waited for."),
+        typer.Argument(help="Only for the job `operate`: the command to run, after --. Waits until it has ended."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Start a single run. A paused job stays paused.")] = False,
     target: Target = None,

@@ -73,7 +73,7 @@ def parse_moment(ts: str | None, seq: int | None, offset: int | None) -> Session
     """Returns the moment that the options give.
 
     Args:
-        ts: Milliseconds since the epoch, or ISO 8601, in UTC without a time zone.
+        ts: Milliseconds since 1970, or ISO 8601, in UTC without a time zone.
 
     Raises:
         UsageError: Not exactly one is given, or `ts` cannot be parsed.
@@ -95,5 +95,5 @@ def _parse_milliseconds(ts: str) -> int:
     except ValueError:
         raise UsageError(
             f"--ts {ts!r} is not a time",
-            fix="Write it in ISO 8601, as in 2026-11-21T18:18:32.668Z, or as milliseconds since the epoch",
+            fix="Write it in ISO 8601, as in 2026-11-21T18:18:32.668Z, or as milliseconds since 1970",
         ) from None

@@ -7,9 +7,9 @@ from sessionlake.cli.show import write_line
 
 
 def types(config: Config = None) -> None:
-    """Print Python types for the rows processors get.
+    """Print a Python module with the types of the rows that processors get.
 
-    The module that is printed is made from `capture.columns`.
+    The types are those of `capture.columns`.
     """
     settings = settings_of(config)
     from sessionlake.processors.typed import generate_types_source

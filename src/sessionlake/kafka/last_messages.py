@@ -43,7 +43,7 @@ def last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecor
     except ImportError as error:
         raise MachineError(
             f"the package confluent_kafka is needed to read topic {topic}, and is not installed",
-            fix="Install it, or save messages to a file and name the file",
+            fix="Run `pip install 'sessionlake[local]'`, or save messages to a file and name the file",
         ) from error
     consumer = Consumer({**consumer_config(settings, "feed"), "enable.partition.eof": True})
     try:

@@ -254,7 +254,7 @@ class PartitionStart:
 
     Attributes:
         last_removed: offset of the last removed message.
-        highest_ms: highest Kafka timestamp of the removed messages, in milliseconds since the epoch; `NOT_COUNTED` if
+        highest_ms: highest Kafka timestamp of the removed messages, in milliseconds since 1970; `NOT_COUNTED` if
             none of them had one.
     """
 

@@ -1,6 +1,6 @@
 """The base classes of processors, and the messages and timers that they receive.
 
-All times are milliseconds since the epoch. Stream time is the highest Kafka timestamp seen so far in the session's
+All times are milliseconds since 1970. Stream time is the highest Kafka timestamp seen so far in the session's
 topic-partition. It is the only clock of processors. So the same messages give the same records, whenever they are
 processed and however they are split into batches.
 """

@@ -143,7 +143,7 @@ class KeyedTable:
             )
             if begun or (lake.exists(spark, config.output_table) and lake.reader(spark).has_rows(config.output_table)):
                 raise LakeError(
-                    f"{config.output_table} was computed by another declaration than the present one (logic {logic}), "
+                    f"{config.output_table} was computed by another declaration than the present one (hash {logic}), "
                     "or is incomplete",
                     fix=f"Run `sessionlake rebuild {config.rebuild_argument}`, which computes it again",
                 )

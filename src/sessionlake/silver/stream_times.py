@@ -133,7 +133,7 @@ def require_continued_times(
                 f"{layer}: topic {part.topic}, partition {part.partition}: stream time was known up to offset "
                 f"{part.previous_offset}, but the batch continues after offset {end}",
                 why="Nothing of the batch was committed, because its messages may have been judged with a wrong time",
-                fix="Run it again: a starting stream looks up missing notes in bronze",
+                fix="Run it again: at its start, the layer looks up missing stream times in bronze",
             )
 
 

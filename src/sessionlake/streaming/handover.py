@@ -110,7 +110,7 @@ def require_states(settings: Settings, layer: str) -> None:
         lost = sorted({*begin.stored} - {*list_stored_shards(settings, layer)})
         if lost:
             raise LossError(
-                f"{layer}: {find_active_folder(settings, layer) / f'{lost[0]}.state'} is gone",
+                f"{layer}: the state {find_active_folder(settings, layer) / f'{lost[0]}.state'} is gone",
                 fix=build_recovery_hint(layer),
             )
 

@@ -55,7 +55,9 @@ def simulate(
 
 @app.command()
 def demo(
-    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long the sensors send.")] = 45,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=5, max=3600, help="Seconds for which the sensors send.")
+    ] = 45,
     rate: Annotated[float, typer.Option("--rate", min=10, max=20_000, help="Messages a second.")] = 1000,
     seed: Annotated[
         int,

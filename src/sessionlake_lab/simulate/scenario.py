@@ -23,7 +23,7 @@ class KafkaRecord(NamedTuple):
         partition: A hash of the key, computed by the simulator so that a session stays in one partition.
         key: Session id in UTF-8. A malformed message may have any bytes, or None.
         value: The message.
-        timestamp: Kafka CreateTime in milliseconds since the epoch, which is the simulated stream time.
+        timestamp: Kafka CreateTime in milliseconds since 1970, which is the simulated stream time.
     """
 
     topic: str
@@ -109,7 +109,7 @@ class Scenario:
         rows: Number of rows of a session's table.
         rate: Messages per second of stream time, over all sensors, before faults add or remove some.
         duration_s: Stream time from the first to the last message, in seconds.
-        start_ms: Stream time of the first message, in milliseconds since the epoch.
+        start_ms: Stream time of the first message, in milliseconds since 1970.
         partitions: Number of partitions of each topic.
         prefix: Prefix of topic names.
         day_s: Length of the daily cycle in seconds; by default a day, or the duration of a shorter run.

@@ -54,7 +54,7 @@ class LiveFile:
     Attributes:
         path: path relative to the table's folder.
         size: size in bytes.
-        modified: time at which the file was added, in milliseconds since the epoch. A stream's first read follows the
+        modified: time at which the file was added, in milliseconds since 1970. A stream's first read follows the
             order of these times.
     """
 

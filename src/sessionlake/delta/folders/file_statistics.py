@@ -122,7 +122,7 @@ class FileStatistics:
     def _extend_range(self, name: str, least: Any, greatest: Any) -> None:
         """Widens the minimum and maximum of a column so that they include two values.
 
-        Times are integers in microseconds since the epoch. Bounds are given up for years without four digits.
+        Times are integers in microseconds since 1970. Bounds are given up for years without four digits.
         """
         if pa.types.is_timestamp(self._kinds[name]):
             if not FIRST_MS * 1000 <= least <= greatest <= LAST_MS * 1000:
@@ -163,7 +163,7 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def _read_bounds(stats: Any, kind: pa.DataType) -> tuple[Any, Any]:
-    """Returns the minimum and maximum of a column in a row group; times as integers in microseconds since the epoch."""
+    """Returns the minimum and maximum of a column in a row group; times as integers in microseconds since 1970."""
     if pa.types.is_timestamp(kind):
         return stats.min_raw, stats.max_raw
     if pa.types.is_decimal(kind):

@@ -30,7 +30,7 @@ def latest_commits(folder: Path, count: int) -> list[LoggedCommit]:
 
 
 def committed_at(folder: Path, version: int) -> float | None:
-    """Returns the time of a version's commit, in seconds since the epoch; None if its log file does not exist."""
+    """Returns the time of a version's commit, in seconds since 1970; None if its log file does not exist."""
     try:
         return (folder / "_delta_log" / f"{version:020}.json").stat().st_mtime
     except FileNotFoundError:

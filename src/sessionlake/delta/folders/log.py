@@ -35,7 +35,7 @@ _ATTEMPTS = 20
 _FEATURES_OF = {DELETION_VECTORS: VECTORS, CHANGE_FEED: "changeDataFeed", APPEND_ONLY: "appendOnly"}
 """The table feature that must be listed in the protocol if a property is true, by property name."""
 TimedFile = tuple[WrittenFile, int]
-"""A new file, and its modification time in ms since the epoch. A stream's first read orders files by this time."""
+"""A new file, and its modification time in ms since 1970. A stream's first read orders files by this time."""
 
 
 def set_property(delta: DeltaTable, key: str, value: str) -> bool:
@@ -184,7 +184,7 @@ _NO_PARTITION: Action = {"partitionValues": {}}
 
 
 def current_time_ms() -> int:
-    """Returns the present wall-clock time in milliseconds since the epoch, the unit of times in actions."""
+    """Returns the present wall-clock time in milliseconds since 1970, the unit of times in actions."""
     return int(time.time() * 1000)
 
 
@@ -202,7 +202,7 @@ def add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) -> Act
     """Returns the `add` action for a new file.
 
     Args:
-        now: the file's modification time in milliseconds since the epoch.
+        now: the file's modification time in milliseconds since 1970.
         changes_rows: True if the file has new or changed rows. False if it only has rows moved from other files.
     """
     return {"add": file_fields(file) | {"modificationTime": now, "dataChange": changes_rows, "stats": file.stats}}
@@ -228,7 +228,7 @@ def remove_action(file: TableFile, now: int, *, changes_rows: bool = True) -> Ac
     """Returns the `remove` action for a file.
 
     Args:
-        now: time of the commit in milliseconds since the epoch.
+        now: time of the commit in milliseconds since 1970.
         changes_rows: True if rows are deleted or replaced. False if all rows only move to other files.
     """
     known = {name: file.add[name] for name in ("path", "size", "deletionVector") if name in file.add}

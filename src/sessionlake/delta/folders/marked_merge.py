@@ -279,7 +279,7 @@ def _create_file_actions(marked: Mapping[TableFile, Int64s], written: list[Path]
     Args:
         marked: for each file, the numbers of the rows to mark.
         written: list to which the path of the new file with deletion vectors is appended, if one is written.
-        now: time of the commit in milliseconds since the epoch.
+        now: time of the commit in milliseconds since 1970.
     """
     every = {file: _find_removed_rows(file, marked) for file in marked}
     left = {file: rows for file, rows in every.items() if len(rows) < file.row_count}

@@ -84,7 +84,7 @@ def _date_removed_files(folder: Path, before: float) -> None:
     be much older than the last version that needs it, and VACUUM would delete it too early.
 
     Args:
-        before: seconds since the epoch. Only commits from then on are considered.
+        before: seconds since 1970. Only commits from then on are considered.
     """
     for commit in (file for file in _log_folder(folder).glob("*.json") if file.stem.isdigit()):
         moment = commit.stat().st_mtime
@@ -111,7 +111,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
 
 
 def _vacuum_files(spark: SparkSession, folder: Path, before: float) -> VacuumResult:
-    """Deletes the files that no version committed since `before` (seconds since the epoch) needs."""
+    """Deletes the files that no version committed since `before` (seconds since 1970) needs."""
     unnamed = _remove_unnamed(folder, before)
     _date_removed_files(folder, before)
     hours = -(-max(0, int(time.time() - before)) // _HOUR)
@@ -133,7 +133,7 @@ def _remove_unnamed(folder: Path, before: float) -> VacuumResult:
     """Deletes incomplete files that killed processes left behind, also in the log.
 
     Args:
-        before: seconds since the epoch. Files that were modified later stay, since they may still be written.
+        before: seconds since 1970. Files that were modified later stay, since they may still be written.
     """
     found = list[Path]()
     for parent, _, names in os.walk(folder):  # does not fail if files are deleted meanwhile
@@ -143,7 +143,7 @@ def _remove_unnamed(folder: Path, before: float) -> VacuumResult:
 
 
 def _remove_older(found: Iterable[Path], before: float) -> VacuumResult:
-    """Deletes those files that were last modified before a time (seconds since the epoch)."""
+    """Deletes those files that were last modified before a time (seconds since 1970)."""
     files = size = 0
     for file in found:
         with suppress(FileNotFoundError):  # it was deleted or renamed meanwhile
@@ -181,7 +181,7 @@ def _remove_log(folder: Path, before: float, since: int | None = None) -> None:
     age alone, even if a stream has not read them.
 
     Args:
-        before: seconds since the epoch.
+        before: seconds since 1970.
         since: version that a stream reads next; log files from there on stay. None if no stream waits.
     """
     log = _log_folder(folder)

@@ -10,7 +10,7 @@ OFFSET = Column("offset", "bigint", "Kafka offset of the message")
 SESSION_ID = Column("session_id", "string", "Id of the capture session: the message's Kafka key, as text")
 ROW_ID = Column("row_id", "string", "Id of the row in its session's table")
 METRIC = Column("metric", "string", "Name of the declared column that the number was set in")
-TS = Column("ts", "bigint", "Event time, ms since the epoch")
+TS = Column("ts", "bigint", "Event time, ms since 1970")
 ORDINAL = Column("ordinal", "int", "Position of the change in its message, from 0")
 KAFKA_TIMESTAMP = Column(
     "kafka_timestamp", "timestamp", "Kafka timestamp of the message; 1969-12-31 23:59:59.999 UTC if Kafka gave none"

@@ -64,7 +64,7 @@ def _point_place_columns(name: str, order: str) -> tuple[Column, ...]:
     """
     return (
         Column(name, "double", f"The {order} point in event time"),
-        Column(f"_{name}_ts", "bigint", f"State of {name}: its event time, ms since the epoch"),
+        Column(f"_{name}_ts", "bigint", f"State of {name}: its event time, ms since 1970"),
         Column(f"_{name}_life", "bigint", f"State of {name}: its session's _life under class once, else -1"),
         Column(f"_{name}_position", "bigint", f"State of {name}: its seq under class once, else its _position"),
         Column(f"_{name}_ordinal", "int", f"State of {name}: its position in its message, from 0"),
@@ -177,7 +177,7 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
             ROW_ID,
             Column("name", "string", "Name of the declared column that the message set"),
             TS,
-            Column("stream_time", "bigint", "Stream time at which the message was applied, ms since the epoch"),
+            Column("stream_time", "bigint", "Stream time at which the message was applied, ms since 1970"),
             PARTITION,
             OFFSET,
             _POSITION,
@@ -199,8 +199,8 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
             Column("column", "string", "Name of the declared column"),
             Column("value", "string", "The text"),
             Column("changes", "bigint", "Number of changes that set it"),
-            Column("first_ts", "bigint", "Lowest event time of these changes, ms since the epoch"),
-            Column("last_ts", "bigint", "Highest event time of these changes, ms since the epoch"),
+            Column("first_ts", "bigint", "Lowest event time of these changes, ms since 1970"),
+            Column("last_ts", "bigint", "Highest event time of these changes, ms since 1970"),
         ),
         "Every text that a column was ever set to, when first and last in event time, and how often",
         written_by="gold.batch.products",
@@ -215,7 +215,8 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
             Column(
                 "error",
                 "string",
-                "Kind of failure, such as unknown, answer, raised or table (docs/how-to/enrich-changes.md)",
+                "timeout or connection: no answer. http_ and the status. answer: not rows. size: above 16 MiB. "
+                "unknown: no row for the key. table: the reference table is faulty. raised: a Python exception",
             ),
             Column("reason", "string", "The same in words"),
             Column("attempts", "int", "Number of requests for the key without success"),

@@ -15,7 +15,7 @@ _HEAD = """\
 
 Every table that each lake has, schema by schema. Storage has the same texts as comments of tables and columns, which
 `DESCRIBE` shows. Tables that a configuration declares (processors' tables, gold's products, enriched and reference
-tables) have such comments, too. Gold's two views are described in [gold](gold.md).
+tables) have such comments, too. Gold's two views are [at the end](#views).
 
 **Views of feeds.** Each feed of `capture.feeds` has two views, in `sessionlake query`, in notebooks and in a catalog:
 `silver.<feed>` has the rows of its sessions now, and `silver.<feed>_changes` all changes. They have only rows of topics

@@ -31,7 +31,7 @@ RULE_SCHEMAS: dict[str, TableSchema] = {
         writes=WriteMode.REPLACE,
     ),
     RULE_TIMES: TableSchema(
-        (TOPIC, Column("ts", "bigint", "Highest event time read of the topic, ms since the epoch")),
+        (TOPIC, Column("ts", "bigint", "Highest event time read of the topic, ms since 1970")),
         "Event time of each topic up to which rules were evaluated",
         written_by="gold.alerts.step",
         writes=WriteMode.REPLACE,

@@ -38,7 +38,7 @@ _VALUES = (
     ),
     _EPOCH,
     Column("_seq", "bigint", "seq of the message that changed the row last; null if it has none (class none)"),
-    Column("_ts", "bigint", "Event time of the message that changed the row last, ms since the epoch"),
+    Column("_ts", "bigint", "Event time of the message that changed the row last, ms since 1970"),
     Column("_offset", "bigint", "Kafka offset of the message that changed the row last"),
 )
 """Columns with the content of one row of a session's table, and with the message that changed it last."""
@@ -61,12 +61,12 @@ _SESSION = (
     Column(
         "first_ts",
         "bigint",
-        "Lowest event time applied in the present life, ms since the epoch; null if nothing was applied yet",
+        "Lowest event time applied in the present life, ms since 1970; null if nothing was applied yet",
     ),
     Column(
         "last_ts",
         "bigint",
-        "Highest event time applied in the present life, ms since the epoch; null if nothing was applied yet",
+        "Highest event time applied in the present life, ms since 1970; null if nothing was applied yet",
     ),
     Column("first_offset", "bigint", "Kafka offset of the first message of the present life, which names the life"),
     Column("last_offset", "bigint", "Kafka offset of the session's last message"),
@@ -127,7 +127,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
             ),
             _EPOCH,
             Column("_seq", "bigint", "seq of the message; null if it has none (class none)"),
-            Column("_ts", "bigint", "Event time of the message, ms since the epoch"),
+            Column("_ts", "bigint", "Event time of the message, ms since 1970"),
             Column("_offset", "bigint", "Kafka offset of the message"),
             Column("change", "string", "clear (all rows of the session go), upsert or delete (one row)"),
             Column("_set", "array<string>", "Names of the declared columns that the message set"),
@@ -226,9 +226,7 @@ SILVER_SCHEMAS: dict[str, TableSchema] = {
             OFFSET,
             KAFKA_TIMESTAMP,
             Column("session_id", "string", "Id of the capture session; null if the Kafka key is no session id"),
-            Column(
-                "reason", "string", "Why the message was not used, one of a closed list (docs/reference/integrity.md)"
-            ),
+            Column("reason", "string", "Why the message was not used: one of the reasons of docs/reference/tables.md"),
             Column("key", "binary", "Kafka key, raw bytes; null if the message has none"),
             Column("value", "binary", "Kafka value, raw bytes; null if the message has none"),
             SILVER_BATCH,

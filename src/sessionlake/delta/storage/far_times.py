@@ -47,17 +47,17 @@ class OutOfRangeTime(int):
 
 
 def ms_to_time(ms: int) -> datetime | OutOfRangeTime:
-    """Converts milliseconds since the epoch to a UTC datetime, or to an `OutOfRangeTime` outside datetime's range."""
+    """Converts milliseconds since 1970 to a UTC datetime, or to an `OutOfRangeTime` outside datetime's range."""
     return _EPOCH + timedelta(milliseconds=ms) if FIRST_MS <= ms <= LAST_MS else OutOfRangeTime(ms)
 
 
 def nearest_datetime(ms: int) -> datetime:
-    """Converts milliseconds since the epoch to a datetime in UTC; outside datetime's range, to its first or last."""
+    """Converts milliseconds since 1970 to a datetime in UTC; outside datetime's range, to its first or last."""
     return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
 
 
 def time_to_ms(time: datetime | OutOfRangeTime) -> int:
-    """Converts a time to milliseconds since the epoch, rounded down. A time without a zone counts as UTC."""
+    """Converts a time to milliseconds since 1970, rounded down. A time without a zone counts as UTC."""
     if isinstance(time, OutOfRangeTime):
         return int(time)
     return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // timedelta(milliseconds=1)
@@ -67,7 +67,7 @@ def format_time(time: datetime | OutOfRangeTime | int, timespec: str = "millisec
     """Formats a time in UTC, as in `2026-01-02 03:04:05.678Z`; outside datetime's range, as a number of milliseconds.
 
     Args:
-        time: the time; an integer is in milliseconds since the epoch.
+        time: the time; an integer is in milliseconds since 1970.
         timespec: precision, as for `datetime.isoformat`.
     """
     found = ms_to_time(time) if isinstance(time, int) and not isinstance(time, OutOfRangeTime) else time
@@ -78,5 +78,5 @@ def format_time(time: datetime | OutOfRangeTime | int, timespec: str = "millisec
 
 
 def time_to_micros(time: datetime | OutOfRangeTime) -> int:
-    """Converts a time to microseconds since the epoch. A datetime must have a time zone."""
+    """Converts a time to microseconds since 1970. A datetime must have a time zone."""
     return int(time) * 1000 if isinstance(time, OutOfRangeTime) else (time - _EPOCH) // timedelta(microseconds=1)

@@ -193,7 +193,7 @@ class Extreme(Aggregate):
     @property
     def description(self) -> str:
         end = "Highest" if self.greatest else "Lowest"
-        return f"{end} event time, ms since the epoch" if self.of == "ts" else f"{end} {self.of}"
+        return f"{end} event time, ms since 1970" if self.of == "ts" else f"{end} {self.of}"
 
     def result_sql(self) -> str:
         return f"{'max' if self.greatest else 'min'}({quote(self.of)})"

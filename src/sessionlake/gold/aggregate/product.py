@@ -267,7 +267,7 @@ def _drop_unstorable_times(events: pa.Table, bucket_ms: int) -> pa.Table:
 
 
 def bucket_starts_ms(rows: pa.Table) -> Int64s:
-    """Returns the start of each row's bucket (`window_start`), in ms since the epoch."""
+    """Returns the start of each row's bucket (`window_start`), in ms since 1970."""
     found: Int64s = rows[START].cast(pa.int64()).to_numpy() // 1000
     return found
 

@@ -57,8 +57,8 @@ class MetricsRange:
 
     Attributes:
         table: The table of metrics: per minute, per hour or per day.
-        begin: Start in ms since the epoch.
-        end: End in ms since the epoch. It is not included.
+        begin: Start in ms since 1970.
+        end: End in ms since 1970. It is not included.
     """
 
     table: Product
@@ -74,8 +74,8 @@ def split_range(
     Every minute of the range is read exactly once.
 
     Args:
-        begin: Start in ms since the epoch, a whole minute.
-        end: End in ms since the epoch, a whole minute. It is not included.
+        begin: Start in ms since 1970, a whole minute.
+        end: End in ms since 1970, a whole minute. It is not included.
         step: Length of the answer's buckets in ms, whole minutes. A row that would be in two buckets of the answer is
             not read. None for one bucket over the range.
         tables: The tables of metrics that may be read, the longest buckets first. The buckets of each must divide those

@@ -86,7 +86,7 @@ def find_tables_to_rebuild(spark: SparkSession, lake: Lake, products: Sequence[T
         found = _read_stored_logic(spark, lake, product)
         if found not in (None, product.logic_hash):
             raise LakeError(
-                f"{product.table_name} was computed by another declaration (logic {found}, now {product.logic_hash})",
+                f"{product.table_name} was computed by another declaration (hash {found}, now {product.logic_hash})",
                 fix=f"Run `sessionlake rebuild {product.table_name}`, which computes it again",
             )
     for product in find_skipped_tables(spark, lake, products):

@@ -155,7 +155,7 @@ def _partition_sort_key(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def convert_times_to_milliseconds(raw_messages: pa.Table) -> pa.Table:
-    """Returns rows of `bronze.messages` with their timestamps as int64 ms since the epoch, which `decode` needs."""
+    """Returns rows of `bronze.messages` with their timestamps as int64 ms since 1970, which `decode` needs."""
     for name, now in (("timestamp", "kafka_ts"), ("ingested_at", "ingested_at")):
         raw_messages = raw_messages.set_column(
             raw_messages.schema.get_field_index(name), now, to_milliseconds(raw_messages[name])

@@ -57,7 +57,7 @@ def changes_schema(columns: tuple[Column, ...]) -> pa.Schema:
 
 
 def to_timestamps(milliseconds: Int64s) -> pa.Array:
-    """Converts ms since the epoch to Arrow timestamps, limited to their range; the lowest int64 becomes null."""
+    """Converts ms since 1970 to Arrow timestamps, limited to their range; the lowest int64 becomes null."""
     never = milliseconds == np.iinfo(np.int64).min
     return pa.array(np.clip(milliseconds, -_MAX_MS, _MAX_MS) * 1000, mask=never).cast(TIMESTAMP_TYPE)
 

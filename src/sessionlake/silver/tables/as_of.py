@@ -111,7 +111,7 @@ def _count_reached(times: Int64s, history: SessionHistory) -> int:
 
 
 def to_epoch_ms(times: pa.ChunkedArray) -> Int64s:
-    """Converts Arrow timestamps without nulls to integers: ms since the epoch."""
+    """Converts Arrow timestamps without nulls to integers: ms since 1970."""
     micros: Int64s = times.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
     return micros // 1000
 
