@@ -7,7 +7,7 @@ import re
 KINDS = (
     "op", "action", "type", "event", "e", "method", "kind", "msg_type", "messagetype", "message_type", "event_type",
     "eventtype", "cmd", "command", "operation", "channel", "table",
-    "subject", "feed", "ch",
+    "subject", "feed", "ch", "m",
 )  # fmt: skip
 """Names of fields that say what kind of message it is, best first."""
 SESSIONS = (
