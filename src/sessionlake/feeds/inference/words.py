@@ -14,11 +14,10 @@ SESSIONS = (
     "symbol", "instrument_name", "product_id", "instid", "instrument", "pair", "market", "s", "device_id", "deviceid",
     "device", "sensor_id", "sensorid", "station_id", "station", "machine_id", "machine", "vehicle_id", "asset_id",
     "asset", "plant", "site", "thing", "account_id", "account", "ticker", "sym", "sensor", "node", "edge_node",
+    "instrument_id", "market_id", "currency_pair",
 )  # fmt: skip
 """Names of fields that say to which table a message belongs, best first."""
-LOOSE_SESSIONS = (
-    "instrument_id", "market_id", "currency_pair", "contract", "code", "cd", "id", "channel", "topic", "stream", "ch",
-)  # fmt: skip
+LOOSE_SESSIONS = ("contract", "code", "cd", "id", "channel", "topic", "stream", "ch")
 """Names of fields that say to which table a message belongs if its rows are in arrays, best first."""
 TIMES = (
     "event_time", "eventtime", "ts_ms", "timestamp", "ts", "time", "e", "t", "datetime", "date", "at", "created_at",
