@@ -13,7 +13,7 @@ _WITHOUT_END = frozenset({Kind.SNAPSHOT, Kind.UPDATE, Kind.HEARTBEAT})
 def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
     """Returns one event with the effect of two parts of a message, one after the other.
 
-    Parts with the same seq are pages of one event. Parts with seqs of their own are like messages of their own: the
+    Parts with the same seq are pages of one event. Parts with different seqs are like separate messages: the
     event covers both intervals. If a seq is missing between them, it has a gap before it. A checksum of the first is
     not compared then, because the second changes the rows.
 
