@@ -12,7 +12,7 @@ from typing import Any
 
 from sessionlake.feeds.inference.sample import Sampled, name_of
 from sessionlake.feeds.inference.types import is_iso_time, unit_of
-from sessionlake.feeds.inference.words import LOOSE_SESSIONS, SEQS, SESSIONS, TIMES, is_time, rank
+from sessionlake.feeds.inference.words import LOOSE_SESSIONS, SEQS, SESSIONS, TIMES, is_identifier, is_time, rank
 
 _DIGITS = re.compile(r"-?(0|[1-9]\d{0,18})")
 _NUMBER = re.compile(r"\d{9,19}(\.\d{1,9})?")
@@ -25,6 +25,8 @@ _FEWEST = 2
 _MANY = 20
 """With so many neighbouring messages, a number that rises by one gives the order whatever its name is."""
 _LONGEST_NAME = 100
+_MANY_ROWS = 2
+"""Fewest rows of a table, on average, if a field with a loose name is the session."""
 _FEW = 4
 """With fewer messages, a name decides alone, because no value can repeat."""
 BY_PLACE = ["kafka.topic", "kafka.partition"]
@@ -58,8 +60,9 @@ def choose_session(messages: Sequence[Sampled], used: Collection[str], arrays: C
         for path, value in one.scalars.items():
             if _can_name(value) and path not in used:
                 values[path][value] += 1
+    identified = max((len(counts) for path, counts in values.items() if is_identifier(name_of(path))), default=0)
     scores = {
-        path: _session_score(path, counts, len(messages), has_arrays=bool(arrays))
+        path: _session_score(path, counts, len(messages), len(messages) if arrays else identified)
         for path, counts in values.items()
         if counts.total() == len(messages)
     }
@@ -95,13 +98,14 @@ def _find_session_in_rows(messages: Sequence[Sampled], arrays: Collection[str]) 
     return None
 
 
-def _session_score(path: str, counts: Counter[Any], messages: int, *, has_arrays: bool) -> float:
+def _session_score(path: str, counts: Counter[Any], messages: int, rows: int) -> float:
+    """Returns how well a field names the session; 0 if it cannot. `rows` is about the number of rows of all tables."""
     known = rank(name_of(path), SESSIONS) / len(SESSIONS)
     repeats = len(counts) * 2 <= messages
     in_array = path.startswith("[") and isinstance(next(iter(counts)), str) and len(counts) > 1 and repeats
-    if known and (repeats or messages < _FEW or (has_arrays and len(counts) < messages)):
+    if known and (repeats or messages < _FEW or len(counts) < messages == rows):
         return 2 + known - path.count(".") / 20
-    if has_arrays and repeats and len(counts) > 1 and (loose := rank(name_of(path), LOOSE_SESSIONS)):
+    if repeats and 1 < len(counts) * _MANY_ROWS <= rows and (loose := rank(name_of(path), LOOSE_SESSIONS)):
         return 1 + loose / len(LOOSE_SESSIONS)
     return 1.0 if in_array else 0
 

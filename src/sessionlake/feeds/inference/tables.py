@@ -61,7 +61,7 @@ def find_table(kinds: Sequence[KindGroup], session: Callable[[Sampled], Any], se
         if all(isinstance(one, list) for one in elements)
     }
     roles = {place: one for place, one in roles.items() if one.numbers}
-    objects = {place for place, (_, elements) in found.items() if elements and isinstance(elements[0], dict)}
+    objects = {place for place, (_, items) in found.items() if items and all(isinstance(one, dict) for one in items)}
     is_book = any(has_side(found[place][0]) or one.side is not None for place, one in roles.items())
     if is_book or (roles and not any(has_side(found[place][0]) for place in objects)):
         return _with_usable_key(build_levels_table(kinds, found, roles))
@@ -260,7 +260,7 @@ def _key_of_messages(
     own = [name for name in complete if fields[name] == f".{session_path}"]
     identifying = [name for name in complete if is_identifier(name) and name not in own]
     if own:
-        repeating = [name for name in named if len(counts[name]) < len(messages)]
+        repeating = [name for name in named + identifying if len(counts[name]) < len(messages)]
         return repeating[:1] or own
     return (named or identifying or complete or [*fields])[:1]
 

@@ -43,7 +43,7 @@ OF_UPDATE = re.compile(
     r"update|change|delta|diff|modif|insert|upsert|delete|remove|create|l2|^[cud]$|^add$", re.IGNORECASE
 )
 OF_CHANGE = re.compile(r"(insert|update|delete|remove|create|add|modif|chang)(e?d|s|ied)?", re.IGNORECASE)
-OF_DELETE = re.compile(r"delete|remove|^d$", re.IGNORECASE)
+OF_DELETE = re.compile(r"delete|remove|cancel|^d$", re.IGNORECASE)
 CHECKSUMS = ("checksum", "check_sum", "crc", "crc32", "cs")
 """Names of fields that have a checksum of the table."""
 OF_QUANTITY = re.compile(r"(^|_)(qty|quantity|size|amount|volume|sz|q|v|s)$", re.IGNORECASE)
