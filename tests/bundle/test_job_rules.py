@@ -9,7 +9,7 @@ from sessionlake.databricks.bundle.value_rules import find_value_faults
 
 
 def test_real_jobs_have_no_fault(bundle):
-    assert {key: list(find_job_faults(job, lambda _: None)) for key, job in bundle.jobs.items()} == {
+    assert {key: list(find_job_faults(job, lambda _, __: None)) for key, job in bundle.jobs.items()} == {
         key: [] for key in bundle.jobs
     }
 
@@ -107,4 +107,4 @@ def faults(job):
     work = {"run_job_task": {"job_id": 1}}
     complete = job | {"tasks": [work | task for task in job["tasks"]]}
     values = find_value_faults(ResolvedTarget("prod", {}), "jobs", complete)
-    return [text for _, text in (*find_job_faults(complete, lambda _: None), *values)]
+    return [text for _, text in (*find_job_faults(complete, lambda _, __: None), *values)]

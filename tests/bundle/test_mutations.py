@@ -71,6 +71,23 @@ WRONG = [
     (SETTINGS, "prod: *databricks", "prod: {silver: {shards: many}}", "shards", "silver.shards = 'many'"),
     (SETTINGS, "  format: json", "  format: json\n  format: avro", "format: avro", "the key 'format' occurs twice"),
     (SETTINGS, "options: !secret kafka-options", "options: !sekret x", "!sekret", "!sekret"),
+    (SETTINGS, "status: string}", "status: string", "  integrity:", "is not valid YAML"),
+    (BUNDLE, 'name_prefix: "[staging] "', 'name_prefix: "[staging] ', "name_prefix", "is not valid YAML"),
+    (BUNDLE, "  name: sessionlake\n", "", "bundle:", "bundle.name is required"),
+    (SCHEMAS, "      name: gold\n", "", "    gold_schema:", "schemas.gold_schema: name is required"),
+    (BUNDLE, "        user_name: ${var.deployer}\n", "", "- level: CAN_MANAGE", "a permission must name exactly"),
+    (BUNDLE, "    run_as: &run_as\n", "    run_as: &run_as\n      user_name: ada@example.com\n", "run_as: &run_as",
+     "run_as must name exactly one of"),
+    (BUNDLE, "      autoscale: ${var.bronze_workers}", "      autoscale: ${var.bronze_workers}\n      num_workers: 3",
+     "num_workers: 3", "exactly one of autoscale, num_workers, is_single_node"),
+    (BUNDLE, "    - tests/**", "    - tests/**\n    - resources/*", "    - resources/*",
+     "sync.exclude leaves out resources/requirements.txt"),
+    ("resources/logs.volume.yml", "MANAGED", "MANAGED\n      storage_location: s3://logs", "MANAGED",
+     "a volume has a storage_location if its type is EXTERNAL"),
+    ("resources/warehouse.sql_warehouse.yml", "max_num_clusters: 1", "max_num_clusters: 1\n      min_num_clusters: 2",
+     "min_num_clusters: 2", "min_num_clusters is greater than max_num_clusters"),
+    ("resources/secrets.scope.yml", "resources:", "resources:\n  pipelines: {own: {libraries: [{file: {path: a.py}}]}}",
+     "pipelines", "there is no file resources/a.py"),
 ]  # fmt: skip
 
 
@@ -149,6 +166,27 @@ ONE_WORD = [
     (BUNDLE, "prevent_destroy: true", "prevent_destory: true", "Did you mean 'prevent_destroy'"),
     (BUNDLE, "[READ_VOLUME, WRITE_VOLUME]", "[SELECT]", "SELECT cannot be granted on volumes"),
     (BUNDLE, "default: true", "default: false", "exactly one target must have default: true"),
+    (BUNDLE, "default: 17.3.x-scala2.13", "default: 17.3", "is no version of Databricks Runtime"),
+    (BUNDLE, "SCHEMAS__GOLD: ${resources.schemas.gold_schema", "SCHEMAS__GOLD: ${resources.schemas.silver_schema",
+     "names the schema of silver"),
+    (BUNDLE, "${resources.volumes.checkpoints.name}", "${resources.volumes.logs.name}", "volume of the clusters' logs"),
+    (BUNDLE, "SESSIONLAKE_CATALOG: ${var.catalog}", "SESSIONLAKE_CATALOG: main.lake", "CATALOG='main.lake'"),
+    (BUNDLE, "${var.publish_table}=", "${var.publish_table}:", "is no publication"),
+    (BUNDLE, "default: ${workspace.file_path}/sessionlake.yml", "default: ${var.settings_file}", "refers to itself"),
+    (BUNDLE, 'default: "false"', 'default: "no"', "variable start must be true or false"),
+    (BUNDLE, "spark.scheduler.mode: FAIR", "spark.scheduler.mode: FAIRE", "Did you mean 'FAIR'"),
+    (BUNDLE, "default: 900", "default: -900", "a rule's value must be at least 1"),
+    (BUNDLE, "default: m6id.xlarge", 'default: ""', "a cluster needs node_type_id"),
+    (BUNDLE, "default: sessionlake-${bundle.target}", "default: session lake", "may only have letters, digits"),
+    (BUNDLE, "        gold_schema: *", "        golden_schema: *", "Did you mean 'gold_schema'"),
+    (PUBLISH, '"${var.publish_table}", --topic, "${var.publish_topic}"', '"${var.publish_topic}", --topic, x',
+     "this deployment publishes"),
+    (GOLD, "libraries: ${var.libraries}", "libraries: [{pypi: {package: numpy}}]", "installs no wheel"),
+    (SCHEMAS, "name: gold\n", "name: silver\n", "has the same name as schemas.silver_schema"),
+    (WAREHOUSE, "warehouse_type: PRO", "warehouse_type: CLASSIC", "a serverless warehouse has the type PRO"),
+    (DASHBOARD, '"widgetType": "table"', '"widgetType": table', "is not valid JSON"),
+    (DASHBOARD, "embed_credentials: false", "file_path: absent.json", "there is no file resources/absent.json"),
+    ("resources/requirements.txt", "fastavro==", "fastavro=", "is no requirement, such as"),
 ]  # fmt: skip
 
 
@@ -184,6 +222,71 @@ def test_one_wrong_word_is_named_at_its_line(folder, file, old, new, fault):
     line = text[: text.index(old)].count("\n") + 1
     found = find_bundle_faults(folder, {}, REFUSED)
     assert [one for one in found if (one.file, one.line) == (file, line) and fault in one.text], found
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "used"),
+    [
+        (GOLD, "webhook_notifications: ${var.webhooks}", "webhook_notifications: ${var.emails}", f"{GOLD}:19"),
+        (GOLD, "new_cluster: ${var.gold_cluster}", "new_cluster: ${var.gold_workers}", f"{GOLD}:30"),
+        (BUNDLE, "on_failure: ${var.notify_destinations}", "on_failure: ${var.notify_emails}", f"{BUNDLE}:92"),
+    ],
+)  # fmt: skip
+def test_a_wrong_reference_is_named_with_its_line_beside_the_value_that_it_leads_to(folder, file, old, new, used):
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new, 1))
+    assert any(f"Used in {used}" in one.text for one in find_bundle_faults(folder, {}, REFUSED))
+
+
+def test_one_wrong_value_of_all_jobs_is_one_fault(folder):
+    text = (folder / BUNDLE).read_text()
+    (folder / BUNDLE).write_text(text.replace("17.3.x-scala2.13", "15.4.x-scala2.12"))
+    (fault,) = find_bundle_faults(folder, {}, REFUSED)
+    assert "jobs.backfill: sessionlake needs Databricks Runtime 16 or later" in fault.text
+    assert "(also jobs.bronze, jobs.gold" in fault.text
+
+
+def test_a_table_of_the_settings_file_may_be_queried_and_published(folder):
+    own = "gold: {products: [{name: hourly, keys: [topic], bucket: 1 hour, aggregates: {points: count}}]}"
+    settings = (folder / SETTINGS).read_text()
+    (folder / SETTINGS).write_text(settings.replace("# What differs", f"{own}\n# What differs"))
+    (folder / "resources/queries/own.sql").write_text("SELECT * FROM IDENTIFIER(:prefix || 'gold.hourly')\n")
+    assert find_bundle_faults(folder, {}, REFUSED) == []
+
+
+def test_the_environment_overrides_a_target_s_variable(folder):
+    """A lake on one cluster, as the how-to page says, in all targets at once."""
+    given = {"continuous_status": "PAUSED", "lake_status": "UNPAUSED"}
+    assert find_bundle_faults(folder, given, REFUSED) == []
+    assert find_bundle_faults(folder, {"lake_status": "UNPAUSED"}, REFUSED)
+
+
+def test_the_file_of_overrides_is_read_and_checked(folder):
+    own = folder / ".databricks/bundle/prod/variable-overrides.json"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"continuous_status": "PAUSED",\n "lake_status": "UNPAUSED"}')
+    assert find_bundle_faults(folder, {}, REFUSED) == []
+    own.write_text('{"continuous_status": "PAUSED",\n "lake_statu": "UNPAUSED"}')
+    (fault,) = find_bundle_faults(folder, {}, REFUSED)
+    assert (fault.file, fault.line) == (".databricks/bundle/prod/variable-overrides.json", 2)
+    assert fault.text == "there is no variable lake_statu. Did you mean 'lake_status'?"
+    own.write_text('{"continuous_status": "PAUSED"\n "lake_status": "UNPAUSED"}')
+    (fault,) = find_bundle_faults(folder, {}, REFUSED)
+    assert "variable-overrides.json:2: is not valid JSON: Expecting ',' delimiter" in str(fault)
+
+
+def test_a_library_may_be_in_a_volume_that_the_bundle_does_not_have(folder):
+    libraries = [{"whl": "dist/*.whl"}, {"whl": "/Volumes/main/wheels/own/x.whl"}]
+    assert find_bundle_faults(folder, {"catalog": "main", "libraries": libraries}, REFUSED) == []
+
+
+def test_a_job_of_a_shared_target_whose_failure_nobody_hears_of_is_named(folder):
+    text = (folder / GOLD).read_text()
+    (folder / GOLD).write_text(
+        text.replace("email_notifications: ${var.emails}", "email_notifications: ${var.webhooks}")
+    )
+    assert any("nobody is notified of a failure" in one.text for one in find_bundle_faults(folder, {}, REFUSED))
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_a_feed_of_transit_is_replaced_by_each_message_and_its_timestamp_orders_
     tables = SessionTable(given)
     for value in (first, first, transit(61, protobuf((1, "b"), (3, update)))):
         tables.apply(event_of(read(given, record(value, topic="buses"))))
-    assert (list(tables.rows), tables.duplicates, tables.gaps, tables.last_seq) == (["b"], 1, 0, 61)
+    assert (list(tables.rows), tables.duplicates, tables.gaps, tables.last_seq) == (['["trip_update","b"]'], 1, 0, 61)
     event = event_of(read(given, record(first, topic="buses")))
     assert (event.session, event.kind, event.ts) == ("buses", Kind.SNAPSHOT, 60_000)
     rows: list[dict[str, Any]] = [row.values for row in event.rows]  # type: ignore[union-attr]  # all are puts
@@ -180,12 +180,27 @@ def test_a_feed_of_transit_is_replaced_by_each_message_and_its_timestamp_orders_
 def test_a_differential_feed_changes_entities_and_a_feed_without_a_timestamp_is_refused():
     given = feed(BUSES)
     event = event_of(read(given, record(transit(9, protobuf((1, "a"), (2, True)), incrementality=1), topic="buses")))
-    assert (event.kind, event.rows) == (Kind.UPDATE, (Delete(("a",), "a"),))
-    for value, reason in ((transit(None), "bad_value"), (b"\xff", "not_protobuf"), (transit(1, b""), "bad_value")):
+    assert (event.kind, event.seq, event.ts) == (Kind.UPDATE, None, 9_000)  # another one may have the same timestamp
+    assert {*event.rows} >= {Delete(("vehicle", "a"), '["vehicle","a"]'), Delete(("alert", "a"), '["alert","a"]')}
+    wrong = [(transit(None), "bad_value"), (b"\xff", "not_protobuf"), (transit(1, b""), "bad_value")]
+    for value, reason in [*wrong, (transit(1, incrementality=2), "bad_value")]:
         found = read(given, record(value, topic="buses"))
         assert isinstance(found, Refusal)
         assert found.reason == reason
     assert read(given, record(None, topic="buses")) == Decoded((), ())
+
+
+def test_each_part_of_an_entity_has_a_row_and_a_position_without_a_number_is_null():
+    nowhere = protobuf((2, protobuf((1, Float("nan")), (2, Float(9)), (3, Float("inf")))))
+    both = protobuf((1, "a"), (4, nowhere), (3, protobuf((5, 7))))
+    given = transit(9, both, protobuf((1, "b"), (9, protobuf((1, 1)))))
+    rows = event_of(read(feed(BUSES), record(given, topic="buses"))).rows
+    assert [(row.key, row.values["latitude"], row.values["longitude"], row.values["delay"]) for row in rows] == [
+        (("trip_update", "a"), None, None, 7),
+        (("vehicle", "a"), None, 9.0, None),
+        (("unknown", "b"), None, None, None),
+    ]
+    assert '"latitude":"NaN"' in rows[1].values["entity"]
 
 
 # -- Canal

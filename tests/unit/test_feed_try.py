@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.kafka import read_last_messages
+from sessionlake.kafka import last_messages
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN
 
 SNAPSHOT = {"type": "snapshot", "s": "A", "t": 1_700_000_000_000, "u": 3, "pu": -1, "bids": [["1.50", "2"]], "asks": []}
@@ -169,7 +169,7 @@ def test_the_last_messages_of_a_topic_are_read_from_kafka(call, monkeypatch):
         asked.append((topic, count))
         return [KafkaRecord(topic, 3, 17, 5, None, json.dumps(SNAPSHOT).encode())]
 
-    monkeypatch.setattr(read_last_messages, "read_last_messages", read)
+    monkeypatch.setattr(last_messages, "read_last_messages", read)
     result = call("try", "--topic", "feed.book.b", "--last", "7")
     assert asked == [("feed.book.b", 7)]
     assert result.stdout.startswith("topic feed.book.b, partition 3, offset 17: feed book, rule 1\n")

@@ -165,6 +165,8 @@ def test_json_text_is_json_of_the_same_value(value):
         (Decimal("1618678132.927716"), "epoch_s", False, 1_618_678_132_927),
         ("1618678132.927716", "epoch_s", True, 1_618_678_132_927),
         (-1, "epoch_us", False, -1),
+        (1_625_342_241_094_999_999, "epoch_ns", False, 1_625_342_241_094),
+        ("-0.000000001", "epoch_s", True, -1),
         ("1970-01-01T00:00:01.5Z", "iso", False, 1500),
         ("1", "epoch_ms", False, BAD),
         ("1x", "epoch_ms", True, BAD),

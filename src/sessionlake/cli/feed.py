@@ -153,6 +153,33 @@ def feed_infer(
     write_text(propose_configuration(records, name, source, again).rstrip("\n"))
 
 
+@feed_app.command("send")
+def feed_send(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of messages; `-` reads standard input.")],
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic of messages whose line names none.")] = None,
+    config: Config = None,
+) -> None:
+    """Send the messages of a file to Kafka, in order.
+
+    They keep their keys, headers and times. A message whose line names no topic is sent to `--topic`, or to the topic
+    of the only feed.
+    """
+    settings = settings_of(config)
+    from sessionlake.kafka.send_messages import send_messages
+
+    feeds = [feed.build() for feed in settings.capture.feeds]
+    bare = feeds[0] if len(feeds) == 1 and topic is None else None
+    max_bytes = settings.capture.max_message_bytes
+    if file != _STDIN:
+        with open_messages_file(file) as content:  # a line without a topic is found before anything is sent
+            for _ in _read_messages_file(content, topic, bare, max_bytes):
+                pass
+    with open_messages_file(file) as content:
+        lines = _read_messages_file(content, topic, bare, max_bytes)
+        sent = send_messages(settings, (line.record for line in lines))
+    say(f"messages sent: {sent:,}")
+
+
 def require_configured_feeds(settings: Settings) -> list[Feed]:
     """Returns the feeds of the configuration.
 
@@ -234,9 +261,9 @@ def _read_messages_file(file: BinaryIO, topic: str | None, bare: Feed | None, ma
     for line in read_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
         if line.is_bare and name is None:
             raise UsageError(
-                f"line {line.number} names no topic, and several feeds are configured",
-                why="So it is not known which feed reads it",
-                fix="Name the topic with --topic or the feed with --feed",
+                f"line {line.number} names no topic, and there is not exactly one feed",
+                why="So its topic is not known",
+                fix="Name the topic with --topic",
             )
         yield line
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from sessionlake.cli.feed_checks import add_check
 from sessionlake.errors import SessionlakeError, UsageError
 from sessionlake.feeds.inference.propose import Proposal, propose_feed
 from sessionlake.feeds.inference.sample import take_sample
@@ -42,7 +43,7 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
             fix="Name other messages, or write a decoder class, which reads messages of any form",
         )
     try:
-        settings = FeedSettings.model_validate(proposal.settings)
+        FeedSettings.model_validate(proposal.settings)
     except ValidationError as error:
         first = error.errors()[0]["msg"]
         raise SessionlakeError(
@@ -50,6 +51,8 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
             why="Fields of these messages have names or forms that inference does not know",
             fix="Write the feed by hand; docs/how-to/bring-your-own-messages.md has examples",
         ) from error
+    proposal = add_check(proposal, sample, records)
+    settings = FeedSettings.model_validate(proposal.settings)
     return write_feed(proposal, _write_comments(proposal, settings, records, source, again))
 
 
@@ -62,13 +65,15 @@ def _write_comments(
     for record in records:
         trial.read(record)
     totals, tables = trial.totals, trial.tables
+    checks = f" Checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}."
     refused = totals.refused.total()
     read = totals.messages - refused - totals.ignored
     rows = sum(len(table.rows) for table in tables.values())
     counts = f"{read:,} read, {totals.ignored:,} ignored, {refused:,} refused"
     lines = [
         f"Proposed from {totals.messages:,} messages of {source}: {counts}.",
-        f"Tables: sessions {len(tables):,}, rows {rows:,}, gaps {totals.gaps:,}, duplicates {totals.duplicates:,}.",
+        f"Tables: sessions {len(tables):,}, rows {rows:,}, gaps {totals.gaps:,}, duplicates {totals.duplicates:,}."
+        + checks * bool(totals.checks),
     ]
     lines += [f"Refused as {reason}: {count:,}." for (_, reason), count in sorted(totals.refused.items())]
     lines += [f"{note[0].upper()}{note[1:]}." for note in proposal.notes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, localcontext
+from decimal import ROUND_FLOOR, Decimal, localcontext
 from typing import Any
 
 from sessionlake.feeds.numbers import MOST_DIGITS, NUMBER, BadValueError, number_from_text, number_of, require_integer
@@ -82,6 +82,13 @@ def microseconds(value: Any, how: str) -> int:
     Raises:
         ValueError: The value is not a number, or has fractions of a microsecond.
     """
+    micros = _exact_microseconds(value, how)
+    if micros != micros.to_integral_value():
+        raise BadValueError("it has parts of a microsecond")
+    return int(micros)
+
+
+def _exact_microseconds(value: Any, how: str) -> Decimal:
     value = number_of(value)
     if type(value) is float:
         value = Decimal(repr(value))
@@ -91,10 +98,7 @@ def microseconds(value: Any, how: str) -> int:
         raise BadValueError("it is beyond the years 1 to 9999")
     with localcontext() as context:
         context.prec = 2 * MOST_DIGITS
-        micros = Decimal(value) * _MICROSECONDS[how]
-    if micros != micros.to_integral_value():
-        raise BadValueError("it has parts of a microsecond")
-    return int(micros)
+        return Decimal(value) * _MICROSECONDS[how]
 
 
 def convert_to_milliseconds(value: Any, how: str, *, from_text: bool = False) -> int:
@@ -106,12 +110,12 @@ def convert_to_milliseconds(value: Any, how: str, *, from_text: bool = False) ->
         from_text: True if the number is written as a text.
 
     Raises:
-        ValueError: The value is not such a time, or has fractions of a microsecond.
+        ValueError: The value is not such a time.
     """
     if how == "iso":
         return (_parse_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
     number = number_from_text(value, NUMBER, Decimal) if from_text else value
-    return microseconds(number, how) // 1000
+    return int(_exact_microseconds(number, how).to_integral_value(ROUND_FLOOR)) // 1000
 
 
 def parse_iso_to_milliseconds(value: Any, minutes: dict[str, int]) -> int:

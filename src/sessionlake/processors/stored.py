@@ -80,7 +80,7 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
     if made_for != processor.shards:
         raise LakeError(
             f"processor {processor.ref.name}: its state is in {made_for} shards, silver.shards is {processor.shards}",
-            fix=f"Set it back, or move the state with `sessionlake reshard {processor.shards}`",
+            fix=f"Set silver.shards back, or move the state with `sessionlake reshard {processor.shards}`",
         )
     codec = processor.loaded_processor.codec
     for key, kept in ProcessorMemory.decode_memory(memory).sessions.items():

@@ -78,7 +78,10 @@ class BoundedLoader(yaml.SafeLoader):
 
 def find_error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
     """Returns the line and column of a YAML error, both counted from 1; `(0, 0)` if its position is not known."""
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    problem, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    # A quote or a bracket that is never closed is reported at the end of the text, but began where the context says.
+    is_at_end = problem is not None and not text[problem.index :].strip("\0\n ")
+    mark = context if context is not None and (problem is None or is_at_end) else problem
     if mark is not None:
         return mark.line + 1, mark.column + 1
     position = getattr(error, "position", None)

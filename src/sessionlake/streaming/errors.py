@@ -281,7 +281,7 @@ def _explain_reader_error(error: Exception) -> LakeError:
     """Returns the error for the operator about an error of delta-rs or Arrow, which describe errors only as text."""
     text = str(error).strip().partition("\n")[0][:_LONGEST]  # the rest is delta-rs' own backtrace
     if type(error).__name__ == "CommitFailedError":
-        return LakeError(f"another process changed a table meanwhile. Run the command again\n  Delta says: {text}")
+        return LakeError(f"another process changed a table meanwhile ({text})", fix="Run the command again")
     return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {text}")
 
 

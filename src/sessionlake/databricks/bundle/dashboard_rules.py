@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,14 +37,12 @@ def find_dashboard_faults(
         yield (CONTENT,), "must be a text of JSON: as YAML, each plan would report its numbers as changed", 0
         return
     try:
-        # JSON is YAML, whose parser tells the line of each key.
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        yield (CONTENT,), f"the dashboard is not valid JSON: {error.problem}", line
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        yield (CONTENT,), f"the dashboard is not valid JSON: {error.msg}, column {error.colno}", error.lineno
         return
-    lines = find_line_numbers(node)
+    # JSON is YAML, whose parser tells the line of each key.
+    lines = find_line_numbers(yaml.compose(text, Loader=yaml.SafeLoader))
     for key, fault in _find_content_faults(content, columns, schemas, queries):
         line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), 1)
         yield (CONTENT,), fault, line
@@ -90,7 +89,8 @@ def _find_copy_faults(
         return
     pairs = zip(sql.splitlines(), original.splitlines(), strict=False)
     number = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), 0)
-    yield (*key, "queryLines", number), f"{dataset['name']}: the query differs from queries/{dataset['name']}.sql here"
+    text = f"{dataset['name']}: the query differs here from queries/{dataset['name']}.sql:{number + 1}. Make them equal"
+    yield (*key, "queryLines", number), text
 
 
 def _find_prefix_faults(

@@ -144,7 +144,8 @@ def resolve_target(
     config = copy.deepcopy(files.merged_content)
     chosen = config.pop("targets")[name] or {}
     declared = {key: (spec or {}).get("default", f"<{key}>") for key, spec in config.pop("variables", {}).items()}
-    values = declared | dict(variables) | chosen.pop("variables", {})
+    # A deployment prefers what the environment and the file of overrides say to what the target has.
+    values = declared | (chosen.pop("variables", None) or {}) | dict(variables)
     config = merge_content(config, chosen)
     config["bundle"] = config.get("bundle", {}) | {"target": name}
     config["var"] = values

@@ -18,7 +18,7 @@ LEVELS = {
 }
 _ASKS = {"CAN_USE", "CAN_MONITOR", "CAN_MANAGE", "IS_OWNER"}
 """Levels on a SQL warehouse that allow queries. CAN_VIEW does not."""
-IDENTITIES = ("service_principal_name", "group_name", "user_name")
+IDENTITIES = {"service_principal_name": None, "group_name": None, "user_name": None}.keys()
 
 
 def find_permission_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iterator[ResourceFault]:

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from sessionlake.databricks.bundle.files import ResourceFault, Tree
 from sessionlake.databricks.bundle.models import suggest
 from sessionlake.settings.file import KeyPath
+from sessionlake.settings.model import PUBLICATIONS_VARIABLE
 
-Refused = Callable[[list[str]], str | None]
-"""Returns why the package's command line rejects parameters, or None if it accepts them."""
+Refused = Callable[[list[str], Mapping[str, str] | None], str | None]
+"""Returns why the package's command line rejects parameters, or None if it accepts them.
 
-RUNTIME_CONF = frozenset(
-    {
-        "spark.databricks.cluster.profile",
-        "spark.databricks.delta.autoCompact.enabled",
-        "spark.databricks.delta.optimizeWrite.enabled",
-        "spark.master",
-        "spark.scheduler.mode",
-        "spark.sql.redaction.options.regex",
-        "spark.sql.streaming.stateStore.providerClass",
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled",
-    }
-)
-"""Spark settings that clusters of this bundle may have. Spark accepts a misspelt one silently, without effect."""
+The second argument is the environment of the run. None means that it is not considered.
+"""
+
+_SWITCH = ("true", "false")
+_STORES = "com.databricks.sql.streaming.state.", "org.apache.spark.sql.execution.streaming.state."
+RUNTIME_CONF: dict[str, tuple[str, ...]] = {
+    "spark.databricks.cluster.profile": ("singleNode", "serverless"),
+    "spark.databricks.delta.autoCompact.enabled": ("auto", "legacy", *_SWITCH),
+    "spark.databricks.delta.optimizeWrite.enabled": _SWITCH,
+    "spark.master": (),
+    "spark.scheduler.mode": ("FAIR", "FIFO"),
+    "spark.sql.redaction.options.regex": (),
+    "spark.sql.streaming.stateStore.providerClass": tuple(f"{own}RocksDBStateStoreProvider" for own in _STORES),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": _SWITCH,
+}
+"""Spark settings that clusters of this bundle may have, and their values; no values mean any value.
+
+Spark accepts a misspelt setting silently, without effect."""
 PACKAGE = "sessionlake"
 ENTRY_POINT = "sessionlake-job"
 """Entry point for jobs. Unlike the package's other entry point, it rejects commands that jobs may not run."""
+_PUBLISH = "publish"
 _COMPUTE = ("job_cluster_key", "environment_key", "new_cluster", "existing_cluster_id")
 _SIZES = ("autoscale", "num_workers", "is_single_node")
 _KIND, _PROFILE = "CLASSIC_PREVIEW", "spark.databricks.cluster.profile"
@@ -91,8 +98,18 @@ def _find_command_faults(job: Tree, refused: Refused) -> Iterator[ResourceFault]
             continue
         if wheel["entry_point"] != ENTRY_POINT:
             yield (*key, "entry_point"), f"the entry point of a job must be {ENTRY_POINT}, not {wheel['entry_point']!r}"
-        if why := refused([str(word) for word in wheel.get("parameters", [])]):
+        words = [str(word) for word in wheel.get("parameters", [])]
+        if why := refused(words, _read_publications(job, task) if words[:1] == [_PUBLISH] else None):
             yield (*key, "parameters"), f"task {task['task_key']!r}: {why}"
+
+
+def _read_publications(job: Tree, task: Tree) -> dict[str, str] | None:
+    """Returns the variable that says what a task may publish, from its cluster's environment; None if it is not set."""
+    for item in job.get("job_clusters", []):
+        variables = item.get("new_cluster", {}).get("spark_env_vars") or {}
+        if item.get("job_cluster_key") == task.get("job_cluster_key") and PUBLICATIONS_VARIABLE in variables:
+            return {PUBLICATIONS_VARIABLE: str(variables[PUBLICATIONS_VARIABLE])}
+    return None
 
 
 def _find_trigger_faults(job: Tree) -> Iterator[ResourceFault]:
@@ -123,8 +140,10 @@ def _find_compute_faults(job: Tree) -> Iterator[ResourceFault]:
         compute = [name for name in _COMPUTE if task.get(name) is not None]
         if work == ["python_wheel_task"] and len(compute) != 1:
             yield key, f"{what} must have exactly one of {', '.join(_COMPUTE)}, found {', '.join(compute) or 'none'}"
-        if work == ["python_wheel_task"] and not task.get("libraries") and "environment_key" not in task:
-            yield key, f"{what} installs no libraries, so its cluster lacks the wheel. Add libraries"
+        installed = [own for own in task.get("libraries") or () if isinstance(own, dict) and own.get("whl")]
+        if work == ["python_wheel_task"] and not installed and "environment_key" not in task:
+            where = (*key, "libraries") if task.get("libraries") else key
+            yield where, f"{what} installs no wheel, so its cluster lacks the package. Add libraries with whl"
     used = {task.get("job_cluster_key") for task in job.get("tasks", [])}
     for number, item in enumerate(job.get("job_clusters", [])):
         if item.get("job_cluster_key") not in used:
@@ -140,6 +159,23 @@ def _find_health_faults(job: Tree) -> Iterator[ResourceFault]:
         if is_duration and isinstance(value, int) and isinstance(timeout, int) and 0 < timeout <= value:
             text = f"a run ends after timeout_seconds, {timeout}, so it never takes {value} seconds"
             yield ("health", "rules", number), text
+        if isinstance(value, int) and value < 1:
+            yield ("health", "rules", number, "value"), f"a rule's value must be at least 1, found {value}"
+
+
+def _find_conf_faults(cluster: Tree) -> Iterator[tuple[str, str]]:
+    """Yields the Spark settings of a cluster with an unknown name or value."""
+    for conf, value in (cluster.get("spark_conf") or {}).items():
+        known = list(RUNTIME_CONF.get(conf, ()))
+        if conf not in RUNTIME_CONF:
+            yield conf, f"spark_conf: {conf} is not one of the known settings (RUNTIME_CONF)"
+        elif known and _to_conf(value) not in known:
+            yield conf, f"spark_conf: {conf}: {value!r} is not one of {', '.join(known)}{suggest(value, known)}"
+
+
+def _to_conf(value: object) -> str:
+    """Returns a setting's value as Spark reads it: YAML's true is the text true."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _find_cluster_faults(job: Tree) -> Iterator[ResourceFault]:
@@ -147,16 +183,15 @@ def _find_cluster_faults(job: Tree) -> Iterator[ResourceFault]:
         cluster, key = item.get("new_cluster", {}), ("job_clusters", number, "new_cluster")
         if cluster.get("data_security_mode") not in _MODES:
             yield key, f"data_security_mode must be SINGLE_USER, found {cluster.get('data_security_mode')}"
-        for conf in cluster.get("spark_conf", {}).keys() - RUNTIME_CONF:
-            yield (*key, "spark_conf", conf), f"spark_conf: {conf} is not one of the known settings (RUNTIME_CONF)"
+        yield from (((*key, "spark_conf", conf), text) for conf, text in _find_conf_faults(cluster))
         sizes = [name for name in _SIZES if cluster.get(name) not in (None, False)]
         if len(sizes) != 1:
             text = f"a cluster must have exactly one of {', '.join(_SIZES)}, found {', '.join(sizes) or 'none'}"
-            yield key, text
+            yield (*key, *sizes[-1:]), text
         if cluster.get("is_single_node") and cluster.get("kind") != _KIND:
             yield (*key, "is_single_node"), f"is_single_node needs kind: {_KIND}, found {cluster.get('kind')}"
         if cluster.get("num_workers") == 0 and cluster.get("spark_conf", {}).get(_PROFILE) != "singleNode":
             yield (*key, "num_workers"), "a cluster without workers runs nothing. Use is_single_node: true"
         for name in ("spark_version", "node_type_id"):
             if not (cluster.get(name) or (cluster.get("instance_pool_id") and name == "node_type_id")):
-                yield key, f"a cluster needs {name}"
+                yield (*key, name), f"a cluster needs {name}"

@@ -11,6 +11,7 @@ from sessionlake.settings.file import KeyPath
 
 LAYERS = ("bronze", "silver", "gold")
 _RUN, _ALL, _ONCE = "run", "all", "--once"
+_NOTIFICATIONS = ("email_notifications", "webhook_notifications")
 _RUNNING = "UNPAUSED"
 _ENDLESS = {"run", "maintain", "publish"}
 """Commands that run until they are stopped, unless they have the option --once."""
@@ -36,6 +37,14 @@ def find_layer_faults(target: ResolvedTarget) -> Iterator[tuple[str, ResourceFau
         if len(keys) > 1:
             text = f"the jobs {' and '.join(sorted(keys))} both run {layer} and are not paused. Pause one of them"
             yield from ((key, (_find_trigger(target.jobs[key]), text)) for key in keys)
+
+
+def find_silent_jobs(target: ResolvedTarget) -> Iterator[ResourceFault]:
+    """Yields jobs of a production target whose failure is notified to nobody."""
+    for key, job in target.jobs.items() if target.is_production else ():
+        if not any((job.get(kind) or {}).get("on_failure") for kind in _NOTIFICATIONS):
+            text = f"jobs.{key}: nobody is notified of a failure: {' and '.join(_NOTIFICATIONS)} have no on_failure"
+            yield ("resources", "jobs", key, _NOTIFICATIONS[0]), text
 
 
 def _find_trigger(job: Tree) -> KeyPath:

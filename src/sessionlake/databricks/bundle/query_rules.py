@@ -93,7 +93,7 @@ def _check_query(
         what = " ".join(f"{first['description']} near {first['highlight']!r}".split())
         return CheckedQuery([(int(first["line"] or 1), f"the query is not valid SQL: {what}")], [])
     except errors.SqlglotError as error:
-        return CheckedQuery([(1, f"the query is not valid SQL: {error}")], [])
+        return CheckedQuery([(1, f"the query is not valid SQL: {' '.join(str(error).split())}")], [])
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
         return CheckedQuery([(1, "the query must be one SELECT statement")], [])
     tree: Any = trees[0]
@@ -105,7 +105,9 @@ def _check_query(
         *_find_union_faults(tree),
     ]
     found = frozenset(_name_of(table) for table in tree.find_all(exp.Table) if table.db)
-    if not faults:
+    if not faults and all(
+        columns.get(name, {"": ""}) for name in found
+    ):  # columns of the user's own tables are not known
         faults = [*_find_field_faults(tree, columns)] or [*_find_column_faults(tree, sql, columns)]
     outputs = [str(name) for name in tree.named_selects]
     return CheckedQuery([(line or _find_line(sql, text), text) for line, text in faults], outputs, found)
@@ -202,6 +204,8 @@ def _find_column_faults(tree: Any, sql: str, columns: Columns) -> Iterator[tuple
     nested: dict[str, Any] = {}
     for table, own in columns.items():
         schema, _, name = table.partition(".")
+        if not own:
+            continue
         nested.setdefault(schema, {})[name] = own
     try:
         qualify(tree.copy(), schema=nested, dialect="databricks", quote_identifiers=False, identify=False)

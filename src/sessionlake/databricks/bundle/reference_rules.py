@@ -90,6 +90,9 @@ def _find_variable_faults(files: BundleFiles, declared: Tree) -> Iterator[FileFa
         spec = own if isinstance(own, dict) else {}
         if not spec.get("description"):
             yield files.make_fault(f"variable {name} has no description", "variables", name)
+        for place, value in _list_values(files, name) if name in DEPLOYMENT_VARIABLES else ():
+            if str(value).lower() not in {"true", "false"}:
+                yield files.make_fault(f"variable {name} must be true or false, found {value!r}", *place)
         if "default" in spec and "lookup" in spec:
             yield files.make_fault(f"variable {name} has a default and a lookup", "variables", name)
         is_complex = isinstance(spec.get("default"), dict | list)
@@ -104,6 +107,16 @@ def _find_variable_faults(files: BundleFiles, declared: Tree) -> Iterator[FileFa
         for variable in (target.get("variables") or {}).keys() - declared.keys():
             text = f"target {name}: there is no variable {variable}{suggest(variable, list(declared))}"
             yield files.make_fault(text, "targets", name, "variables", variable)
+
+
+def _list_values(files: BundleFiles, name: str) -> list[tuple[tuple[str, ...], Any]]:
+    """Returns the values that a bundle gives to a variable, each with its path of keys."""
+    own = (files.merged_content.get("variables") or {})[name] or {}
+    found: list[tuple[tuple[str, ...], Any]] = [(("variables", name, "default"), own.get("default", "false"))]
+    for target, content in files.targets.items():
+        if name in (content.get("variables") or {}):
+            found.append((("targets", target, "variables", name), content["variables"][name]))
+    return found
 
 
 DEPLOYMENT_VARIABLES = {"start"}

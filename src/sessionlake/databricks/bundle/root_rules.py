@@ -8,24 +8,20 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from sessionlake.databricks.bundle.file_rules import find_requirement_faults
 from sessionlake.databricks.bundle.files import (
     BUNDLE_FILE,
     DEVELOPMENT,
     PRODUCTION,
     BundleFiles,
     FileFault,
-    ResolvedTarget,
-    iterate_texts,
 )
 from sessionlake.databricks.bundle.job_rules import PACKAGE
 from sessionlake.databricks.bundle.models import find_model_faults, suggest
 from sessionlake.databricks.bundle.root_models import ROOT, read_all_models
-from sessionlake.settings.file import KeyPath
 from sessionlake.settings.model import DEFAULT_FILE
 
 _VERSION = re.compile(r"(>=|<=|>|<|=|~|\^|!=)?\s*\d+(\.\d+){0,2}")
-_BUILT = "dist"
-"""The folder in which a build puts an artifact's wheel."""
 _BUILDERS = ("uv build", "python -m build", "python3 -m build", "poetry build", "hatch build", "pip wheel", "make ")
 
 
@@ -40,8 +36,11 @@ def find_root_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
     if not all(_VERSION.fullmatch(part.strip()) for part in version.split(",")):
         text = f"{version!r} is no constraint of a version, such as '>= 1.9.0'"
         yield files.make_fault(text, "bundle", "databricks_cli_version")
+    if not (files.merged_content.get("bundle") or {}).get("name"):
+        yield files.make_fault("bundle.name is required, but missing or empty. Add it", "bundle")
     yield from _find_function_faults(files)
     yield from _find_file_faults(files, folder)
+    yield from find_requirement_faults(files, folder)
 
 
 def _find_function_faults(files: BundleFiles) -> Iterator[FileFault]:
@@ -54,27 +53,6 @@ def _find_function_faults(files: BundleFiles) -> Iterator[FileFault]:
             source = Path(__file__).parents[3].joinpath(*module.split(".")).with_suffix(".py")
             if not source.is_file() or f"\ndef {function}(" not in source.read_text(encoding="utf-8"):
                 yield files.make_fault(f"there is no function {name}", "python", kind, number)
-
-
-def find_path_faults(files: BundleFiles, folder: Path, target: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
-    """Yields files that a resolved target's resources or variables name, and that the bundle does not deploy."""
-    deployed = str(target.config["workspace"]["file_path"])
-    excluded = (files.merged_content.get("sync") or {}).get("exclude") or []
-    built = {str(Path(str(own.get("path", "."))) / _BUILT) for own in (target.config.get("artifacts") or {}).values()}
-    for key, text in iterate_texts(target.config.get("resources") or {}, ("resources",)):
-        if key[-1] in {"query_text", "serialized_dashboard"}:
-            continue
-        path = text.removeprefix(f"{deployed}/")
-        if path != text:
-            if not (folder / path).is_file():
-                yield key, f"there is no file {path}, so it is not deployed"
-            elif any(fnmatch(path, str(pattern)) for pattern in excluded):
-                yield key, f"sync.exclude leaves out {path}, so it is not deployed"
-        elif key[-1] == "whl" and not text.startswith(("/", "<", "http")):
-            if str(Path(text).parent) not in built and not list(folder.glob(text)):
-                yield key, f"no artifact is built into {Path(text).parent}, and there is no file {text}"
-            if not text.endswith(".whl"):
-                yield key, f"{text!r} is no wheel"
 
 
 def _find_target_faults(files: BundleFiles) -> Iterator[FileFault]:
@@ -108,6 +86,10 @@ def _find_file_faults(files: BundleFiles, folder: Path) -> Iterator[FileFault]:
         if not list(folder.glob(pattern)):
             yield files.make_fault(f"include: no file matches {pattern!r}", "include", number)
     names = sorted(own.name for own in folder.iterdir())
+    environment = str((files.merged_content.get("python") or {}).get("venv_path") or ".")
+    hint = suggest(environment, names)
+    if hint and not (folder / environment).exists():  # without a similar folder, `make setup` has not run yet
+        yield files.make_fault(f"there is no folder {environment!r}{hint}", "python", "venv_path")
     sync = files.merged_content.get("sync") or {}
     patterns: list[Any] = sync.get("exclude") or []
     for number, pattern in enumerate(patterns):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from sessionlake.databricks.bundle.alert_rules import find_alert_faults
 from sessionlake.databricks.bundle.dashboard_rules import find_dashboard_faults
+from sessionlake.databricks.bundle.environment_rules import find_environment_faults
+from sessionlake.databricks.bundle.file_rules import find_path_faults
 from sessionlake.databricks.bundle.files import (
     REFERENCE,
     BundleFiles,
@@ -19,20 +23,23 @@ from sessionlake.databricks.bundle.files import (
     iterate_texts,
     list_resources,
     list_scopes,
+    merge_content,
     read_bundle,
     resolve_target,
 )
-from sessionlake.databricks.bundle.identity_rules import LEVELS, find_permission_faults
+from sessionlake.databricks.bundle.identity_rules import IDENTITIES, LEVELS, find_permission_faults
 from sessionlake.databricks.bundle.job_rules import Refused, find_job_faults
-from sessionlake.databricks.bundle.layer_rules import find_layer_faults
-from sessionlake.databricks.bundle.models import NOT_A_KEY, REQUIRED, find_model_faults, read_models
+from sessionlake.databricks.bundle.layer_rules import find_layer_faults, find_silent_jobs
+from sessionlake.databricks.bundle.models import REQUIRED, find_model_faults, read_models, suggest
+from sessionlake.databricks.bundle.overrides import read_overrides
+from sessionlake.databricks.bundle.places import PlacedFault, join_faults, place_fault
 from sessionlake.databricks.bundle.query_rules import Columns, check_query, list_lake_columns
 from sessionlake.databricks.bundle.reference_rules import find_reference_faults, find_unused_variables, look_up_default
-from sessionlake.databricks.bundle.root_rules import find_path_faults, find_root_faults
-from sessionlake.databricks.bundle.value_rules import find_value_faults
+from sessionlake.databricks.bundle.root_rules import find_root_faults
+from sessionlake.databricks.bundle.value_rules import find_repeated_resources, find_value_faults
 from sessionlake.errors import ConfigError
 from sessionlake.settings.file import TARGETS, FileError, KeyPath, read_document, read_settings
-from sessionlake.settings.model import DEFAULT_FILE, find_settings_problems
+from sessionlake.settings.model import DEFAULT_FILE, Settings, find_settings_problems
 
 _PROTECTED = {"schemas", "secret_scopes"}
 _PROTECTED_VOLUME = "checkpoints"
@@ -64,7 +71,8 @@ def find_bundle_faults(folder: Path, variables: Mapping[str, Any], refused: Refu
     if not found:
         context = _read_context(files, folder, refused)
         found = [*_find_query_faults(context)]
-        found += [fault for name in files.targets for fault in _find_target_faults(context, name, variables)]
+        placed = (fault for name in files.targets for fault in _find_target_faults(context, name, variables))
+        found += join_faults(placed)
     return sorted({*found, *find_unused_variables(files), *find_settings_faults(folder, files)})
 
 
@@ -109,7 +117,18 @@ class _Context:
 
 def _read_context(files: BundleFiles, folder: Path, refused: Refused) -> _Context:
     queries = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob(f"{QUERIES}/*.sql"))}
-    return _Context(files, folder, refused, list_lake_columns(_read_declared_columns(folder)), queries)
+    added: Columns = {name: {} for name in _list_added_tables(folder)}
+    columns = {**list_lake_columns(_read_declared_columns(folder)), **added}
+    return _Context(files, folder, refused, columns, queries)
+
+
+def _list_added_tables(folder: Path) -> list[str]:
+    """Returns the tables and views that only the settings file declares; none if it has a fault."""
+    try:
+        settings = Settings(**read_settings(read_document(folder / DEFAULT_FILE)).content)
+    except (FileError, ValidationError):
+        return []
+    return [*settings.added_tables, *settings.capture.feed_views]
 
 
 def _read_declared_columns(folder: Path) -> dict[str, str]:
@@ -158,6 +177,10 @@ def _find_level_faults(files: BundleFiles) -> Iterator[FileFault]:
     for document in files.documents.values():
         for where, scope, key in list_scopes(document.content):
             yield from _find_wrong_levels(files, where, "bundle", scope, key)
+            names = IDENTITIES & (scope.get("run_as") or {}).keys()
+            if len(names) > 1:
+                text = f"{where}run_as must name exactly one of {', '.join(sorted(IDENTITIES))}, found {len(names)}"
+                yield files.make_fault(text, *key, "run_as")
             for kind, name, resource in list_resources(scope):
                 path = (*key, "resources", kind, name)
                 yield from _find_wrong_levels(files, f"{where}{kind}.{name}: ", kind, resource, path)
@@ -173,6 +196,11 @@ def _find_wrong_levels(
         given, place = look_up_default(files, permission, (*key, "permissions", number))
         if not isinstance(given, dict):
             given = {}
+        if (number_of_names := len(IDENTITIES & given.keys())) != 1:
+            text = (
+                f"{where}a permission must name exactly one of {', '.join(sorted(IDENTITIES))}, not {number_of_names}"
+            )
+            yield files.make_fault(text, *place)
         level, place = look_up_default(files, given.get("level"), (*place, "level"))
         if level not in LEVELS[kind]:
             text = f"{where}level {level!r} is not one of {', '.join(LEVELS[kind])}"
@@ -196,32 +224,50 @@ def _find_written_faults(files: BundleFiles) -> list[FileFault]:
                     if REQUIRED not in text:  # another file may have the key
                         line = document.line((*key, "resources", kind, own, *path)) or 1
                         found.append(FileFault(name, line, f"{where}{kind}.{own}: {text}"))
-    return found
+    return [*found, *_find_missing_keys(files)]
 
 
-def _find_target_faults(context: _Context, name: str, variables: Mapping[str, Any]) -> Iterator[FileFault]:
+def _find_missing_keys(files: BundleFiles) -> Iterator[FileFault]:
+    """Yields the keys that a resource must have and has in no file."""
+    models, shared = read_models(), files.merged_content.get("resources") or {}
+    for name, target in files.targets.items():
+        merged = merge_content(shared, target.get("resources") or {})
+        for kind, own, resource in list_resources({"resources": merged}):
+            is_shared = own in (shared.get(kind) or {})
+            root = () if is_shared else ("targets", name)
+            hint = "" if is_shared else suggest(own, list(shared.get(kind) or {}))
+            for path, text in find_model_faults(models, models.kinds[kind], resource):
+                if REQUIRED in text:
+                    yield files.make_fault(f"{kind}.{own}: {text}{hint}", *root, "resources", kind, own, *path)
+
+
+def _find_target_faults(context: _Context, name: str, variables: Mapping[str, Any]) -> Iterator[PlacedFault]:
     files = context.files
+    own, faults = read_overrides(context.folder, name, files.merged_content.get("variables") or {})
+    yield from (PlacedFault(fault.file, fault.line, "", fault.text) for fault in faults)
     try:
-        target = resolve_target(files, name, variables)
-        other = resolve_target(files, name, variables, _ANOTHER_USER)
+        target = resolve_target(files, name, own | dict(variables))
+        other = resolve_target(files, name, own | dict(variables), _ANOTHER_USER)
     except ConfigError as error:
-        yield files.make_fault(f"target {name}: {error}", "targets", name)
+        yield place_fault(files, name, _find_reference(files, name, str(error)), f"target {name}: {error}")
         return
     for kind, key, resource in list_resources(target.config):
         root = ("resources", kind, key)
         for path, text, line in _find_resource_faults(context, target, kind, resource):
-            yield _make_fault_at(files, name, (*root, *path), f"{kind}.{key}: {text}", line)
+            yield place_fault(files, name, (*root, *path), text, f"{kind}.{key}", line)
     for job, (path, text) in find_layer_faults(target) if _fits_models(target) else ():
-        yield _make_fault_at(files, name, ("resources", "jobs", job, *path), f"jobs.{job}: {text}")
+        yield place_fault(files, name, ("resources", "jobs", job, *path), text, f"jobs.{job}")
     others = (
         *find_path_faults(files, context.folder, target),
         *_find_user_faults(target, other),
         *_find_prefix_faults(target),
+        *find_repeated_resources(target),
+        *find_silent_jobs(target),
     )
     for path, text in others:
-        yield _make_fault_at(files, name, path, text)
-    if target.is_production:
-        yield from _find_unprotected_resources(files, target)
+        yield place_fault(files, name, path, text)
+    for path, text in _find_unprotected_resources(target) if target.is_production else ():
+        yield place_fault(files, name, path, text)
 
 
 def _find_resource_faults(
@@ -235,11 +281,15 @@ def _find_resource_faults(
     if wrong:
         return
     simple = [*find_value_faults(target, kind, own), *find_permission_faults(target, kind, resource)]
-    simple += [*find_job_faults(resource, context.refused)] if kind == "jobs" else []
+    schemas = _list_schemas(context.files, target)
+    if kind == "jobs":
+        simple += [
+            *find_job_faults(resource, context.refused),
+            *find_environment_faults(resource, schemas, context.columns),
+        ]
     yield from ((path, text, 0) for path, text in simple)
     if kind not in {"alerts", "dashboards"}:
         return
-    schemas = _list_schemas(context.files, target)
     if kind == "alerts":
         catalog = str(target.config["var"].get("catalog"))
         yield from find_alert_faults(own, context.columns, schemas, catalog, context.queries)
@@ -287,38 +337,17 @@ def _find_prefix_faults(target: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]
         yield ("targets", target.name, "variables", "schema_prefix"), f"{text}, but there are {known}"
 
 
-def _make_fault_at(files: BundleFiles, target: str, key: KeyPath, text: str, line: int = 0) -> FileFault:
-    fault = files.make_fault(text, *_find_definition(files, target, key, is_value=NOT_A_KEY not in text))
-    return replace(fault, line=fault.line + line)
+def _find_reference(files: BundleFiles, target: str, text: str) -> KeyPath:
+    """Returns the key whose value is the reference that a text names; the target if there is none."""
+    found = REFERENCE.search(text)
+    own: KeyPath = ("variables", found[1].removeprefix("var."), "default") if found else ()
+    if found and found[1].startswith("var.") and files.count_existing_keys(*own) == len(own):
+        return own
+    texts = iterate_texts(files.merged_content)
+    return next((key for key, value in texts if found and found[0] in value), ("targets", target))
 
 
-def _find_definition(files: BundleFiles, target: str, key: KeyPath, *, is_value: bool = True) -> KeyPath:
-    """Returns the keys that lead to where a value is defined: in its own place, or in the variable it refers to.
-
-    Args:
-        files: The bundle's files.
-        target: The target of the deployment.
-        key: Path of keys in the resolved target.
-        is_value: True to find the value; False to find the last key itself, which may have a variable as its value.
-    """
-    node: Any = files.merged_content
-    for depth in range(len(key) + is_value):
-        if isinstance(node, str) and (found := REFERENCE.fullmatch(node)) and found[1].startswith("var."):
-            variable = found[1].removeprefix("var.")
-            if variable in (files.targets[target].get("variables") or {}):
-                return ("targets", target, "variables", variable, *key[depth:])
-            return _find_definition(files, target, ("variables", variable, "default", *key[depth:]), is_value=is_value)
-        if depth == len(key):
-            break
-        try:
-            node = node[key[depth]]
-        except (LookupError, TypeError):
-            break
-    in_target: KeyPath = ("targets", target, *key)
-    return in_target if files.count_existing_keys(*in_target) - 2 > files.count_existing_keys(*key) else key
-
-
-def _find_unprotected_resources(files: BundleFiles, target: ResolvedTarget) -> Iterator[FileFault]:
+def _find_unprotected_resources(target: ResolvedTarget) -> Iterator[tuple[KeyPath, str]]:
     for kind, key, resource in list_resources(target.config):
         is_protected = kind in _PROTECTED or (kind, key) == ("volumes", _PROTECTED_VOLUME)
         if is_protected and not (resource.get("lifecycle") or {}).get("prevent_destroy"):
@@ -326,4 +355,4 @@ def _find_unprotected_resources(files: BundleFiles, target: ResolvedTarget) -> I
                 f"target {target.name}: {kind}.{key} has data that cannot be restored: "
                 "set lifecycle.prevent_destroy: true"
             )
-            yield files.make_fault(text, "targets", target.name, "resources", kind, key)
+            yield ("targets", target.name, "resources", kind, key), text

@@ -11,11 +11,11 @@ from sessionlake.databricks.bundle.cron import find_cron_fault
 from sessionlake.databricks.bundle.files import ResolvedTarget, ResourceFault, Tree
 from sessionlake.databricks.bundle.identity_rules import IDENTITIES
 from sessionlake.databricks.bundle.models import is_unknown, suggest
-from sessionlake.settings.environment import find_variable_faults
 from sessionlake.settings.file import KeyPath
 
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s.]+")
 _NAME = re.compile(r"[^./\s\x00-\x1f]+")
+_SCOPE = re.compile(r"[\w.@<>-]{1,128}", re.ASCII)
 _RUNTIME = re.compile(r"(\d+)\.\d+\.x-([a-z0-9]+-)*scala(2\.1[23])")
 _FIRST_WITH_213 = 16
 """The first runtime built for Scala 2.13. Version 16.4 has both Scala versions, all later ones only this."""
@@ -35,6 +35,7 @@ _AT_LEAST = {
     "timeout_seconds": 0,
 }
 _PAIRS = (("min_workers", "max_workers"), ("min_num_clusters", "max_num_clusters"))
+_LIBRARIES = {"jar", "requirements", "whl"}
 _FOLDERS = ("Volumes", "Workspace")
 _VOLUME_PATH = re.compile(r"/Volumes/([^/]+)/([^/]+)/([^/]+)(/.*)?")
 _SCHEMA_RIGHTS = {"ALL_PRIVILEGES", "APPLY_TAG", "CREATE_FUNCTION", "CREATE_MATERIALIZED_VIEW", "CREATE_MODEL",
@@ -49,9 +50,10 @@ def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iter
     for key, name, value in _iterate(resource):
         if value is None or is_unknown(value):
             continue
-        if isinstance(value, str):
+        if not isinstance(value, dict | list | bool):
+            # YAML reads the version 17.3 as a number, but a deployment reads it as a text.
             check = _CHECKS.get(name)
-            faults = (check(value) if check else None, _explain_path(target, value))
+            faults = (check(str(value)) if check else None, _explain_path(target, name, str(value)))
             yield from ((key, fault) for fault in faults if fault)
         elif isinstance(value, dict):
             yield from _find_pair_faults(key, name, value)
@@ -60,6 +62,8 @@ def find_value_faults(target: ResolvedTarget, kind: str, resource: Tree) -> Iter
         low, number = _AT_LEAST.get(name), _to_number(value)
         if low is not None and number is not None and number < low:
             yield key, f"{name} must be at least {low}, found {value}"
+    yield from _find_pair_faults((), "", resource)
+    yield from _find_combination_faults(kind, resource)
     fault = _explain_name(str(resource.get("name", "unnamed"))) if kind in {"schemas", "volumes"} else None
     yield from [(("name",), fault)] if fault else []
     yield from _find_grant_faults(kind, resource)
@@ -73,6 +77,34 @@ def _iterate(node: Any, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str, Any]]
         named = next((part for part in reversed((*key, own)) if isinstance(part, str)), "")
         yield (*key, own), named, value
         yield from _iterate(value, (*key, own))
+
+
+def find_repeated_resources(target: ResolvedTarget) -> Iterator[ResourceFault]:
+    """Yields resources of one kind with the same name, of which a workspace can have only one."""
+    for kind in ("schemas", "volumes", "secret_scopes", "sql_warehouses"):
+        first: dict[tuple[str, ...], str] = {}
+        for key, own in target.resources_of_kind(kind).items():
+            name = tuple(str(own.get(part)) for part in ("catalog_name", "schema_name", "name"))
+            if name in first:
+                text = f"{kind}.{key} has the same name as {kind}.{first[name]}: {name[-1]!r}"
+                yield ("resources", kind, key, "name"), text
+            first[name] = key
+
+
+def _find_combination_faults(kind: str, resource: Tree) -> Iterator[ResourceFault]:
+    """Yields values of two keys that exclude each other."""
+    if _is_true(resource.get("enable_serverless_compute")) and resource.get("warehouse_type", "PRO") != "PRO":
+        yield ("warehouse_type",), f"a serverless warehouse has the type PRO, not {resource['warehouse_type']}"
+    if kind == "volumes":
+        is_external = resource.get("volume_type") == "EXTERNAL"
+        if is_external != bool(resource.get("storage_location")):
+            yield ("volume_type",), "a volume has a storage_location if its type is EXTERNAL, and else none"
+    if kind == "secret_scopes" and not is_unknown(name := str(resource.get("name"))) and not _SCOPE.fullmatch(name):
+        yield ("name",), f"the scope's name {name!r} may only have letters, digits and -_@. and 128 characters"
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"
 
 
 def _to_number(value: Any) -> float | None:
@@ -97,12 +129,13 @@ def _find_pair_faults(key: KeyPath, name: str, value: Tree) -> Iterator[Resource
         given = [own for own in IDENTITIES if value.get(own)]
         if len(given) != 1:
             yield key, f"{name} must name exactly one of {', '.join(sorted(IDENTITIES))}, found {len(given)}"
-    if name == "spark_env_vars":
-        yield from (((*key, own), text) for own, text in find_variable_faults(value))
 
 
-def _explain_path(target: ResolvedTarget, text: str) -> str | None:
-    """Returns why a path in the lake's catalog leads to no volume; None if it leads to one."""
+def _explain_path(target: ResolvedTarget, name: str, text: str) -> str | None:
+    """Returns why a path in the lake's catalog leads to no volume; None if it leads to one.
+
+    A library may be in a volume that the bundle does not have.
+    """
     found, first = _VOLUME_PATH.fullmatch(text), text.split("/")[1] if text.startswith("/") else ""
     if first not in _FOLDERS and (hint := suggest(first, list(_FOLDERS))):
         return f"the path {text!r} begins with no folder of a workspace{hint}"
@@ -114,7 +147,7 @@ def _explain_path(target: ResolvedTarget, text: str) -> str | None:
     known = [f"{own.get('catalog_name')}/{own.get('schema_name')}/{own.get('name')}" for own in volumes]
     catalogs = {own.get("catalog_name") for own in volumes}
     path = "/".join(found.groups()[:3])
-    if found[1] in catalogs and path not in known:
+    if found[1] in catalogs and path not in known and name not in _LIBRARIES:
         return f"the bundle has no volume {path}, it has {', '.join(known)}"
     return None
 

@@ -1,0 +1,65 @@
+"""Checks the environment variables of clusters, which tell the package where its tables and checkpoints are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from sessionlake.databricks.bundle.files import ResourceFault, Tree
+from sessionlake.databricks.bundle.models import is_unknown, suggest
+from sessionlake.databricks.bundle.query_rules import Columns
+from sessionlake.settings.environment import find_value_faults, find_variable_faults
+from sessionlake.settings.file import KeyPath
+from sessionlake.settings.model import ENV_PREFIX, PUBLICATIONS_VARIABLE, SchemaSettings
+
+_SCHEMA_PREFIX, _CHECKPOINTS = f"{ENV_PREFIX}SCHEMAS__", f"{ENV_PREFIX}CHECKPOINTS"
+
+
+def find_environment_faults(job: Tree, schemas: Mapping[str, str], columns: Columns) -> Iterator[ResourceFault]:
+    """Yields the faults in the environment variables of a resolved job's clusters.
+
+    Args:
+        job: The job.
+        schemas: Schema of the lake by its name in the deployment.
+        columns: The lake's tables.
+    """
+    for number, item in enumerate(job.get("job_clusters", [])):
+        cluster = item.get("new_cluster") or {}
+        variables = {str(name): str(value) for name, value in (cluster.get("spark_env_vars") or {}).items()}
+        key: KeyPath = ("job_clusters", number, "new_cluster", "spark_env_vars")
+        known = {name: value for name, value in variables.items() if not is_unknown(value)}
+        for name, text in (
+            *find_variable_faults(variables),
+            *find_value_faults(known),
+            *_find_swapped_schemas(variables, schemas),
+            *_find_shared_folder(variables, cluster),
+            *_find_wrong_publications(variables, columns),
+        ):
+            yield (*key, name), text
+
+
+def _find_swapped_schemas(variables: Mapping[str, str], schemas: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields the variables that name the schema of another layer."""
+    layers = {layer: f"{_SCHEMA_PREFIX}{layer.upper()}" for layer in SchemaSettings.model_fields}
+    for layer, name in layers.items():
+        written = schemas.get(variables.get(name, ""), layer)
+        if written != layer and written in layers:
+            yield name, f"{name} names the schema of {written}: two layers would write into one schema"
+
+
+def _find_shared_folder(variables: Mapping[str, str], cluster: Tree) -> Iterator[tuple[str, str]]:
+    """Yields the variable of the checkpoints if they are in the volume of the clusters' logs."""
+    logs = ((cluster.get("cluster_log_conf") or {}).get("volumes") or {}).get("destination")
+    if logs and f"{variables.get(_CHECKPOINTS)}/".startswith(f"{logs}/"):
+        text = f"the checkpoints are in {logs}, the volume of the clusters' logs, which nothing protects"
+        yield _CHECKPOINTS, text
+
+
+def _find_wrong_publications(variables: Mapping[str, str], columns: Columns) -> Iterator[tuple[str, str]]:
+    """Yields publications that are not `table=topic`, or whose table the lake does not have."""
+    for one in variables.get(PUBLICATIONS_VARIABLE, "").split(","):
+        table, separator, topic = one.strip().partition("=")
+        if one.strip() and not (separator and table and topic):
+            yield PUBLICATIONS_VARIABLE, f"{one.strip()!r} is no publication, such as silver.session_rows=tables.rows"
+        elif table and not is_unknown(table) and table not in columns:
+            text = f"the lake has no table {table!r} to publish{suggest(table, list(columns))}"
+            yield PUBLICATIONS_VARIABLE, text

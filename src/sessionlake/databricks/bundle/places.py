@@ -1,0 +1,101 @@
+"""Finds the file and line of a fault in a resolved target, and joins faults that have one cause."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sessionlake.databricks.bundle.files import REFERENCE, BundleFiles, FileFault
+from sessionlake.databricks.bundle.models import NOT_A_KEY
+from sessionlake.settings.file import KeyPath
+
+_SHOWN_USES = 3
+
+
+@dataclass(frozen=True)
+class PlacedFault:
+    """A fault of a resolved target.
+
+    Attributes:
+        file: The file that has the wrong value.
+        line: Its line.
+        owner: Kind and key of the resource with the fault, such as `jobs.bronze`; empty if it is not in a resource.
+        text: Description of the fault.
+        uses: File and line of each reference that leads to the wrong value, such as `resources/bronze.job.yml:30`.
+    """
+
+    file: str
+    line: int
+    owner: str
+    text: str
+    uses: tuple[str, ...] = ()
+
+
+def place_fault(
+    files: BundleFiles, target: str, key: KeyPath, text: str, owner: str = "", line: int = 0
+) -> PlacedFault:
+    """Returns a fault at the place where its value is written.
+
+    Args:
+        files: The bundle's files.
+        target: The target of the deployment.
+        key: Path of keys in the resolved target.
+        text: Description of the fault.
+        owner: Kind and key of the resource with the fault.
+        line: The line within a text of many lines, or 0.
+    """
+    *uses, definition = _follow_references(files, target, key, (), is_value=NOT_A_KEY not in text)
+    found = files.make_fault(text, *definition)
+    places = [files.make_fault(text, *own) for own in uses]
+    return PlacedFault(found.file, found.line + line, owner, text, tuple(f"{own.file}:{own.line}" for own in places))
+
+
+def join_faults(faults: Iterable[PlacedFault]) -> Iterator[FileFault]:
+    """Yields one fault for each wrong line and text, even if many resources use the line."""
+    groups: dict[tuple[str, int, str], list[PlacedFault]] = defaultdict(list)
+    for fault in faults:
+        groups[fault.file, fault.line, fault.text].append(fault)
+    for (file, line, text), group in groups.items():
+        owner, *others = dict.fromkeys(fault.owner for fault in group if fault.owner) or [""]
+        # The place that most resources share is the nearest to the cause.
+        uses = [use for use, _ in Counter(use for fault in group for use in dict.fromkeys(fault.uses)).most_common()]
+        more = f" (also {', '.join(others)})" if others else ""
+        end = "" if text.endswith("?") and not more else "."
+        used = (
+            f"{end} Used in {', '.join(uses[:_SHOWN_USES])}{', …' if len(uses) > _SHOWN_USES else ''}" if uses else ""
+        )
+        yield FileFault(file, line, (f"{owner}: " if owner else "") + text.removesuffix(".") + more + used)
+
+
+def _follow_references(
+    files: BundleFiles, target: str, key: KeyPath, seen: tuple[str, ...], *, is_value: bool
+) -> list[KeyPath]:
+    """Returns the keys of each reference that leads to a value, and last the keys of the value itself.
+
+    Args:
+        files: The bundle's files.
+        target: The target of the deployment.
+        key: Path of keys in the resolved target.
+        seen: The variables that were followed.
+        is_value: True to find the value; False to find the last key itself, which may have a variable as its value.
+    """
+    node: Any = files.merged_content
+    for depth in range(len(key) + is_value):
+        if isinstance(node, str) and (found := REFERENCE.fullmatch(node)) and found[1].startswith("var."):
+            variable = found[1].removeprefix("var.")
+            is_own = variable in (files.targets[target].get("variables") or {})
+            root = ("targets", target, "variables", variable) if is_own else ("variables", variable, "default")
+            if variable in seen:  # it refers to itself
+                return [(*root, *key[depth:])]
+            rest = _follow_references(files, target, (*root, *key[depth:]), (*seen, variable), is_value=is_value)
+            return [key[:depth], *rest]
+        if depth == len(key):
+            break
+        try:
+            node = node[key[depth]]
+        except (LookupError, TypeError):
+            break
+    in_target: KeyPath = ("targets", target, *key)
+    return [in_target if files.count_existing_keys(*in_target) - 2 > files.count_existing_keys(*key) else key]
