@@ -40,7 +40,8 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
             f"{source}: no rows were found in {len(records):,} messages; "
             f"{len(sample.messages):,} are JSON objects or arrays",
             why="A feed reads rows from JSON objects and arrays",
-            fix="Name other messages, or write a decoder class, which reads messages of any form",
+            fix="For Protobuf or Avro, write a feed with `uses` (gtfs_realtime, sparkplug) or `format`. Otherwise name "
+            "other messages, or write a decoder class, which reads messages of any form",
         )
     try:
         FeedSettings.model_validate(proposal.settings)

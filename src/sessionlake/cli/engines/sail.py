@@ -106,6 +106,8 @@ class SailEngine:
         ]
         for table in tables:
             if table not in statement.versions:
+                if any(table in feed.views for feed in self._settings.capture.feeds):
+                    raise EngineRefusalError(f"{table} is a view of a feed")
                 if table in names:
                     raise EngineRefusalError(f"{table} does not exist yet")
                 continue  # a view counts it as a table without rows

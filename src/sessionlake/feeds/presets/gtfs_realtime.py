@@ -60,20 +60,20 @@ class GtfsRealtime:
         """Yields one event; none for a tombstone.
 
         The event is a snapshot of all entities. For a differential feed it is an update with some, which has no place
-        in the order, because two of them may have the same timestamp.
+        in the order, because two of them may have the same timestamp. Without a timestamp, which version 1.0 allows,
+        a message has the time of Kafka, and no place in the order.
         """
         if message.value is None:
             return
         found = parse_tree(_FeedMessage, message.value)
         header = found.get("header", {})
-        if "timestamp" not in header:
-            raise ValueError("the header has no timestamp, which orders the messages")
-        at, rows = header["timestamp"], _rows(found["entity"])
+        seq, rows = header.get("timestamp"), _rows(found["entity"])
+        ts = message.timestamp if seq is None else seq * 1000
         incrementality = header.get("incrementality", _FULL_DATASET)
         if incrementality == _FULL_DATASET:
-            yield Event(kind="snapshot", ts=at * 1000, seq=at, rows=rows)
+            yield Event(kind="snapshot", ts=ts, seq=seq, rows=rows)
         elif incrementality == _DIFFERENTIAL:
-            yield Event(ts=at * 1000, rows=rows)
+            yield Event(ts=ts, rows=rows)
         else:
             raise ValueError(f"the incrementality {incrementality} is unknown")
 
