@@ -22,10 +22,16 @@ Every error that sessionlake ends with, by its class. Search for a part of your 
 it: `…` stands for what is different each time. The command line prints `error: ` and the message, and exits with the
 code of the class.
 
-Made by `make reference` from the `raise` statements of the code.
+Made by `make reference` from the texts in the code.
 """
 
 
+_ABOUT_SETTINGS = "ConfigError"
+_SETTINGS = """\
+### Mistakes in settings
+
+The error names the file, the line and the key, and says what is wrong. Correct the key and start again:
+"""
 _FEWEST_WORDS = 3
 """A text with fewer words passes on another error's."""
 
@@ -50,6 +56,8 @@ def page() -> str:
         lines += [f"## {name}", "", f"{doc} Exit code {code}.", "", "| message | why, and what to do |", "|---|---|"]
         lines += [f"| {_cell(text.what)} | {_cell('. '.join(part for part in text[2:] if part))} |" for text in group]
         lines.append("")
+        if name == _ABOUT_SETTINGS:
+            lines += [_SETTINGS, *(f"- {text}" for text in sorted(set(_settings_texts()))), ""]
     return "\n".join(lines)
 
 
@@ -87,7 +95,9 @@ def _texts(classes: dict[str, tuple[str, int]]) -> Iterator[ErrorText]:
     for module, tree in _modules().items():
         constants = _imported(tree, assigned) | assigned[module]
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and (name := _name(node.func)) in classes and node.args:
+            if isinstance(node, ast.Call) and _name(node.func) == "KnownFailure":
+                yield from _known_failure(node, constants)
+            elif isinstance(node, ast.Call) and (name := _name(node.func)) in classes and node.args:
                 parts = {word.arg: word.value for word in node.keywords}
                 what, why, fix = (
                     re.sub("…+", "…", _text(part, constants))
@@ -95,6 +105,25 @@ def _texts(classes: dict[str, tuple[str, int]]) -> Iterator[ErrorText]:
                 )
                 if len(re.findall("[A-Za-z]{2,}", what)) >= _FEWEST_WORDS:
                     yield ErrorText(name, what, why, fix)
+
+
+def _settings_texts() -> Iterator[str]:
+    """Yields what the validators of settings say, which becomes part of a ConfigError."""
+    for module, tree in _modules().items():
+        if module.startswith("sessionlake.settings"):
+            constants = _assigned(tree)
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call) and _name(node.func) == "ValueError" and node.args:
+                    text = re.sub("…+", "…", _cell(_text(node.args[0], constants)))
+                    if len(re.findall("[A-Za-z]{2,}", text)) >= _FEWEST_WORDS:
+                        yield text
+
+
+def _known_failure(node: ast.Call, constants: dict[str, ast.expr]) -> Iterator[ErrorText]:
+    """Yields the text that replaces a failure of Spark. A text of one sentence is only the beginning of an error."""
+    what, _, fix = re.sub(r"\{\w+\}", "…", _text(node.args[1], constants)).partition(". ")
+    if fix:
+        yield ErrorText(_name(node.args[0]), what, "", fix)
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:

@@ -81,6 +81,7 @@ PURE_BESIDE = {
     "sessionlake.settings.capture",
     "sessionlake.settings.section",
     "sessionlake.settings.bounded_yaml",
+    "sessionlake.settings.texts",
 }
 OUTSIDE = {"pyspark", "py4j", "delta", "confluent_kafka", "os", "io", "pathlib", "shutil", "subprocess", "socket"}
 OUTSIDE |= {"time", "datetime", "random", "threading", "asyncio", "tempfile", "logging", "urllib", "pickle", "uuid"}

@@ -397,7 +397,7 @@ def test_what_is_no_rule_is_refused_with_its_place_and_what_could_stand_there() 
     expected = [
         "3:15: rule unknown: pricex is not a number column; available: price, qty",
         "7:24: rule inside: expected over, found ovr",
-        "8:5: rule nowhen: when: Field required",
+        "8:5: rule nowhen: when: the key is missing",
         "9:25: rule event: a column without an aggregate is an event",
         "10:37: rule column: a rule with aggregates can only be keyed by topic, session_id, row_id; found who",
         "11:45: rule mixed: an event describes one change of one source: it cannot have aggregates",

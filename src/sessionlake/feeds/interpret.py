@@ -15,6 +15,7 @@ from typing import Any
 from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.numbers import Bounds, number_of
+from sessionlake.feeds.parts import join_parts
 from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, elements, find
 from sessionlake.feeds.row_ids import row_id_of
 from sessionlake.feeds.times import milliseconds_of
@@ -72,7 +73,7 @@ def _is_of_part(condition: Condition) -> bool:
 def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Decoded:
     """Reads each part of a message by the first rule whose conditions it meets.
 
-    Parts of the same session are joined into one event, with their rows in order.
+    Parts of the same session are joined into one event.
     """
     found = elements(split, place)
     if found is None:
@@ -87,10 +88,11 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
         numbers.add(rule.number)
         for event in _read_events(feed, rule, part):
             before = events.get(event.session)
-            if before is not None and before.kind is not event.kind:
-                why = f"parts of session {event.session} are of several kinds"
-                raise RefusedError(Reason.BAD_VALUE, split.text, why)
-            events[event.session] = event if before is None else replace(before, rows=before.rows + event.rows)
+            try:
+                joined = event if before is None else join_parts(before, event, feed.order.modulo)
+            except ValueError as error:
+                raise RefusedError(Reason.BAD_VALUE, split.text, str(error)) from None
+            events[event.session] = joined
     for event in events.values():
         refuse_repeats(feed, event)
     return Decoded(tuple(sorted(numbers)), tuple(events.values()))

@@ -113,7 +113,7 @@ class SessionTable:
         if not 0 < steps <= modulo // 2:
             self.duplicates += event.kind is not Kind.HEARTBEAT
             return False
-        self.gaps += steps > 1
+        self.gaps += event.after is not None and steps > (seq - event.after) % modulo
         self.last_seq = seq
         return True
 

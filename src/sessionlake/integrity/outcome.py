@@ -10,7 +10,7 @@ import numpy as np
 from sessionlake.integrity.cursor import NEVER, NO_EPOCH
 from sessionlake.integrity.cuts import CUT_DTYPE, NO_OFFSET, CutReason, Cuts
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME, choose_message_time
-from sessionlake.protocol.message import NO_SEQ, Link
+from sessionlake.protocol.message import ANY_SEQ, NO_SEQ, Link
 from sessionlake.protocol.types import Int8s, Int64s
 
 
@@ -100,7 +100,8 @@ class MessageHeader:
         if NO_SEQ in {self.seq, last_seq} or self.link == Link.RESTART:
             return self
         seq = unwrap_counter(self.seq, last_seq, modulo)
-        return replace(self, seq=seq, after=seq - 1)
+        after = self.after if self.after == ANY_SEQ else seq - (self.seq - self.after) % modulo
+        return replace(self, seq=seq, after=after)
 
 
 def unwrap_counter(value: int, last_seq: int, modulo: int) -> int:

@@ -159,9 +159,11 @@ class RowsSettings(Section):
         if self.each is not None and self.at is not None:
             raise ValueError("rows have each or at, not both")
         if self.each is not None and not self.each.gives_elements:
-            raise ValueError(f"each: {self.each.text!r} gives one value: end it with [*], or write at")
+            raise ValueError(
+                f"each: {self.each.text!r} gives one value: end it with [*], or write `at` instead of `each`"
+            )
         if self.at is not None and self.at.gives_elements:
-            raise ValueError(f"at: {self.at.text!r} gives several values: write each")
+            raise ValueError(f"at: {self.at.text!r} gives several values: write `each` instead of `at`")
         if isinstance(self.row, dict) and OTHERS in self.row and self.row[OTHERS].text != "all":
             raise ValueError(f'row: "*" is all or left out, found {self.row[OTHERS].text!r}')
         return self

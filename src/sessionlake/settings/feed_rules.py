@@ -139,7 +139,7 @@ def _rows(
     if isinstance(part.delete, dict):
         given = {column.name for column, _ in values} | {column.name for column in by_name}
         if lacking := sorted(part.delete.keys() - given):
-            raise ValueError(f"{where}: delete looks at {', '.join(lacking)}, which row does not take")
+            raise ValueError(f"{where}: delete looks at {', '.join(lacking)}, which is not a column of `row`")
         delete = tuple(
             (columns[name], _convert_deleting_value(value, columns[name])) for name, value in part.delete.items()
         )
@@ -161,7 +161,7 @@ def _typed(path: Path, column: FeedColumn) -> Path:
         if isinstance(one, Constant):
             typed_constant(one, column)
         elif one.entries or any(isinstance(step, Each) for step in one.steps):
-            raise ValueError(f"column {column.name!r}: {path.text!r} gives several values")
+            raise ValueError(f"column {column.name!r}: {path.text!r} gives several values; name one of them, as in [0]")
     return path
 
 
@@ -178,7 +178,7 @@ def _refuse_elements(paths: Any, where: str) -> None:
         if path.needs_element:
             raise ValueError(f"{where}: {path.text!r} begins at an element, but there is no split")
         if path.gives_elements:
-            raise ValueError(f"{where}: {path.text!r} gives several values")
+            raise ValueError(f"{where}: {path.text!r} gives several values; name one of them, as in [0]")
 
 
 def known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> FeedColumn:

@@ -217,7 +217,7 @@ class ProductSettings(Section):
         if unknown := [key for key in self.keys if key not in known]:
             raise ValueError(f"a product of {self.of} can have the keys {', '.join(known)}; found {', '.join(unknown)}")
         if self.value is not None and self.of is not EventKind.NUMBERS:
-            raise ValueError(f"value {self.value}: without a source, value names a column of numbers; leave out of")
+            raise ValueError(f"value {self.value}: without a source, value names a column of numbers; leave out `of`")
         if self.value is not None and (others := sorted({*self.aggregates.values()} - _EXACT_KINDS)):
             raise ValueError(
                 f"decimals of the column {self.value} cannot be aggregated exactly as {', '.join(others)}; allowed are "

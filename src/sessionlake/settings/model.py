@@ -49,6 +49,7 @@ from sessionlake.settings.kafka import (
 from sessionlake.settings.known_keys import list_known_keys
 from sessionlake.settings.processors import ProcessorSettings, add_product_processors
 from sessionlake.settings.section import Duration, Section, describe_unknown_key
+from sessionlake.settings.texts import describe_mistake
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -362,7 +363,7 @@ def _refuse_unknown_variables() -> None:
 def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
     found = []
     for item in error.errors():
-        key, text = ".".join(str(part) for part in item["loc"]), item["msg"].removeprefix("Value error, ")
+        key, text = ".".join(str(part) for part in item["loc"]), describe_mistake(item)
         if item["type"] == "extra_forbidden":
             known = list_known_keys(Settings, item["loc"][:-1])
             text = f"{key}: no such key{describe_unknown_key(item['loc'][-1], known)}"

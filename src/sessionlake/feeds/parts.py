@@ -1,0 +1,68 @@
+"""Joins the parts of a split message that concern the same session."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sessionlake.feeds.events import Event
+from sessionlake.feeds.feed import Kind
+
+_WITHOUT_END = frozenset({Kind.SNAPSHOT, Kind.UPDATE, Kind.HEARTBEAT})
+
+
+def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
+    """Returns one event with the effect of two parts of a message, one after the other.
+
+    Parts with the same seq are pages of one event. Parts with different seqs are like separate messages: the
+    event covers both intervals. If a seq is missing between them, it has a gap before it. A checksum of the first is
+    not compared then, because the second changes the rows.
+
+    Args:
+        before: The event of the earlier parts.
+        part: The event of the next part, of the same session.
+        modulo: The number at which the seqs start again at 0; None if they rise for ever.
+
+    Raises:
+        ValueError: The parts cannot be one event.
+    """
+    if part.kind is Kind.HEARTBEAT and part.seq is None:
+        return before
+    if before.kind is Kind.HEARTBEAT and before.seq is None:
+        return part
+    if before.scope != part.scope:
+        raise ValueError(f"parts of session {part.session} have several scopes")
+    if before.seq == part.seq or part.chain is not None:
+        if before.kind is not part.kind:
+            raise ValueError(f"parts of session {part.session} are of several kinds")
+        return replace(before, rows=before.rows + part.rows, sent=before.sent if part.sent is None else part.sent)
+    if not {before.kind, part.kind} <= _WITHOUT_END or part.scope:
+        raise ValueError(f"parts of session {part.session} are of several kinds")
+    return _join_numbered_parts(before, part, modulo)
+
+
+def _join_numbered_parts(before: Event, part: Event, modulo: int | None) -> Event:
+    """Joins parts with different seqs."""
+    has_gap = not part.restart and _has_gap_between(before, part, modulo)
+    if has_gap and before.restart:
+        raise ValueError(f"parts of session {part.session} have seq {before.seq} and {part.seq}, but none between")
+    joined = replace(part, after=part.after if has_gap or part.restart else before.after)
+    if part.kind is Kind.SNAPSHOT:
+        return replace(joined, restart=before.restart or part.restart)
+    if before.kind is not Kind.HEARTBEAT:
+        joined = replace(joined, kind=before.kind, rows=before.rows + part.rows)
+    return replace(joined, restart=before.restart, is_link=part.is_link and not before.restart)
+
+
+def _has_gap_between(before: Event, part: Event, modulo: int | None) -> bool:
+    """Returns True if a seq is missing between two parts. Raises ValueError if the second does not follow the first."""
+    last, seq, after = before.seq, part.seq, part.after
+    if last is None or seq is None:
+        raise ValueError(f"of the parts of session {part.session}, some have a seq and others none")
+    steps = seq - last if modulo is None else (seq - last) % modulo
+    if steps <= 0 or (modulo is not None and steps > modulo // 2):
+        raise ValueError(f"parts of session {part.session} have seq {last} and then {seq}, which is not above it")
+    if after is None:
+        return False
+    if part.is_link:
+        return after != last
+    return steps > (seq - after if modulo is None else (seq - after) % modulo)

@@ -1,0 +1,42 @@
+"""Words for what pydantic says about a wrong setting."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_BOUNDS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+"""The name of a bound in pydantic's details, and its words."""
+_UNITS = (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1)))
+
+
+def describe_mistake(item: ErrorDetails) -> str:
+    """Returns what is wrong with a setting, without its key and value."""
+    if item["type"] in _BOUNDS:
+        name, words = _BOUNDS[item["type"]]
+        return f"must be {words} {_describe_bound(str(item['ctx'][name]))}"
+    if item["type"] == "missing":
+        return "the key is missing"
+    return item["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+
+
+def _describe_bound(bound: str) -> str:
+    """Returns a bound as settings are written. Pydantic has durations as in `datetime.timedelta(seconds=3600)`."""
+    parts = {unit: int(number) for unit, number in re.findall(r"(\w+)=(\d+)", bound)}
+    if not parts:
+        return bound
+    duration = timedelta(**parts)
+    for unit, size in _UNITS:
+        if duration >= size and not duration % size:
+            number = duration // size
+            return f"{number} {unit}{'' if number == 1 else 's'}"
+    return f"{duration.total_seconds():g} seconds"
