@@ -115,9 +115,7 @@ class KindRules:
         elif isinstance(node, exp.Case):
             results = [one.args["true"] for one in node.args["ifs"]]
             given = [*results, *filter(None, [node.args.get("default")])]
-            why = self._require_family(given)
-            if why is None and node.this is not None:
-                why = self._explain_comparison([node.this, *(one.this for one in node.args["ifs"])], equality=True)
+            why = self._require_family(given) if node.this is None else "CASE with a value is not covered"
         elif name in ("date_add", "repeat") and not _is_number(node.args.get("expression") or node.args.get("times")):
             why = f"{name} with a computed number is not covered"
         elif name in _SAME_FAMILY:
