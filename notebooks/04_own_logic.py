@@ -21,8 +21,8 @@ import yaml
 from pyspark.sql import functions as F
 
 from sessionlake.errors import NotFoundError
-from sessionlake.gold.changes import declared_columns, select_changes
-from sessionlake.gold.declared.tables import declared_products
+from sessionlake.gold.changes import get_value_columns, select_changes
+from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.making.tables import recompute_rows
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
@@ -156,9 +156,9 @@ aggregates: {points: count, low: min, high: max, mean: mean, spread: variance}
 """
 own = ProductSettings.model_validate(yaml.safe_load(DECLARED))
 gold = book.settings.gold.model_copy(update={"products": (own,)})
-product = declared_products(book.settings.model_copy(update={"gold": gold}))[-1]
+product = list_declared_products(book.settings.model_copy(update={"gold": gold}))[-1]
 changes = select_changes(book.table("silver.session_changes"), book.settings)
-preview = recompute_rows(changes, product, declared_columns(book.settings))
+preview = recompute_rows(changes, product, get_value_columns(book.settings))
 shown = preview.select(*product.row_keys, *own.aggregates).orderBy(*product.row_keys)
 book.show(shown)
 

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.batch_as_of import as_of_batch
-from sessionlake.history.report.batches import latest_batches
+from sessionlake.history.report.batches import find_latest_batches
 from sessionlake.history.report.pace import lags, throughput
-from sessionlake.history.state import STATS, stats_of
+from sessionlake.history.state import STATS, compute_stats
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.notebook import pictures
 from sessionlake.notebook.book import Book
@@ -65,7 +65,7 @@ book.show(ledger.select("layer", "batch_id", *counts, "seconds", "committed_at")
 
 # COMMAND ----------
 
-stats = [stats_of(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
+stats = [compute_stats(shard, state) for shard, state in read_shard_states(book.spark, book.settings)]
 states = pd.DataFrame(stats, columns=list(STATS)).sort_values("shard")
 totals = states.drop(columns="shard").sum()
 print(f"{len(states)} shards: {', '.join(f'{value} {name}' for name, value in totals.items())}")
@@ -81,7 +81,7 @@ book.show(states.sort_values("bytes", ascending=False), 10)
 
 until = max((layer.committed_at for layer in layers if layer.committed_at is not None), default=None)
 names = [layer.layer for layer in layers]
-batches = [] if until is None else latest_batches(book.reader, names, until)
+batches = [] if until is None else find_latest_batches(book.reader, names, until)
 behind = lags(batches, {layer.layer: layer.behind or 0 for layer in layers})
 paces = throughput(batches, names)
 for lag in behind:

@@ -10,7 +10,7 @@ from sessionlake import __version__
 
 
 @cache
-def code_version() -> str:
+def read_code_version() -> str:
     """Returns the version with a hash of the source files, for example `0.1.0+3f9c2a1b`.
 
     The hash differs between two builds whose code differs, even if their version is the same.

@@ -43,7 +43,7 @@ from sessionlake.feeds.cases import Difference, Frame, run_frames
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.numbers import Digits
 from sessionlake.protocol.reasons import Reason
-from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, error_position, explain_yaml_error
+from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
 from sessionlake.settings.model import load_settings
 
 __all__ = ["FeedTest", "check_feeds", "read_test", "run_test"]
@@ -84,7 +84,7 @@ def check_feeds(file: str | Path, config: str | Path) -> None:
         UsageError: The file cannot be read.
         ConfigError: The configuration is invalid.
     """
-    feeds = [feed.made() for feed in load_settings(Path(config)).capture.feeds]
+    feeds = [feed.build() for feed in load_settings(Path(config)).capture.feeds]
     differences = run_test(feeds, read_test(Path(file)), str(file))
     if differences:
         lines = [line for one in differences for line in one.lines()]
@@ -143,7 +143,7 @@ def read_test(file: Path) -> FeedTest:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", fix="Name a YAML file of frames") from None
     except yaml.YAMLError as error:
-        line, _ = error_position(error, content.decode())
+        line, _ = find_error_position(error, content.decode())
         where = f"{file}, line {line}" if line else f"{file}"
         raise UsageError(f"{where} is not valid YAML: {explain_yaml_error(error)}") from None
     except (UnicodeDecodeError, RecursionError) as error:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from bundle.conftest import GIVEN, ROOT
 from integration.test_run_all import simulated
-from sessionlake.build import code_version
+from sessionlake.build import read_code_version
 from sessionlake.cli import app as cli
 from sessionlake.databricks.bundle.files import ResolvedTarget, read_bundle, resolve_target
 from sessionlake.delta.lake import Lake
@@ -25,7 +25,7 @@ from sessionlake.settings.model import KafkaSettings, Settings, load_settings
 from sessionlake.spark.interpreted import temporary_spark_conf
 from sessionlake.spark.session import DATABRICKS_VARIABLE, databricks_conf
 from sessionlake_lab.compare import verify_session_rows
-from sessionlake_lab.simulate.readback import truth_from_broker
+from sessionlake_lab.simulate.readback import compute_truth_from_broker
 from support.dbutils import give_secrets
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
@@ -111,7 +111,7 @@ def test_jobs_that_end_run_as_they_are_deployed_their_tables_are_the_truth_and_e
     assert_all_that_is_asked_agrees(spark, environment, monkeypatch)
     assert run("operate") == []
     versions = spark.table(f"{PREFIX}ops.ledger").select("code_version").distinct().collect()
-    assert [row["code_version"] for row in versions] == [code_version()]
+    assert [row["code_version"] for row in versions] == [read_code_version()]
     found = {file.stem: spark.sql(file.read_text(), {"prefix": PREFIX}) for file in QUERIES}
     given = {name: set(answer.columns) for name, answer in found.items()}
     assert {name for name, columns in shown().items() if not columns <= given[name]} == set()
@@ -156,7 +156,7 @@ def assert_all_that_is_asked_agrees(spark: Any, environment: dict[str, str], pat
         for name, value in environment.items():
             deployed.setenv(name, value)
         settings = load_settings()
-        outcome = verify_session_rows(spark, Lake(settings), truth := truth_from_broker(settings))
+        outcome = verify_session_rows(spark, Lake(settings), truth := compute_truth_from_broker(settings))
     assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
     layers = {layer["layer"]: (layer["behind"], layer["unaccounted"]) for layer in asked("status")}
     of_layers = {"bronze", "silver", "silver_tables", "gold"}

@@ -10,7 +10,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import Column, TableSchema
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
-from sessionlake.protocol.columns import column_of_feed
+from sessionlake.protocol.columns import create_column_of_feed
 from sessionlake.settings.model import Settings
 from spark.test_feed_types import (  # noqa: F401 - pytest runs what is imported again here
     test_gold_computes_with_decimals_and_joins_decimals_and_dates,
@@ -34,7 +34,7 @@ def test_rows_with_columns_of_every_type_are_merged_by_keys_without_bounds(
     schema = TableSchema(columns, "A row", written_by="x", cluster_by=keys, statistics_columns=keys)
     lake = Lake(Settings(**location), {TABLE: schema})
     lake.prepare_tables(spark, [TABLE])
-    arrow = pa.schema([(name, column_of_feed(name, sql).arrow) for name, sql in types.items()])
+    arrow = pa.schema([(name, create_column_of_feed(name, sql).arrow) for name, sql in types.items()])
     upsert = Upsert(keys, tuple(names.values()), pruned_by=keys)
     for turn in range(2):
         rows = [

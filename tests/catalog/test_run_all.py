@@ -20,7 +20,7 @@ from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
 from sessionlake_lab.compare import verify_session_rows
-from sessionlake_lab.simulate.readback import truth_from_broker
+from sessionlake_lab.simulate.readback import compute_truth_from_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
@@ -51,7 +51,7 @@ def test_every_job_takes_in_what_there_is_and_all_that_is_asked_agrees(
 ) -> None:
     simulated(mine)
     assert run_once(spark, mine, Layer.ALL, threading.Event())
-    outcome = verify_session_rows(spark, Lake(mine), truth := truth_from_broker(mine))
+    outcome = verify_session_rows(spark, Lake(mine), truth := compute_truth_from_broker(mine))
     assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
     assert not (mine.home / "warehouse").exists()
 
@@ -85,7 +85,7 @@ def test_live_jobs_take_in_what_comes(mine: Settings, spark: Any) -> None:
     with Pipeline(spark, mine) as pipeline:
         pipeline.process_all_available()
     assert count(spark, mine, "ops.ledger") > before
-    assert verify_session_rows(spark, Lake(mine), truth_from_broker(mine)).differences == {}
+    assert verify_session_rows(spark, Lake(mine), compute_truth_from_broker(mine)).differences == {}
 
 
 def test_silver_is_verified_rebuilt_and_goes_on(mine: Settings, spark: Any) -> None:
@@ -97,5 +97,5 @@ def test_silver_is_verified_rebuilt_and_goes_on(mine: Settings, spark: Any) -> N
         assert rebuild_silver_tables(spark, mine).messages == count(spark, mine, "bronze.messages")
     simulated(mine, messages=500, seed=1)
     assert run_once(spark, mine, Layer.ALL, threading.Event())
-    assert verify_session_rows(spark, Lake(mine), truth_from_broker(mine)).differences == {}
+    assert verify_session_rows(spark, Lake(mine), compute_truth_from_broker(mine)).differences == {}
     assert prefix(mine).startswith("place")

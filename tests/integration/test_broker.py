@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from sessionlake.errors import BrokerError, UsageError
 from sessionlake.kafka.clients import require_broker
-from sessionlake.local.broker import BrokerStatus, broker_status, start_broker, stop_broker
+from sessionlake.local.broker import BrokerStatus, read_broker_status, start_broker, stop_broker
 from sessionlake.settings.model import KafkaSettings, Settings
 
 
@@ -55,9 +55,9 @@ def test_a_broker_that_runs_answers_and_up_again_changes_nothing(broker, tmp_pat
     settings = Settings(home=broker.folder.parent, kafka=KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
     require_broker(settings)
     assert start_broker(settings) == broker
-    assert broker_status(settings) == broker
+    assert read_broker_status(settings) == broker
     elsewhere = Settings(home=tmp_path / "other", kafka=settings.kafka)
-    assert broker_status(elsewhere) == BrokerStatus(
+    assert read_broker_status(elsewhere) == BrokerStatus(
         "foreign", broker.bootstrap_servers, None, tmp_path / "other" / "kafka"
     )
 
@@ -88,7 +88,7 @@ def test_down_stops_it_and_up_finds_the_data_again_after_a_kill_too(own):
     _produce(own.kafka.bootstrap_servers, "kept", b"x", partition=0, timestamp=5)
     assert stop_broker(own) is True
     assert not psutil.pid_exists(first.pid)
-    assert broker_status(own).state == "stopped"
+    assert read_broker_status(own).state == "stopped"
     assert stop_broker(own) is False
     second = start_broker(own)
     assert second.pid != first.pid
@@ -97,7 +97,7 @@ def test_down_stops_it_and_up_finds_the_data_again_after_a_kill_too(own):
     process = psutil.Process(second.pid)
     process.kill()
     process.wait(10)
-    assert broker_status(own).state == "stopped"  # its pid file is stale
+    assert read_broker_status(own).state == "stopped"  # its pid file is stale
     assert start_broker(own).pid != second.pid
     assert _read(own.kafka.bootstrap_servers, "kept", 0) == [((1, 5), b"x"), ((1, 6), b"y")]
 
@@ -107,7 +107,7 @@ def test_a_pid_that_another_process_has_now_is_neither_taken_for_the_broker_nor_
     folder = own.home / "kafka"
     folder.mkdir(parents=True)
     (folder / "broker.pid").write_text(f"{os.getpid()} {own.kafka.bootstrap_servers}\n")
-    assert broker_status(own).state == "stopped"
+    assert read_broker_status(own).state == "stopped"
     assert stop_broker(own) is False
     assert start_broker(own).pid != os.getpid()
 
@@ -117,7 +117,7 @@ def test_a_pid_file_that_makes_no_sense_is_a_stopped_broker(own, content):
     folder = own.home / "kafka"
     folder.mkdir(parents=True)
     (folder / "broker.pid").write_text(content)
-    assert broker_status(own).state == "stopped"
+    assert read_broker_status(own).state == "stopped"
     assert stop_broker(own) is False
 
 
@@ -144,7 +144,7 @@ def test_a_port_changed_while_the_broker_runs_is_told_not_ignored(broker, free_p
         BrokerError, match=rf"already runs at {broker.bootstrap_servers}, but .* `sessionlake broker down`"
     ):
         start_broker(moved)
-    assert broker_status(moved).bootstrap_servers == broker.bootstrap_servers
+    assert read_broker_status(moved).bootstrap_servers == broker.bootstrap_servers
 
 
 @pytest.mark.parametrize("servers", ["kafka.example:9092", "10.1.2.3:9092", "127.0.0.1:1,127.0.0.1:2"])
@@ -152,7 +152,7 @@ def test_an_outside_broker_is_not_started(tmp_path, servers):
     settings = Settings(home=tmp_path / "home", kafka=KafkaSettings(bootstrap_servers=servers))
     with pytest.raises(UsageError, match=r"an external broker\. There is no embedded broker to start"):
         start_broker(settings)
-    assert broker_status(settings).state == "outside"
+    assert read_broker_status(settings).state == "outside"
 
 
 def test_a_broker_that_cannot_start_says_why(own):
@@ -161,7 +161,7 @@ def test_a_broker_that_cannot_start_says_why(own):
     (own.home / "kafka" / "data" / "meta.properties").write_text("version=1\ncluster.id=other\nnode.id=7\n")
     with pytest.raises(BrokerError, match=r"the embedded broker stopped while it was starting \(.*node.?id.*\)\. See"):
         start_broker(own)
-    assert broker_status(own).state == "stopped"
+    assert read_broker_status(own).state == "stopped"
 
 
 @pytest.mark.soak
@@ -173,7 +173,7 @@ def test_two_ups_at_once_start_one_broker(own):
     }
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     pids = {process.communicate(timeout=120)[0].strip() for process in both}
-    assert pids == {str(broker_status(own).pid)}
+    assert pids == {str(read_broker_status(own).pid)}
 
 
 def test_the_broker_outlives_the_command_that_started_it_and_its_ctrl_c(own):
@@ -189,8 +189,8 @@ def test_the_broker_outlives_the_command_that_started_it_and_its_ctrl_c(own):
         os.killpg(starter.pid, signal.SIGINT)
         starter.wait(20)
     time.sleep(0.5)
-    assert broker_status(own).pid == pid
-    assert broker_status(own).state == "running"
+    assert read_broker_status(own).pid == pid
+    assert read_broker_status(own).state == "running"
 
 
 _UP = """

@@ -26,7 +26,7 @@ from sessionlake.operations.pipeline import Layer, Pipeline
 from sessionlake.settings.model import BronzeSettings, CaptureSettings, KafkaSettings, OnTopicChange, Settings
 from sessionlake.settings.section import OnViolation
 from sessionlake_lab.compare import verify_session_rows
-from sessionlake_lab.simulate.readback import truth_from_broker
+from sessionlake_lab.simulate.readback import compute_truth_from_broker
 from support.lakes import rows_of
 from support.waiting import eventually
 
@@ -150,7 +150,7 @@ def test_a_broker_that_is_killed_five_times_under_all_layers_hurts_none(own, spa
         live.process_all_available()
     assert live.failed == {}
     assert_every_message_once(spark, own, acknowledged)
-    assert verify_session_rows(spark, Lake(own), truth_from_broker(own)).differences == {}
+    assert verify_session_rows(spark, Lake(own), compute_truth_from_broker(own)).differences == {}
 
 
 def test_a_topic_that_is_not_listed_for_a_moment_is_not_a_deleted_one_and_a_deleted_one_is_forgotten(

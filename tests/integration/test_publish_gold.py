@@ -15,7 +15,7 @@ import yaml
 from sessionlake.delta.schemas.names import CHANGES, METRICS_1M
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.declared.tables import GoldTable, create_product, declared_gold_tables, find_final_tables
+from sessionlake.gold.declared.tables import GoldTable, create_product, find_final_tables, list_declared_gold_tables
 from sessionlake.gold.job import rebuild_tables
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import load_settings
@@ -54,7 +54,7 @@ class GoldScene(Outgoing):
         self.settings = self.feed.settings = load_settings(self.file)
 
     def tables(self) -> list[GoldTable | FinalTable]:
-        known = declared_gold_tables(self.settings)
+        known = list_declared_gold_tables(self.settings)
         return [table for table in (*known, *find_final_tables(known)) if table.name in self.settings.gold.change_feed]
 
     def topic(self, name: str) -> str:
@@ -156,7 +156,7 @@ def test_whoever_folds_the_topics_has_gold_through_late_points_expiry_a_kill_a_r
     versions = [m.version for m in scene.sent(scene.topic("rolling_average"))]
 
     scene.configure(retention={"metrics_1m": "1 hour"})
-    anew = [table for table in declared_gold_tables(scene.settings) if table.name in {*fed, "closed"}]
+    anew = [table for table in list_declared_gold_tables(scene.settings) if table.name in {*fed, "closed"}]
     rebuild_tables(scene.spark, scene.settings, anew)
     for table in scene.tables():
         scene.publish(table.table_name, scene.topic(table.name))

@@ -25,7 +25,7 @@ from sessionlake.operations.pipeline import Layer, Pipeline, run_once, run_until
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
 from sessionlake_lab.compare import verify_session_rows
-from sessionlake_lab.simulate.readback import truth_from_broker
+from sessionlake_lab.simulate.readback import compute_truth_from_broker
 from sessionlake_lab.simulate.run import run_simulation
 from support.attached import COMMAND, open_to_another
 from support.lakes import rows_of
@@ -111,7 +111,7 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def test_once_takes_everything_in_and_the_commands_agree_about_it(taken_in, spark, ask):
-    outcome = verify_session_rows(spark, Lake(taken_in), truth := truth_from_broker(taken_in))
+    outcome = verify_session_rows(spark, Lake(taken_in), truth := compute_truth_from_broker(taken_in))
     assert (outcome.exact, outcome.differences) == (len(truth.session_rows), {})
 
     def called(*words: str) -> list[dict]:
@@ -135,7 +135,7 @@ def test_once_again_changes_nothing_and_more_messages_are_taken_in(taken_in, spa
     simulated(taken_in, seed=1)
     assert run_once(spark, taken_in, Layer.ALL, stop)
     assert count(spark, taken_in, "ops.ledger") > before
-    assert verify_session_rows(spark, Lake(taken_in), truth_from_broker(taken_in)).differences == {}
+    assert verify_session_rows(spark, Lake(taken_in), compute_truth_from_broker(taken_in)).differences == {}
 
 
 def test_live_layers_stop_in_order_on_sigterm(mine, spark):
@@ -154,7 +154,7 @@ def test_live_layers_stop_in_order_on_sigterm(mine, spark):
     assert (process.returncode, out, said.splitlines()[-1]) == (0, "", "stopped")
     assert "Traceback" not in said
     assert run_once(spark, mine, Layer.ALL, threading.Event())
-    assert verify_session_rows(spark, Lake(mine), truth_from_broker(mine)).differences == {}
+    assert verify_session_rows(spark, Lake(mine), compute_truth_from_broker(mine)).differences == {}
 
 
 def test_a_violation_under_fail_stops_all_layers_with_nothing_of_the_batch_committed(mine, spark):

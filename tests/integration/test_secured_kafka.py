@@ -16,7 +16,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.errors import AccessError, BrokerError, SessionlakeError
 from sessionlake.history.status import read_kafka_ends
 from sessionlake.kafka.admin import KafkaAdmin
-from sessionlake.kafka.clients import client_config, require_broker, spark_kafka_options
+from sessionlake.kafka.clients import build_client_config, build_spark_kafka_options, require_broker
 from sessionlake.local.signals import StopFlag
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.model import BronzeSettings, KafkaSecurity, KafkaSettings, Settings
@@ -39,7 +39,7 @@ way_in = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
     with secure_broker(tmp_path_factory.mktemp("secured")) as broker:
-        producer = Producer(client_config(Settings(kafka=broker.kafka())))
+        producer = Producer(build_client_config(Settings(kafka=broker.kafka())))
         value = {"type": "snapshot", "seq": 0, "ts": 1, "rows": [{"id": "r0", "price": 1.0}]}
         producer.produce(TOPIC, json.dumps(value).encode(), b"s", 0)
         assert producer.flush(30) == 0
@@ -115,7 +115,7 @@ def test_spark_reads_and_asks(way: Way, secured: SecureBroker, spark):
     settings = Settings(kafka=way(secured))
     with closing(KafkaAdmin(spark, settings)) as admin:
         assert TOPIC in admin.read_topic_ids()
-    options = spark_kafka_options(settings)
+    options = build_spark_kafka_options(settings)
     frame = spark.read.format("kafka").options(**options).option("subscribe", TOPIC).load()
     assert [row["partition"] for row in frame.select("partition").collect()] == [0]
     plans = str(frame._jdf.queryExecution().toString()) + str(frame._jdf.queryExecution().logical().toJSON())

@@ -27,7 +27,7 @@ from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import OnTopicChange, Settings
 from sessionlake.silver.states import read_shard_states
 from sessionlake_lab.compare import verify_session_rows
-from sessionlake_lab.simulate.readback import truth_from_broker
+from sessionlake_lab.simulate.readback import compute_truth_from_broker
 from support.crash_worker import run_layer
 from support.lakes import rows_of
 from support.waiting import eventually
@@ -64,7 +64,7 @@ def told(world: World) -> list[Silence]:
 
 
 def assert_exact(world: World) -> None:
-    truth = truth_from_broker(world.settings, silences=told(world))
+    truth = compute_truth_from_broker(world.settings, silences=told(world))
     compared = verify_session_rows(world.spark, Lake(world.settings), truth)
     assert (compared.exact, compared.differences) == (compared.session_count, {})
     assert verify_silver_tables(world.spark, world.settings).is_exact

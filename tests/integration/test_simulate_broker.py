@@ -14,7 +14,7 @@ from sessionlake.errors import BrokerError, UsageError
 from sessionlake.settings.model import KafkaSettings, Settings
 from sessionlake.settings.section import OnViolation
 from sessionlake_lab.simulate.generate import generate_messages
-from sessionlake_lab.simulate.readback import make_rules, read_all_messages, truth_from_broker
+from sessionlake_lab.simulate.readback import compute_truth_from_broker, make_rules, read_all_messages
 from sessionlake_lab.simulate.run import run_simulation, send_scenario
 from sessionlake_lab.simulate.scenario import FaultRates, Scenario
 from sessionlake_lab.simulate.sink import produce_messages
@@ -73,7 +73,7 @@ def test_the_truth_read_back_accounts_for_every_message(mine, tmp_path):
         mine, mode="burst", rate=2000, duration=2, rows=10, sessions=4, prefix=prefix(mine), duplicates=0.02,
         malformed=0.02, gaps=0.01, truth=tmp_path / "truth",
     )  # fmt: skip
-    tables = truth_from_broker(mine)
+    tables = compute_truth_from_broker(mine)
     assert sum(count["messages"] for count in tables.counts.values()) == report.produced.messages
     assert len(tables.sessions) == 16
     assert tables.quarantine

@@ -33,7 +33,7 @@ from rich.table import Table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, EVENTS, GOLD, MESSAGES, QUARANTINE, SILVER
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.ledger.retained import TABLES_REMOVED_TOGETHER, read_partition_starts
 from sessionlake.settings.model import Settings, load_settings
@@ -374,5 +374,5 @@ def assert_exact(spark: Any, settings: Settings, sent: list[KafkaMessage]) -> No
     assert sorted(held, key=repr) == sorted(stay, key=repr)
     assert len(held) < len(sent)
     assert_silver_is_the_truth(spark, settings, sent, ledger=False, cut=REMOVED)
-    verified = verify_gold(spark, settings, declared_gold_tables(settings))
+    verified = verify_gold(spark, settings, list_declared_gold_tables(settings))
     assert [(one.table, one.first_difference) for one in verified if one.first_difference] == []

@@ -142,7 +142,7 @@ def load(spark: SparkSession, lake: Lake, held: int) -> None:
     count = held * ROWS_A_SESSION
     rows = spark.range(0, count, numPartitions=math.ceil(count / ROWS_A_FILE)).selectExpr(*values)
     with temporary_spark_conf(spark, {"parquet.block.size": str(ROW_GROUP)}):
-        lake.storage.save_to_table(rows.write.format("delta").mode("append"), ROWS)
+        lake.storage.append_with_spark(rows, ROWS, {})
 
 
 def arrive(lake: Lake, batch: int, chosen: list[tuple[str, str]], ends: Counter[str]) -> None:

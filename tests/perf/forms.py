@@ -42,7 +42,7 @@ FEEDS: dict[str, dict[str, Any]] = {
 """The keys of each form's feed, without name, topics and key."""
 
 
-def feed_of(form: str) -> FeedSettings:
+def find_feed_of_topic(form: str) -> FeedSettings:
     """The feed that reads a form."""
     return FeedSettings.model_validate({"name": form, "topics": ".*", "key": ["id"], **FEEDS[form]})
 

@@ -34,7 +34,7 @@ from sessionlake.spark import session
 from sessionlake.spark.session import spark_session
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from perf.forms import TRANSLATE, feed_of
+from perf.forms import TRANSLATE, find_feed_of_topic
 from support.sessions import hive
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ GIVEN = {
 
 
 def main(home: Path, servers: str, *more: str) -> None:
-    feeds = tuple(feed_of(form) for form in TRANSLATE if form in more)
+    feeds = tuple(find_feed_of_topic(form) for form in TRANSLATE if form in more)
     capture = CaptureSettings(on_violation=OnViolation.ISOLATE, feeds=feeds)
     kafka = KafkaSettings(bootstrap_servers=servers)
     settings = Settings(home=home, kafka=kafka, capture=capture)

@@ -17,7 +17,7 @@ from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import explain
 from sessionlake.operations.recover import gold as recover
@@ -89,7 +89,7 @@ def stream(rng: random.Random, begin: int, count: int) -> list[Change]:
 
 def require_exact(feed: Feed) -> int:
     found = verify_gold(
-        feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table_name == PLACED]
+        feed.spark, feed.settings, [one for one in list_declared_gold_tables(feed.settings) if one.table_name == PLACED]
     )
     assert {one.table: one.first_difference for one in found} == dict.fromkeys([PLACED, TAKEN, "gold.reference_states"])
     return found[0].expected_rows
@@ -205,7 +205,7 @@ def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed,
         feed.write([change("s", "r", 3, 0, price=1.0)]).run()  # not due yet
         assert len(asked.requests) == 2
         later = datetime.now(UTC) + timedelta(hours=2)
-        monkeypatch.setattr("sessionlake.gold.references.lookups._utc_now", lambda: later)
+        monkeypatch.setattr("sessionlake.gold.references.lookups._read_utc_now", lambda: later)
         feed.write([change("s", "r", 4, 0, price=1.0)]).run()
         assert placed(feed) == {0: "here", 1: None, 2: None, 3: "here", 4: "here"}
         assert failures(feed) == {"t": ("answer", 2), "u": ("unknown", 2)}
@@ -213,7 +213,9 @@ def test_lookups_ask_for_what_changes_name_and_again_for_what_failed(feed: Feed,
         requests = len(asked.requests)
         require_exact(feed)
         job.rebuild_tables(
-            feed.spark, feed.settings, [one for one in declared_gold_tables(feed.settings) if one.table_name == PLACED]
+            feed.spark,
+            feed.settings,
+            [one for one in list_declared_gold_tables(feed.settings) if one.table_name == PLACED],
         )
         assert (len(asked.requests), placed(feed)[4]) == (requests, "here")
         recover.empty_gold(feed.spark, feed.settings)

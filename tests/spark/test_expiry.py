@@ -16,7 +16,7 @@ from sessionlake.cli.query import fetch_query_result
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.schemas.names import METRICS_1D, METRICS_1H, METRICS_1M, RULE_EVENTS, RULE_STATUS
 from sessionlake.errors import LakeError, MachineError, NotFoundError
-from sessionlake.gold.declared.tables import declared_products
+from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.query import metrics
 from sessionlake.gold.tables.expiry import drop_expired, drop_expired_rows, read_expiry_times
 from sessionlake.history.explain import explain
@@ -258,7 +258,7 @@ def test_rules_say_nothing_of_windows_that_are_gone_and_take_nothing_back(feed: 
 
 
 def test_both_ways_to_pass_over_what_is_gone_are_one(spark: Any, feed: Feed):
-    [product] = [one for one in declared_products(feed.settings) if one.table_name == "gold.own"]
+    [product] = [one for one in list_declared_products(feed.settings) if one.table_name == "gold.own"]
     rng = random.Random(1)
     moments = [datetime.fromtimestamp(rng.randrange(50) * 600, UTC) for _ in range(40)]
     rows = [{"topic": rng.choice("abc"), "metric": "m", "window_start": at, "n": 1, "total": 1.0} for at in moments]

@@ -41,7 +41,7 @@ def settings(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Settings:
             (TEXTS[n % 4], 0, n, AT, 0, b"k\xff" if n else None, NONE.encode() * (n % 7), [("a", b"\x00")], AT)
             for n in offsets
         ]
-        made.storage.save_to_table(spark.createDataFrame(rows, schema).write.format("delta").mode("append"), TABLE)
+        made.storage.append_with_spark(spark.createDataFrame(rows, schema), TABLE, {})
 
     append(range(1000))
     append(range(1000, 1001))

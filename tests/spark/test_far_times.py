@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput
 from sessionlake.operations.rebuild.verify import verify_silver_tables
@@ -76,6 +76,6 @@ def test_what_was_built_equals_what_is_built_anew(spark: Any, lake: Lake) -> Non
     assert verify_silver_tables(spark, lake.settings).is_exact
     assert [
         one.first_difference
-        for one in verify_gold(spark, lake.settings, declared_gold_tables(lake.settings))
+        for one in verify_gold(spark, lake.settings, list_declared_gold_tables(lake.settings))
         if one.first_difference
     ] == []

@@ -27,11 +27,11 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, ROWS, RULE_EVENTS
 from sessionlake.delta.storage import spark_writes
 from sessionlake.delta.storage.spark_reader import SparkReader, to_spark_literal
-from sessionlake.delta.storage.spark_writes import _pruning_bounds
+from sessionlake.delta.storage.spark_writes import _build_pruning_bounds
 from sessionlake.feeds.events import Decoded, Put
 from sessionlake.feeds.reader import KafkaRecord, read
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.explain import explain
@@ -39,7 +39,7 @@ from sessionlake.operations.pipeline import Layer
 from sessionlake.operations.rebuild.silver import rebuild_silver_tables
 from sessionlake.operations.rebuild.verify import verify_silver_tables
 from sessionlake.operations.resharding.reshard import reshard_layers
-from sessionlake.protocol.columns import column_of_feed
+from sessionlake.protocol.columns import create_column_of_feed
 from sessionlake.protocol.upserts import CHANGE, VERSION, UpsertMessages
 from sessionlake.silver.tables.snapshots import ROW_KEY
 from support.lakes import limit
@@ -71,7 +71,7 @@ def test_conditions_of_merges_and_readers_keep_the_rows_with_these_values(
 ) -> None:
     simple = {sql: values for sql, values in VALUES.items() if not sql.startswith("array")}
     names = {sql: f"c{place}" for place, sql in enumerate(simple)}
-    schema = pa.schema([(name, column_of_feed(name, sql).arrow) for sql, name in names.items()])
+    schema = pa.schema([(name, create_column_of_feed(name, sql).arrow) for sql, name in names.items()])
     rows = [{names[sql]: values[number % len(values)] for sql, values in simple.items()} for number in range(3)]
     source = pa.Table.from_pylist(rows, schema)
     local = names["timestamp_ntz"]  # Spark reads Arrow's times without zone as times in the session's zone
@@ -79,7 +79,7 @@ def test_conditions_of_merges_and_readers_keep_the_rows_with_these_values(
     for most in (1_000, 0):
         monkeypatch.setattr(spark_writes, "_NAMED", most)
         for given in (source, frame):
-            bounds = reduce(and_, (_pruning_bounds(given, name) for name in names.values()))
+            bounds = reduce(and_, (_build_pruning_bounds(given, name) for name in names.values()))
             assert frame.alias("t").where(bounds).count() == len(rows)
     for row in rows:
         same = reduce(and_, (F.col(name) == to_spark_literal(value) for name, value in row.items()))
@@ -153,7 +153,7 @@ def test_gold_computes_with_decimals_and_joins_decimals_and_dates(typed: TypedLa
 
 def test_products_of_a_decimal_column_are_exact(typed: TypedLake) -> None:
     typed.run(Layer.GOLD)
-    tables = [one for one in declared_gold_tables(typed.settings) if one.table_name in ("gold.exact", "gold.paid")]
+    tables = [one for one in list_declared_gold_tables(typed.settings) if one.table_name in ("gold.exact", "gold.paid")]
 
     def check() -> None:
         values = defaultdict[tuple[str, str], list[Decimal]](list)
@@ -206,7 +206,7 @@ def _amounts(typed: TypedLake) -> set[Decimal]:
 
 def test_processors_get_python_values_of_each_type(typed: TypedLake) -> None:
     typed.run(Layer.PROCESSOR)
-    feed, totals, wanted = typed.settings.capture.feeds[0].made(), defaultdict[str, Decimal](Decimal), []
+    feed, totals, wanted = typed.settings.capture.feeds[0].build(), defaultdict[str, Decimal](Decimal), []
     for message in typed.messages[:COUNT]:
         place = (message.topic, message.partition, message.offset, message.timestamp, message.key, message.value)
         decoded = read(feed, KafkaRecord(*place))

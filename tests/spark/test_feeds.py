@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -57,12 +58,15 @@ def lake_with(folder: Any, *feeds: dict[str, Any]) -> Settings:
     return Settings(home=folder, capture=capture_of(*feeds), silver=SilverSettings(shards=3))
 
 
-def arrive(spark: Any, settings: Settings, *values: bytes, first: int = 0, topic: str = TOPIC) -> list[KafkaRecord]:
+def arrive(
+    spark: Any, settings: Settings, *values: bytes, first: int = 0, topic: str = TOPIC, keys: Sequence[bytes] = ()
+) -> list[KafkaRecord]:
     """Writes messages of a topic into bronze, and returns them."""
     lake = Lake(settings)
     lake.prepare_tables(spark, ["bronze.messages", "ops.ledger"])
     at = [
-        (topic, 0, first + number, START + 1000 * (first + number), b"k", value) for number, value in enumerate(values)
+        (topic, 0, first + number, START + 1000 * (first + number), keys[number] if keys else b"k", value)
+        for number, value in enumerate(values)
     ]
     write_bronze(spark, lake, [KafkaMessage(*message) for message in at])
     span = OffsetRange(topic, 0, first, first + len(values) - 1, len(values))

@@ -12,7 +12,7 @@ import pytest
 from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.schemas.names import METRICS_1M
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.history.explain import explain
 from sessionlake.operations.rebuild.endings import reset_gold
 from sessionlake.protocol.types import Row
@@ -52,7 +52,7 @@ class Asked:
     def __init__(self, feed: Feed, offsets: int) -> None:
         names, rows = fetch_query_result(feed.spark, feed.settings, EVERY.format(offsets))
         self.found: dict[tuple[str, tuple[Any, ...]], dict[int, int]] = {}
-        keys = {one.table_name: one.row_keys for one in declared_gold_tables(feed.settings)}
+        keys = {one.table_name: one.row_keys for one in list_declared_gold_tables(feed.settings)}
         for row in (dict(zip(names, row, strict=True)) for row in rows):
             own = tuple(row[name] for name in keys[row["table"]])
             told = self.found.setdefault((row["table"], own), {})
@@ -83,7 +83,7 @@ def test_sql_says_of_every_message_what_python_says_of_any_figure(feed: Feed) ->
         feed.write(changes).run()
     feed.write([change("s", "r", MESSAGES, 0, MESSAGES * 20 * MINUTE, price=1.0)])  # which gold has not taken in
     found = Asked(feed, MESSAGES + 1).found
-    for table in declared_gold_tables(feed.settings):
+    for table in list_declared_gold_tables(feed.settings):
         rows = rows_of(feed.spark, feed.lake, table.table_name)
         keys = [tuple(row[name] for name in table.row_keys) for row in rows]
         assert {key for name, key in found if name == table.table_name} == {*keys}

@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.names import LATE_POINTS, LEDGER
 from sessionlake.delta.schemas.properties import APPEND_ONLY
 from sessionlake.errors import LakeError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import declared_products
+from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.model import GoldSettings, Settings, load_settings
@@ -94,7 +94,7 @@ def appended(feed: Feed, table: str = "gold.own_final") -> dict[Any, tuple[int, 
 
 
 def require_exact(feed: Feed) -> None:
-    found = verify_gold(feed.spark, feed.settings, declared_products(feed.settings)[4:])
+    found = verify_gold(feed.spark, feed.settings, list_declared_products(feed.settings)[4:])
     assert [one.first_difference for one in found] == [None] * len(found)
     products = feed.settings.gold.products
     assert {one.table for one in found} - {LATE_POINTS} == {table for own in products for table in own.tables}
@@ -141,7 +141,7 @@ def test_any_batches_and_deaths_append_each_final_row_once_and_it_stays(
 def test_made_anew_emptied_new_and_otherwise_declared_it_has_all_that_is_final(feed: Feed):
     changes = stream(5, 150)
     feed.write(changes[:70]).run()
-    [own] = declared_products(feed.settings)[4:]
+    [own] = list_declared_products(feed.settings)[4:]
     for _ in range(2):
         job.rebuild_tables(feed.spark, feed.settings, [own])
         assert (appended(feed), property_of(feed)) == (by_hand(changes[:70]), "true")
@@ -170,7 +170,7 @@ def write_in_files(feed: Feed, changes: Iterable[Change]) -> None:
     rows = [dict(zip(names, (*c, 0, c[15], None, feed.batch), strict=True)) for c in changes]
     table = pa.Table.from_pylist(rows, feed.lake.reader(feed.spark).read_table_schema(CHANGES))
     frame = to_spark_frame(feed.spark, table).repartition(4, "session_id")
-    feed.lake.storage.save_to_table(frame.write.format("delta").mode("append"), CHANGES)
+    feed.lake.storage.append_with_spark(frame, CHANGES, {})
     feed.batch += 1
 
 
@@ -209,7 +209,7 @@ def test_what_silver_applies_at_a_time_that_was_past_for_a_final_bucket_is_refus
         ):
             feed.run()
         assert appended(feed) == kept
-    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[4:])
+    job.rebuild_tables(feed.spark, feed.settings, list_declared_products(feed.settings)[4:])
     require_exact(feed)
     assert len(appended(feed)) == 3
 
@@ -224,7 +224,7 @@ def test_final_rows_are_kept_as_long_as_the_product_keeps_its_own(feed: Feed):
     feed.write([change("s", "r", 8, hour + 4 * MINUTE, hour + 4 * MINUTE, price=1.0)]).run()
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [4, 5, 6, 7]
     require_exact(feed)
-    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[4:])
+    job.rebuild_tables(feed.spark, feed.settings, list_declared_products(feed.settings)[4:])
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [4, 5, 6, 7]
     feed.write([change("s", "r", 9, 2 * hour, 2 * hour, price=1.0)]).run()
     assert [key[-1] // MINUTE for key in sorted(appended(feed))] == [64]

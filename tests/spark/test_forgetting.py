@@ -42,7 +42,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD, Txn
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import declared_gold_schemas
+from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.history.content import decode_row
 from sessionlake.ledger.entries import Ledger, LedgerEntry
 from sessionlake.ledger.erasures import Erasure, hash_session, read_receipts, store_receipt
@@ -250,7 +250,7 @@ def test_what_a_rebuild_of_a_processor_or_a_batch_of_gold_has_left_beside_the_ta
 
 
 def test_the_receipt_names_gold_s_tables_that_the_configuration_leaves_out(spark: Any, settings: Settings) -> None:
-    lake = Lake(settings, declared_gold_schemas(settings))
+    lake = Lake(settings, build_declared_gold_schemas(settings))
     lake.prepare_tables(spark, [AVERAGES, "gold.each", "gold.each_final"])
     spark.sql(f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, 'gold.seen')} AS SELECT 1 AS one")
     without = Lake(settings.model_copy(update={"gold": GoldSettings()}))

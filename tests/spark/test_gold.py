@@ -38,7 +38,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError, MachineError, NotFoundError, UsageError
 from sessionlake.gold import job
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.declared.tables import declared_averages, declared_gold_tables, declared_products
+from sessionlake.gold.declared.tables import list_declared_averages, list_declared_gold_tables, list_declared_products
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.query import metrics
 from sessionlake.gold.sql.figures_with import create_figures_with
@@ -103,7 +103,7 @@ class Feed:
     def restated(self) -> list[Row]:
         """Restatements; each row has as many as its revision says, and they lead to its figure."""
         found = sorted(rows_of(self.spark, self.lake, RESTATEMENTS), key=itemgetter("revision"))
-        for series in declared_averages(self.settings):
+        for series in list_declared_averages(self.settings):
             for row in rows_of(self.spark, self.lake, series.table_name):
                 own = [
                     one
@@ -123,7 +123,7 @@ class Feed:
 
     def require_exact(self, *tables: str) -> None:
         """These tables, or all, equal a recomputation by SQL."""
-        wanted = [one for one in declared_gold_tables(self.settings) if not tables or one.table_name in tables]
+        wanted = [one for one in list_declared_gold_tables(self.settings) if not tables or one.table_name in tables]
         found = verify_gold(self.spark, self.settings, wanted)
         told = [RESTATEMENTS] * any(isinstance(one, RollingAverage) for one in wanted)
         assert [one.table for one in found] == [one.table_name for one in wanted] + told
@@ -271,7 +271,7 @@ def test_products_and_averages_of_a_feed_have_its_topics_in_every_batch_rebuild_
         assert {*late} == {"plant.pump", "plant.press"}
         assert words["n"] + len(late) == len(of_plant)
         feed.require_exact("gold.own", "gold.of_feed")
-        wanted = [one for one in declared_gold_tables(feed.settings) if one.table_name == "gold.words"]
+        wanted = [one for one in list_declared_gold_tables(feed.settings) if one.table_name == "gold.words"]
         assert [one.first_difference for one in verify_gold(spark, feed.settings, wanted)] == [None, None]
 
     check()
@@ -282,7 +282,7 @@ def test_products_and_averages_of_a_feed_have_its_topics_in_every_batch_rebuild_
     found = {i: {row[0] for row in spark.sql(sql.format(function, topics[i], i)).collect()} for i in (0, 1, 2)}
     assert found == {0: set(), 1: {"gold.own", "gold.of_feed", "gold.words"}, 2: set()}
     names = ("gold.own", "gold.of_feed", "gold.words")
-    tables = [one for one in declared_gold_tables(feed.settings) if one.table_name in names]
+    tables = [one for one in list_declared_gold_tables(feed.settings) if one.table_name in names]
     job.rebuild_tables(spark, feed.settings, tables)
     check()
 
@@ -310,7 +310,7 @@ def test_decimals_that_cancel_leave_their_last_digit_in_any_batches(spark, locat
     for table in ("gold.own", "gold.own_final") if on_cluster else ("gold.own",):
         [row] = [row for row in rows_of(spark, feed.lake, table) if row["session_id"] == "s"]
         assert tuple(row[kind] for kind in kinds) == (7, 3 * least, wide.copy_negate(), wide, 3e-10 / 7)
-    tables = [one for one in declared_gold_tables(feed.settings) if one.table_name == "gold.own"]
+    tables = [one for one in list_declared_gold_tables(feed.settings) if one.table_name == "gold.own"]
     assert {one.first_difference for one in verify_gold(spark, feed.settings, tables)} == {None}
 
 
@@ -383,11 +383,11 @@ def test_what_comes_too_late_for_a_product_is_told_instead_of_counted_whatever_t
     told = [("gold.own", i, times[i][0] * SECOND, times[i][1] * SECOND) for i in (3, 5, 6)]
     assert late() == told
     assert {o["table"]: o["rows"] for o in max(feed.ledger(), key=itemgetter("batch_id"))["outputs"]}[LATE_POINTS] == 3
-    verified = verify_gold(feed.spark, feed.settings, [declared_products(feed.settings)[-1]])
+    verified = verify_gold(feed.spark, feed.settings, [list_declared_products(feed.settings)[-1]])
     assert [(one.table, one.first_difference) for one in verified] == [("gold.own", None), (LATE_POINTS, None)]
     [first], _ = explain(feed.spark, feed.settings, "gold.own", "window_start = timestamp_seconds(0)", message=(0, 3))
     assert (first.events, first.holds) == (3, False)
-    job.rebuild_tables(feed.spark, feed.settings, [declared_products(feed.settings)[-1]])
+    job.rebuild_tables(feed.spark, feed.settings, [list_declared_products(feed.settings)[-1]])
     assert late() == told
 
 
@@ -468,7 +468,7 @@ def test_another_number_of_points_is_a_rebuild(feed: Feed):
     ):
         feed.run()
     job.rebuild_tables(
-        feed.spark, feed.settings, [*declared_averages(feed.settings), declared_products(feed.settings)[-1]]
+        feed.spark, feed.settings, [*list_declared_averages(feed.settings), list_declared_products(feed.settings)[-1]]
     )
     feed.lose_last_commit()  # of which they were made
     feed.write(changes[6:7]).run().write([*changes[7:], late]).run()
@@ -483,13 +483,13 @@ def test_another_number_of_points_is_a_rebuild(feed: Feed):
 def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: Feed, monkeypatch: pytest.MonkeyPatch):
     changes = [change("s", "r", i, i * 40 * SECOND, price=float(i), status="on") for i in range(12)]
     with monkeypatch.context() as patch:  # a version that had the first alone
-        patch.setattr(job, "declared_gold_tables", lambda _: (*declared_averages(feed.settings), STANDARD[0]))
+        patch.setattr(job, "list_declared_gold_tables", lambda _: (*list_declared_averages(feed.settings), STANDARD[0]))
         feed.write(changes[:5]).run()
     feed.write(changes[5:9])
     feed.declare(n="count", spread="variance", middle="p50", most="p99")
     feed.run().require_exact()
     with monkeypatch.context() as patch:  # a product that is left out for a while has missed what came meanwhile
-        patch.setattr(job, "declared_gold_tables", lambda _: (*declared_averages(feed.settings), *STANDARD))
+        patch.setattr(job, "list_declared_gold_tables", lambda _: (*list_declared_averages(feed.settings), *STANDARD))
         feed.write(changes[9:10]).run()
     feed.run().require_exact("gold.own")
     with monkeypatch.context() as patch:
@@ -497,7 +497,7 @@ def test_a_product_that_is_new_or_made_anew_holds_all_that_gold_has_read(feed: F
         with pytest.raises(ZeroDivisionError):
             job.rebuild_tables(feed.spark, feed.settings, STANDARD[1:2])
     feed.write(changes[10:]).run().require_exact(STANDARD[1].table_name)  # what died while it was made is made again
-    monkeypatch.setattr(job, "declared_gold_tables", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
+    monkeypatch.setattr(job, "list_declared_gold_tables", lambda _: (replace(STANDARD[0], version=2), *STANDARD[1:]))
     with pytest.raises(
         LakeError, match=r"metrics_1m was computed by another declaration.*sessionlake rebuild gold.metrics_1m"
     ):
@@ -514,7 +514,7 @@ def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_
     gold = feed.settings.gold.model_copy(update={"products": (product,)})
     feed.settings = feed.settings.model_copy(update={"gold": gold})
     feed.write([change("s", "r", 7, 45 * SECOND, 201 * SECOND, price=7.0)])  # taken in as they are made anew
-    job.rebuild_tables(feed.spark, feed.settings, declared_gold_tables(feed.settings))
+    job.rebuild_tables(feed.spark, feed.settings, list_declared_gold_tables(feed.settings))
 
     def told() -> list[tuple[str, int, int]]:
         rows = [row for table in (LATE_POINTS, RESTATEMENTS) for row in rows_of(feed.spark, feed.lake, table)]
@@ -525,7 +525,7 @@ def test_what_the_last_batch_would_tell_of_tables_made_anew_is_not_told_when_it_
     feed.lose_last_commit()
     feed.run()
     assert told() == late
-    found = verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
+    found = verify_gold(feed.spark, feed.settings, list_declared_gold_tables(feed.settings))
     assert [one.first_difference for one in found] == [None] * len(found)
 
 
@@ -539,11 +539,11 @@ def test_a_product_declared_otherwise_is_refused_until_it_is_made_anew(feed: Fee
     job.rebuild_tables(feed.spark, feed.settings, STANDARD[:1])  # the stream goes on, without the product
     feed.declare(n="count").run().require_exact("gold.own")
     feed.declare(total="sum")
-    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[-1:])
+    job.rebuild_tables(feed.spark, feed.settings, list_declared_products(feed.settings)[-1:])
     feed.write(changes[4:5]).run().require_exact("gold.own")
     recover.empty_gold(feed.spark, feed.settings)
     feed.declare(low="min")
-    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[-1:])
+    job.rebuild_tables(feed.spark, feed.settings, list_declared_products(feed.settings)[-1:])
     feed.write(changes[5:]).run().require_exact("gold.own")
 
 
@@ -556,7 +556,7 @@ def test_a_difference_is_found_and_told(feed: Feed):
     feed.lake.open_delta_table(feed.spark, SENSOR_AVERAGES).update("ts = 0", {"revision": "revision + 1"})
     found = {
         one.table: one
-        for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
+        for one in verify_gold(feed.spark, feed.settings, list_declared_gold_tables(feed.settings))
         if one.first_difference
     }
     assert set(found) == {METRICS_1M, METRICS_1H, AVERAGES, RESTATEMENTS}

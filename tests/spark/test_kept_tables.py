@@ -65,7 +65,7 @@ class Home:
         columns = tuple(column for column in TABLES[CUTS].definitions if column.name != "changes")
         self.lake.drop_table(self.spark, CUTS)
         self.lake.storage.create_table(self.spark, CUTS, replace(TABLES[CUTS], definitions=columns))
-        self.lake.storage.save_to_table(rows.write.format("delta").mode("append"), CUTS)
+        self.lake.storage.append_with_spark(rows, CUTS, {})
 
     def sizes(self) -> dict[tuple[Any, ...], int]:
         """How many rows each kept table has, by its cut."""

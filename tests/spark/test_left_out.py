@@ -12,7 +12,7 @@ from sessionlake.cli import gold as commands
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, LEDGER, METRICS_1H
 from sessionlake.errors import LakeError, LossError, MachineError
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import declared_products
+from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.ledger.retained import RemovedRows, record_removed_rows
 from sessionlake.operations.recover import gold as recover
 from sessionlake.settings.gold import AverageSettings, ProductSettings
@@ -54,7 +54,7 @@ def test_tables_that_missed_batches_are_made_anew_though_another_is_rebuilt_firs
     named(feed).write(points(0, 5)).run()
     left_out(feed).write(points(5, 10)).run()
     named(feed).write(points(10, 12))
-    job.rebuild_tables(feed.spark, feed.settings, declared_products(feed.settings)[:1])
+    job.rebuild_tables(feed.spark, feed.settings, list_declared_products(feed.settings)[:1])
     feed.run().require_exact(*TABLES)
 
 

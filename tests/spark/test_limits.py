@@ -11,7 +11,7 @@ import pytest
 from sessionlake.cli.rules import apply_rules, load_rules
 from sessionlake.delta.schemas.names import DISTINCT_VALUES
 from sessionlake.gold import job
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.settings.model import GoldSettings, Settings
 from sessionlake.streaming.checkpoint import read_last_committed_batch
@@ -77,7 +77,7 @@ def states(feed: Feed) -> dict[int, bytes]:
 
 def exact(feed: Feed) -> None:
     assert {
-        one.first_difference for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
+        one.first_difference for one in verify_gold(feed.spark, feed.settings, list_declared_gold_tables(feed.settings))
     } == {None}
 
 

@@ -42,7 +42,6 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.schemas.properties import DELETION_VECTORS, RETENTION
 from sessionlake.delta.storage.faults import VARIABLE
-from sessionlake.delta.storage.interface import delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import HistoryToKeep
 from sessionlake.delta.storage.upsert import Upsert
@@ -360,9 +359,8 @@ def test_log_entries_older_than_a_month_stay_as_long_as_somebody_has_yet_to_read
     month_ago = time.time() - timedelta(days=31).total_seconds()
     for file in log.iterdir():
         os.utime(file, (month_ago, month_ago))
-    lake.storage.save_to_table(
-        delta_writer(lake.read(spark, EVENTS).limit(0), EVENTS, Txn("test", 49), "append"), EVENTS
-    )
+    none = lake.read(spark, EVENTS).limit(0)
+    lake.storage.append_with_spark(none, EVENTS, Txn("test", 49).writer_options(EVENTS))
     assert (log / f"{50:020}.checkpoint.parquet").exists()
     assert len(list(log.glob("*.json"))) == 51
     lake.storage.vacuum_table(spark, EVENTS, HistoryToKeep(timedelta(days=30)))

@@ -13,8 +13,8 @@ import pytest
 from sessionlake.cli import rules
 from sessionlake.cli.query import fetch_query_result
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, RULE_EVENTS, SENSOR_AVERAGES
-from sessionlake.gold.changes import declared_columns
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.changes import get_value_columns
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.rules.document import parse_rules_file
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.history.explain import explain
@@ -75,7 +75,7 @@ def figures(feed: Feed, table: str, topic: str) -> list[tuple[Any, ...]]:
 
 def tables(feed: Feed, topic: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for one in declared_gold_tables(feed.settings):
+    for one in list_declared_gold_tables(feed.settings):
         if one.table_name in (AVERAGES, SENSOR_AVERAGES, "gold.by_topic"):
             found[one.table_name] = [[str(part) for part in row] for row in figures(feed, one.table_name, topic)]
         else:
@@ -98,7 +98,7 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
     rnd = random.Random(9)
     rows = sent(rnd)
     ordered, shuffled = arriving(rows, rnd, ORDERED, 1), arriving(rows, rnd, SHUFFLED, 100)
-    written, _ = parse_rules_file(RULES, declared_columns(feed.settings))
+    written, _ = parse_rules_file(RULES, get_value_columns(feed.settings))
     for begin in range(0, MESSAGES, BATCH):
         limit(monkeypatch, **({"inline_bytes": 0, "driver_bytes": 0} if begin else {}))
         end = begin + BATCH
@@ -110,7 +110,7 @@ def test_gold_of_shuffled_messages_is_that_of_ordered_ones_late_ones_too_and_sql
         if not begin:
             rules.apply_rules(feed.spark, feed.settings, written, lambda _: None, only=False)
     assert {
-        one.first_difference for one in verify_gold(feed.spark, feed.settings, declared_gold_tables(feed.settings))
+        one.first_difference for one in verify_gold(feed.spark, feed.settings, list_declared_gold_tables(feed.settings))
     } == {None}
     mine, theirs = tables(feed, ORDERED), tables(feed, SHUFFLED)
     assert mine == theirs

@@ -195,14 +195,14 @@ def test_entries_tell_by_their_times_whether_they_are_from_before_a_rebuild_what
 
 def test_files_from_before_are_not_opened(spark: Any, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
-    left_open = folder_reader._candidate_files
+    left_open = folder_reader._select_candidate_files
 
     def counting(files: Any, conditions: Any) -> Any:
         found = left_open(files, conditions)
         opened.append(len(found))
         return found
 
-    monkeypatch.setattr(folder_reader, "_candidate_files", counting)
+    monkeypatch.setattr(folder_reader, "_select_candidate_files", counting)
     update_copied_sums(spark, lake)
     opened.clear()
     assert read_last_batch(lake.reader(spark), "bronze") == LAST

@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_co
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared.tables import declared_gold_schemas
+from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.processors.output import HEAD
 from sessionlake.settings.gold import GoldSettings
@@ -249,7 +249,7 @@ def test_rows_of_a_reference_table_are_counted_and_counted_otherwise_as_it_chang
     by_country = {"name": "by_country", "source": "reference.sites", "keys": ["country"], "aggregates": {"n": "count"}}
     given = GoldSettings.model_validate({"products": [by_country], "references": [sites]})
     fills.settings = Settings(**fills.location, gold=given)
-    lake = Lake(fills.settings, declared_gold_schemas(fills.settings))
+    lake = Lake(fills.settings, build_declared_gold_schemas(fills.settings))
     lake.prepare_tables(fills.spark, ["reference.sites"])
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     rows = [{"site": site, "country": country, "valid_from": begin} for site, country in ("an", "bn", "cd")]

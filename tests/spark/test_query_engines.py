@@ -13,7 +13,7 @@ from sessionlake.cli.engines.coverage import FUNCTIONS, NODES
 from sessionlake.cli.engines.sail import SailEngine
 from sessionlake.cli.query import SparkEngine, read_statement
 from sessionlake.cli.sql_names import parse_statements
-from sessionlake.cli.sql_reading import names_called
+from sessionlake.cli.sql_reading import list_called_names
 from sessionlake.delta.folders.table_files import open_table
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ROWS as TABLE
@@ -74,7 +74,7 @@ def test_every_function_and_node_that_sail_may_run_was_compared():
 def called(node: Any, sql: str) -> set[str]:
     from sqlglot import exp
 
-    return names_called(node, sql) if isinstance(node, exp.Func) else set()
+    return list_called_names(node, sql) if isinstance(node, exp.Func) else set()
 
 
 def test_what_sail_computes_differently_is_left_to_spark(engines: EnginePair):

@@ -17,10 +17,10 @@ from sessionlake.delta.schemas.names import CHANGES, LEDGER, RULE_EVENTS
 from sessionlake.delta.schemas.names import RULES as RULES_TABLE
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.verify.tables import verify_gold
-from sessionlake.history.state import stats_of
+from sessionlake.history.state import compute_stats
 from sessionlake.integrity.state import ShardState
 from sessionlake.operations.rebuild.compare_states import StatesComparison, compare_states
 from sessionlake.operations.rebuild.replay import SessionSelection
@@ -125,7 +125,7 @@ def looking_up(spark: Any, settings: Settings) -> Settings:
 def taken_in(spark: Any, settings: Settings) -> None:
     """Gold takes in what there is, and has what a recomputation makes of it."""
     gold.start(spark, settings, once=True).wait()
-    looked_up = [table for table in declared_gold_tables(settings) if isinstance(table, EnrichedTable)]
+    looked_up = [table for table in list_declared_gold_tables(settings) if isinstance(table, EnrichedTable)]
     assert [
         (one.table, one.first_difference) for one in verify_gold(spark, settings, looked_up) if one.first_difference
     ] == []
@@ -228,7 +228,7 @@ def assert_wrong_states_are_found(spark: Any, settings: Settings, came: set[tupl
 
 
 def remembered(spark: Any, settings: Settings) -> int:
-    count = sum(stats_of(*state).sessions for state in read_shard_states(spark, settings))
+    count = sum(compute_stats(*state).sessions for state in read_shard_states(spark, settings))
     assert count > 0
     return count
 

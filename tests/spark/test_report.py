@@ -37,7 +37,7 @@ def test_rows_that_deletion_vectors_take_out_are_not_counted(spark, settings):
     lake.prepare_tables(spark, [SESSIONS])
     sessions = [{"topic": "a", "session_id": f"s{n}", "status": "ended" if n % 3 else "open"} for n in range(100)]
     rows = to_spark_frame(spark, pa.Table.from_pylist(sessions, lake.reader(spark).read_table_schema(SESSIONS)))
-    lake.storage.save_to_table(rows.coalesce(1).write.format("delta").mode("append"), SESSIONS)
+    lake.storage.append_with_spark(rows.coalesce(1), SESSIONS, {})
     lake.set_property(spark, SESSIONS, DELETION_VECTORS, "true")
     lake.open_delta_table(spark, SESSIONS).delete("session_id < 's5'")
     log = folder_of(lake, SESSIONS) / "_delta_log"

@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DISTINCT_VALUES, GOLD, LEDGER, MESSAGES, RESTATEMENTS, SILVER
 from sessionlake.errors import ClaimedError, LakeError, UsageError
 from sessionlake.gold import job as gold
-from sessionlake.gold.declared.tables import declared_averages, declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_averages, list_declared_gold_tables
 from sessionlake.gold.fold.state import GoldShardState, decode_states
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.pipeline import Layer, claim_layers
@@ -118,8 +118,8 @@ def stored(spark: Any, settings: Settings) -> list[tuple[Any, ...]]:
 
 def assert_gold_is_exact(spark: Any, settings: Settings) -> None:
     """What its states are for, and a product of the changes that it has read."""
-    distinct = [one for one in declared_gold_tables(settings) if one.table_name == DISTINCT_VALUES]
-    found = verify_gold(spark, settings, [*declared_averages(settings), *distinct])
+    distinct = [one for one in list_declared_gold_tables(settings) if one.table_name == DISTINCT_VALUES]
+    found = verify_gold(spark, settings, [*list_declared_averages(settings), *distinct])
     assert [one.first_difference for one in found] == [None] * 5
     assert all(one.expected_rows for one in found if one.table != RESTATEMENTS)
 
@@ -244,7 +244,7 @@ def test_gold_s_shards_that_nothing_came_to_since_have_the_states_that_they_were
         assert reshard_layers(spark, feed.settings, shards) == [GOLD]
         feed.write([change("a", "r", next(offset), 10 * SECOND, price=1.0)]).run()
     feed.write(change(name, "r", next(offset), 20 * SECOND, price=7.0) for name in names).run()
-    feed.require_exact(*(one.table_name for one in declared_averages(feed.settings)))
+    feed.require_exact(*(one.table_name for one in list_declared_averages(feed.settings)))
     assert numbers(spark, feed.settings)[-1] == 3
 
 

@@ -24,7 +24,7 @@ from sessionlake.delta.schemas.names import (
     SENSOR_AVERAGES,
     SESSIONS,
 )
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.operations.rebuild.verify import verify_silver_tables
@@ -150,7 +150,7 @@ def test_ids_in_two_partitions_give_the_same_tables_in_any_batches(spark: Any, t
     assert verify_silver_tables(spark, often).is_exact
     assert [
         one.first_difference
-        for one in verify_gold(spark, often, declared_gold_tables(often))
+        for one in verify_gold(spark, often, list_declared_gold_tables(often))
         if one.first_difference is not None
     ] == []
 

@@ -18,8 +18,8 @@ from sessionlake.delta.home import FolderStorage
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.gold.declared.references import declared_references
-from sessionlake.gold.declared.tables import declared_gold_schemas
+from sessionlake.gold.declared.references import list_declared_references
+from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.gold.references.writing import write_reference
 from sessionlake.processors import job as processors
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
@@ -127,12 +127,12 @@ def test_a_table_s_rows_are_committed_by_the_module_that_its_definition_names(
     file.write_text(RULES)
     apply_rules(spark, settings, load_rules(settings, file), print, only=False)
     run(spark, settings, *messages(0, 10))
-    [rooms] = declared_references(settings)
+    [rooms] = list_declared_references(settings)
     row = {"topic": "capture.a", "valid_from": datetime.fromtimestamp(0, UTC), "valid_to": None, "room": "one"}
     write_reference(spark, lake, rooms, pa.Table.from_pylist([row], rooms.arrow_schema()), datetime.now(UTC))
     run(spark, settings, *messages(10, 5), *broken(15))
 
-    writers = {table: schema.written_by for table, schema in (TABLES | declared_gold_schemas(settings)).items()}
+    writers = {table: schema.written_by for table, schema in (TABLES | build_declared_gold_schemas(settings)).items()}
     writers |= {"silver.top": "processors.job", "gold.by_row": "processors.keyed"}
     stacks.pop(names.MESSAGES)  # by the test
     assert writers.keys() - stacks.keys() == NOT_WRITTEN_HERE

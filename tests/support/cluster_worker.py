@@ -16,7 +16,7 @@ import pytest
 
 from sessionlake.delta.home import FolderStorage
 from sessionlake.gold import job as gold
-from sessionlake.local.jars import fetch_spark_jars, pyspark_jars_folder
+from sessionlake.local.jars import fetch_spark_jars, find_pyspark_jars_folder
 from sessionlake.operations.resharding.reshard import reshard_layers
 from sessionlake.settings.model import load_settings
 from sessionlake.silver import job as silver
@@ -58,7 +58,7 @@ def main(file: Path, home: Path) -> None:
         home: Folder for the logs of Spark's workers.
     """
     settings = load_settings(file)
-    (home / "jars").symlink_to(pyspark_jars_folder())
+    (home / "jars").symlink_to(find_pyspark_jars_folder())
     os.environ |= {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"}
     _LAPTOP["spark.master"] = "local-cluster[3,1,2048]"
     _LAPTOP["spark.executor.memory"] = "2048m"

@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LEDGER, QUARANTINE, ROWS, SILVER
 from sessionlake.delta.schemas.tables import COUNTS
 from sessionlake.feeds.events import Decoded, Refusal
-from sessionlake.feeds.reader import KafkaRecord, feed_of, read
+from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
 from sessionlake.feeds.table import SessionTable
 from sessionlake.settings.model import CaptureSettings, Settings
 from sessionlake_lab.simulate.readback import read_all_messages
@@ -170,11 +170,11 @@ def send(settings: Settings, messages: Iterable[Sent]) -> None:
 
 def tables_of(settings: Settings, records: Iterable[KafkaRecord]) -> tuple[dict[SessionKey, SessionTable], list[Any]]:
     """Returns the table of each session by its definition; and place and reason of each refused message."""
-    feeds = [feed.made() for feed in settings.capture.feeds]
+    feeds = [feed.build() for feed in settings.capture.feeds]
     tables: dict[SessionKey, SessionTable] = {}
     refused = []
     for record in records:
-        feed = feed_of(feeds, record.topic)
+        feed = find_feed_of_topic(feeds, record.topic)
         assert feed is not None
         found = read(feed, record)
         if isinstance(found, Refusal):

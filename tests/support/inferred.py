@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -158,3 +159,69 @@ def _random_value(rnd: random.Random, depth: int) -> Any:
     if chance < 0.45:
         return [_random_value(rnd, depth + 1) for _ in range(rnd.randrange(4))]
     return rnd.choice(_SINGLE)
+
+
+def channels() -> list[Any]:
+    """Books, trades and tickers in one topic: the action and the channel together say what kind a message is."""
+    found: list[Any] = [{"event": "ok", "arg": {"channel": name, "instId": "BTC"}} for name in ("books", "trade")]
+    for n in range(60):
+        arg = {"instId": ("BTC", "ETH", "SOL")[n % 3]}
+        book = {"asks": [["16493.50", f"0.{n + 1}"]], "bids": LEVELS[: n % 2], "ts": str(1_700_000_000_000 + n)}
+        found.append({"action": "update" if n > 2 else "snapshot", "arg": {**arg, "channel": "books"}, "data": [book]})
+        trades = [[str(1_700_000_000_000 + n), "16493.50", "0.1", "buy"], [str(n), "16493.50", "0.2", "sell"]]
+        found.append({"action": "update" if n > 2 else "snapshot", "arg": {**arg, "channel": "trade"}, "data": trades})
+        ticker = {"last": "1.5", "open": "1.2"}
+        found.append({"action": "snapshot", "arg": {**arg, "channel": "ticker"}, "data": [ticker]})
+    return found
+
+
+def checked_book(form: str = "mixed") -> list[Any]:
+    """A book with a CRC32: the three best bids and asks in turn, or the digits of all asks and then of all bids."""
+    rnd, found = random.Random(3), []
+    book: dict[str, dict[str, str]] = {"bids": {}, "asks": {}}
+    for n in range(40):
+        changes: dict[str, list[list[str]]] = {"bids": [], "asks": []}
+        for side, first in (("bids", 90), ("asks", 100)):
+            for price in [f"{first + k}.50" for k in range(8)] if n == 0 else [f"{first + rnd.randrange(8)}.50"]:
+                qty = rnd.choice(["0", "0.070", "1.0", "2"]) if n else "3"
+                changes[side].append([price, qty])
+                book[side].pop(price, None)
+                book[side] |= {price: qty} if qty != "0" else {}
+        best = {
+            side: sorted(book[side].items(), key=lambda one: float(one[0]), reverse=side == "bids") for side in book
+        }
+        if form == "mixed":
+            turns = [best[side][k] for k in range(5) for side in ("bids", "asks") if k < len(best[side])]
+            text = ":".join(f"{price}:{qty}" for price, qty in turns)
+        else:
+            values = [value for side in ("asks", "bids") for level in best[side][:5] for value in level]
+            text = "".join(value.replace(".", "").lstrip("0") for value in values)
+        kind = {"type": "delta" if n else "snapshot", "symbol": "BTC"}
+        found.append({**kind, **changes, "checksum": zlib.crc32(text.encode())})
+    return found
+
+
+def book_of_rows() -> list[Any]:
+    """A book whose snapshots have arrays, and whose updates are one level each; and trades that look alike."""
+    found: list[Any] = [{"event": "subscribed", "feed": "book", "product_ids": [name]} for name in "AB"]
+    for n, name in enumerate("AB"):
+        levels = {"bids": [{"price": 9.5, "qty": 1.0}] * (n + 2), "asks": [{"price": 10.5, "qty": 2.0}]}
+        found.append({"feed": "book_snapshot", "product_id": name, "timestamp": 1_700_000_000_000, "seq": 10, **levels})
+    for n in range(40):
+        level = {"side": ("buy", "sell")[n % 2], "price": 9.5, "qty": float(n % 3), "timestamp": 1_700_000_000_000 + n}
+        found.append({"feed": "book", "product_id": "AB"[n % 2], "seq": 11 + n // 2, **level})
+        trade = {"feed": "trade", "product_id": "AB"[n % 2], "uid": str(n), "seq": n, "price": 9.5, "qty": 1.0}
+        found += [{**trade, "side": "buy", "time": 1_700_000_000_000}] * (n % 5 == 0)
+    return found
+
+
+def named_rows() -> list[Any]:
+    """Rows in arrays that are named by what happens to them. The topic of the message names the table."""
+    found = []
+    for n in range(20):
+        row = {"id": 100 + n % 7, "price": "9.5", "size": 3 + n}
+        data = {"delete": [{"id": 100, "price": "9.5"}] * (n % 3 == 0), "update": [row], "insert": []}
+        whole = [{"id": 100 + k, "price": "9.5", "size": k} for k in range(20)]
+        kind = {"topic": f"levels.{'AB'[n % 2]}", "type": "delta" if n > 1 else "snapshot"}
+        found.append({**kind, "data": data if n > 1 else whole})
+    return found

@@ -27,7 +27,7 @@ from sessionlake.cli.rules import apply_rules, load_rules
 from sessionlake.cli.show import OutputFormat
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, GOLD, MESSAGES, SESSIONS, SILVER, SILVER_TABLES
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.verify.tables import verify_gold
 from sessionlake.local.broker import start_broker, stop_broker
 from sessionlake.operations.maintenance import Maintenance
@@ -207,7 +207,7 @@ class Keeper:
         ]
         assert sorted(held, key=repr) == sorted(((m[0], m[1], m[2], m.key, m.value) for m in sent), key=repr)
         assert_silver_is_the_truth(self.spark, self.settings, sent, ledger=False)
-        verified = verify_gold(self.spark, self.settings, declared_gold_tables(self.settings))
+        verified = verify_gold(self.spark, self.settings, list_declared_gold_tables(self.settings))
         assert [(one.table, one.first_difference) for one in verified if one.first_difference] == []
         assert [found for found in doctor._check_tables(self.settings) if found.level is CheckSeverity.FAIL] == []
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from sessionlake.delta.commit import replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import ROWS, RULES
-from sessionlake.gold.declared.references import declared_references
-from sessionlake.gold.declared.tables import declared_gold_schemas
+from sessionlake.gold.declared.references import list_declared_references
+from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.gold.references.writing import write_reference
 from sessionlake.operations.pipeline import Layer, run_once
 from sessionlake.settings.gold import GoldSettings
@@ -178,7 +178,7 @@ class TypedLake:
 
     def write_rules_and_references(self) -> None:
         """Writes the rules, and a row of each reference table for each value in the rows of silver."""
-        lake = Lake(self.settings, declared_gold_schemas(self.settings))
+        lake = Lake(self.settings, build_declared_gold_schemas(self.settings))
         lake.prepare_tables(self.spark, [RULES, *self.settings.gold.reference_tables])
         texts = [{"name": n, "text": text, "enabled": True, "updated_at": None} for n, text in RULE_TEXTS.items()]
         schema = lake.reader(self.spark).read_table_schema(RULES)
@@ -190,7 +190,7 @@ class TypedLake:
             [none | {"day": day, "rate": Decimal("0.000001"), "since": noon} for day in days],
             [none | {"cents": amount, "label": str(amount)} for amount in amounts],
         ]
-        for reference, own in zip(declared_references(self.settings), rows, strict=True):
+        for reference, own in zip(list_declared_references(self.settings), rows, strict=True):
             table = pa.Table.from_pylist(own, reference.arrow_schema())
             write_reference(self.spark, lake, reference, table, start)
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sessionlake.cli import app as cli
-from sessionlake.cli.show import OutputFormat, json_value, show_rows
+from sessionlake.cli.show import OutputFormat, convert_to_json_value, show_rows
 from sessionlake.cli.sql_names import find_names
 from sessionlake.errors import ClaimedError, IntegrityViolationError, MachineError, ProcessorError
 from sessionlake.local.home import claim_lock
@@ -293,7 +293,7 @@ def test_a_table_in_a_pipe_has_no_line_longer_than_what_it_says():
 
 
 def test_nested_values_become_plain():
-    assert json_value({"at": [datetime(2026, 1, 2, tzinfo=UTC)]}) == {"at": ["2026-01-02T00:00:00+00:00"]}
+    assert convert_to_json_value({"at": [datetime(2026, 1, 2, tzinfo=UTC)]}) == {"at": ["2026-01-02T00:00:00+00:00"]}
 
 
 @pytest.mark.parametrize(

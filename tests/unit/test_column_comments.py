@@ -11,7 +11,7 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.schema import PrimitiveType
 
 from sessionlake.delta.home import FolderStorage
-from sessionlake.delta.schemas.ddl import columns_ddl, create_statements, sql_string
+from sessionlake.delta.schemas.ddl import columns_ddl, create_statements, quote_sql_string
 from sessionlake.delta.schemas.definition import Column, TableSchema
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -66,7 +66,7 @@ def test_files_of_rows_have_no_comments(tmp_path: Path):
 def test_names_and_comments_are_quoted():
     columns = (Column("a`b", "int", "it's \\ so"), Column("c", "string", ""))
     assert columns_ddl(columns) == "`a``b` int COMMENT 'it\\'s \\\\ so', `c` string COMMENT ''"
-    assert sql_string("'") == "'\\''"
+    assert quote_sql_string("'") == "'\\''"
 
 
 @pytest.mark.parametrize(("identifier", "statements"), [("`main`.`silver`.`a`", 1), ("`\U0001f600`.`silver`.`a`", 2)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sessionlake.delta.storage.commits import LoggedCommit, unrepaired_restore
+from sessionlake.delta.storage.commits import LoggedCommit, find_unrepaired_restore
 
 APPEND: tuple[str, dict[str, Any]] = ("WRITE", {"mode": "Append"})
 OVERWRITE: tuple[str, dict[str, Any]] = ("WRITE", {"mode": "Overwrite"})
@@ -47,11 +47,11 @@ def restore(version: int | None) -> tuple[str, dict[str, Any]]:
 def test_a_table_is_set_back_until_the_newest_version_is_restored_or_all_rows_are_new(
     operations: list[tuple[str, dict[str, Any]]], newest: int | None
 ) -> None:
-    told = unrepaired_restore([LoggedCommit(10 + i, *operation) for i, operation in enumerate(operations)])
+    told = find_unrepaired_restore([LoggedCommit(10 + i, *operation) for i, operation in enumerate(operations)])
     assert (told is None) == (newest is None)
     assert told is None or told.endswith(f"without version {newest}")
 
 
 def test_what_files_say_counts_more_than_the_operation() -> None:
     merged_files = LoggedCommit(11, *APPEND, changes=False)
-    assert unrepaired_restore([LoggedCommit(10, *APPEND), merged_files, LoggedCommit(12, *restore(10))]) is None
+    assert find_unrepaired_restore([LoggedCommit(10, *APPEND), merged_files, LoggedCommit(12, *restore(10))]) is None

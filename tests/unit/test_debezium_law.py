@@ -22,7 +22,7 @@ DECIMALS = {"precise": "base64", "string": "text", "double": None}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def feed_of(source: Source) -> Any:
+def find_feed_of_topic(source: Source) -> Any:
     cents = {"type": "decimal(12,2)", "from": DECIMALS[source.decimals]}
     types = {"region": "string", "id": "bigint", "name": "string", "note": "string", "cents": cents}
     changed = {"type": "timestamp", "from": "epoch_us"}
@@ -48,7 +48,7 @@ def expected(source: Source) -> dict[tuple[Any, ...], dict[str, Any]]:
 @pytest.mark.parametrize("seed", seeds(40, 2_000))
 def test_the_table_is_that_of_the_database_at_every_commit(seed):
     source = source_of(seed)
-    given = feed_of(source)
+    given = find_feed_of_topic(source)
     table, offset = SessionTable(given), 0
     source.take_snapshot()
     for _ in range(30):
@@ -70,7 +70,7 @@ def test_the_fast_reader_reads_all_but_tombstones_itself(seed):
     source.take_snapshot()
     for _ in range(100):
         source.transact()
-    compiled = Compiled.of(feed_of(source))
+    compiled = Compiled.of(find_feed_of_topic(source))
     records = [KafkaRecord("shop.orders", 0, offset, 0, None, value) for offset, value in enumerate(source.sent)]
     compiled.read(KafkaRecords.of(records))
     assert compiled.slow == source.sent.count(None)

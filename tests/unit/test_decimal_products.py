@@ -19,9 +19,9 @@ from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.changes import declared_columns
-from sessionlake.gold.declared.comments import product_comments
-from sessionlake.gold.declared.tables import declared_gold_schemas, declared_products
+from sessionlake.gold.changes import get_value_columns
+from sessionlake.gold.declared.comments import build_product_comments
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, list_declared_products
 from sessionlake.gold.fold.outputs import compute_product_rows
 from sessionlake.settings.model import Settings
 from support.seeds import examples
@@ -47,7 +47,7 @@ def settings(sql: str = "decimal(38,10)", **product: Any) -> Settings:
 
 def product_of(sql: str = "decimal(38,10)", **changed: Any) -> tuple[Product, DeclaredColumns]:
     made = settings(sql, **changed)
-    return declared_products(made)[-1], declared_columns(made)
+    return list_declared_products(made)[-1], get_value_columns(made)
 
 
 def changes(events: list[tuple[int, Event]], sql: tuple[int, int]) -> pa.Table:
@@ -144,12 +144,12 @@ def test_the_doubles_of_other_tables_and_columns_do_not_change_with_it() -> None
     made = settings(keys=["topic"], aggregates={"n": "count", "total": "sum"}, bucket="1 day")
     table = changes([(i, ("a", Decimal(f"0.{i}"))) for i in range(1, 10)], (38, 10))
     table = table.set_column(table.column_names.index("value:1"), "value:1", pa.array([1.5] * 9))
-    tables = compute_product_rows(table, declared_columns(made), declared_products(made))
+    tables = compute_product_rows(table, get_value_columns(made), list_declared_products(made))
     [row] = tables["own"].to_pylist()
     assert (row["n"], row["total"]) == (9, Decimal("4.5"))
     sums = {row["metric"]: row["sum"] for row in tables["metrics_1m"].to_pylist()}
     assert sums == {"amount": pytest.approx(4.5), "price": 13.5}
-    assert [len(STANDARD), declared_columns(made).decimals] == [4, ("amount",)]
+    assert [len(STANDARD), get_value_columns(made).decimals] == [4, ("amount",)]
 
 
 def test_units_are_read_from_any_part_of_an_array() -> None:
@@ -162,9 +162,9 @@ def test_units_are_read_from_any_part_of_an_array() -> None:
 
 def test_columns_and_comments_say_that_results_are_exact() -> None:
     made = settings("decimal(20,4)", aggregates={"total": "sum", "low": "min", "mean": "mean"}, keys=["topic"])
-    types = dict(declared_gold_schemas(made)["gold.own"].column_types)
+    types = dict(build_declared_gold_schemas(made)["gold.own"].column_types)
     assert (types["total"], types["low"], types["mean"]) == ("decimal(38,4)", "decimal(20,4)", "double")
-    comments = product_comments(declared_products(made)[-1])
+    comments = build_product_comments(list_declared_products(made)[-1])
     assert comments["total"] == "Exact sum of value; null if it has more than 38 digits"
     logics = [product_of(sql, aggregates={"n": "first"})[0].logic_hash for sql in ("decimal(20,4)", "decimal(20,5)")]
     assert len({*logics}) == len(logics)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared.references import declared_references
+from sessionlake.gold.declared.references import list_declared_references
 from sessionlake.gold.enrich.asof import OPEN_END
 from sessionlake.gold.enrich.reference import (
     FROM,
@@ -367,7 +367,7 @@ def test_types_that_identify_no_row_of_a_reference_table_are_refused(changed: di
 def test_a_reference_table_joins_on_decimals_and_dates_and_has_times_without_zone():
     types = {"day": "date", "paid": "decimal(20,4)"}
     own = {"name": "rates", "keys": types, "columns": {"rate": "decimal(38,10)", "since": "timestamp_ntz"}}
-    (one,) = declared_references(Settings(gold=GoldSettings.model_validate({"references": [own]})))
+    (one,) = list_declared_references(Settings(gold=GoldSettings.model_validate({"references": [own]})))
     day, since = date(1, 1, 1), datetime.fromisoformat("2026-01-02T03:04:05.000006")
     rows = [{"day": day, "paid": Decimal(n), "rate": Decimal("1e-10"), "since": since} for n in (1, 2)]
     made = plan_upsert(one, one.arrow_schema().empty_table(), pa.Table.from_pylist(rows, one.arrow_schema()), 0)

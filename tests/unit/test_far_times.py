@@ -16,8 +16,14 @@ from deltalake import write_deltalake
 from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CUTS
-from sessionlake.delta.storage.far_times import OutOfRangeTime, format_time, ms_to_time, time_to_micros, time_to_ms
-from sessionlake.delta.storage.reading import Condition, is_in, key_conditions
+from sessionlake.delta.storage.far_times import (
+    OutOfRangeTime,
+    convert_ms_to_time,
+    format_time,
+    time_to_micros,
+    time_to_ms,
+)
+from sessionlake.delta.storage.reading import Condition, build_key_conditions, is_in
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.values import to_rows, to_value, to_values
 from sessionlake.history.state import convert_times_to_iso
@@ -43,7 +49,7 @@ MS = [ms for ms, _ in TEXTS if abs(ms) <= MOST_MS] + [MOST_MS, -MOST_MS]
 
 @pytest.mark.parametrize(("ms", "text"), TEXTS)
 def test_every_millisecond_has_a_text(ms: int, text: str) -> None:
-    found = ms_to_time(ms)
+    found = convert_ms_to_time(ms)
     assert (format_time(ms), format_time(found), time_to_ms(found)) == (text, text, ms)
     assert isinstance(found, OutOfRangeTime) is ("ms since" in text)
     assert f"{found:%Y}" == (text if isinstance(found, OutOfRangeTime) else f"{found:%Y}")
@@ -54,7 +60,7 @@ def test_a_time_without_a_zone_is_in_utc() -> None:
 
 
 def test_far_times_and_dates_sort_as_times() -> None:
-    times = [ms_to_time(ms) for ms in sorted(MS)]
+    times = [convert_ms_to_time(ms) for ms in sorted(MS)]
     mixed = random.Random(1).sample(times, len(times))
     assert sorted(mixed) == times
     assert [max(mixed), min(mixed)] == [times[-1], times[0]]
@@ -69,7 +75,7 @@ def test_values_of_timestamps_in_any_unit(unit: str, zone: str | None) -> None:
     factor = {"s": 0.001, "ms": 1, "us": 1000}[unit]
     numbers = [int(ms * factor) for ms in MS if unit != "s" or ms % 1000 == 0] + [None]
     found = to_values(pa.array(numbers, pa.timestamp(unit, zone)))
-    whole = [ms_to_time(int(n / factor) if unit == "s" else int(n // factor)) for n in numbers if n is not None]
+    whole = [convert_ms_to_time(int(n / factor) if unit == "s" else int(n // factor)) for n in numbers if n is not None]
     expected = [at if zone or isinstance(at, OutOfRangeTime) else at.replace(tzinfo=None) for at in whole]
     assert (found[:-1], found[-1]) == (expected, None)
 
@@ -154,16 +160,20 @@ def lake(settings: Settings) -> Lake:
 @pytest.mark.parametrize("compare", [eq, ge, le, lt])
 @pytest.mark.parametrize("ms", MS)
 def test_rows_are_found_by_any_time(lake: Lake, compare: Any, ms: int) -> None:
-    found = [*lake.reader().read_rows(CUTS, ("snapshot_at", compare, ms_to_time(ms)))]
+    found = [*lake.reader().read_rows(CUTS, ("snapshot_at", compare, convert_ms_to_time(ms)))]
     assert sorted(row["position"] for row in found) == sorted(other for other in MS if compare(other, ms))
     assert all(time_to_ms(row["snapshot_at"]) == row["position"] for row in found)
 
 
 def test_rows_are_found_by_several_times_and_keys_by_their_ends(lake: Lake) -> None:
     reader = lake.reader()
-    times: Condition = ("snapshot_at", is_in, [ms_to_time(MS[0]), ms_to_time(MOST_MS), ms_to_time(-MOST_MS)])
+    times: Condition = (
+        "snapshot_at",
+        is_in,
+        [convert_ms_to_time(MS[0]), convert_ms_to_time(MOST_MS), convert_ms_to_time(-MOST_MS)],
+    )
     assert sorted(row["position"] for row in reader.read_rows(CUTS, times)) == sorted([MS[0], MOST_MS, -MOST_MS])
     schema = pa.schema([("snapshot_at", pa.timestamp("us", "UTC"))])
     wanted = pa.table([pa.array([ms * 1000 for ms in MS], schema[0].type)], schema=schema)
-    assert len([*reader.read_rows(CUTS, *key_conditions(wanted, ["snapshot_at"], schema))]) == len(MS)
-    assert time_to_micros(ms_to_time(-MOST_MS)) == -MOST_MS * 1000
+    assert len([*reader.read_rows(CUTS, *build_key_conditions(wanted, ["snapshot_at"], schema))]) == len(MS)
+    assert time_to_micros(convert_ms_to_time(-MOST_MS)) == -MOST_MS * 1000

@@ -137,7 +137,7 @@ def book_messages(rnd: random.Random, count: int) -> tuple[list[KafkaMessage], i
 def test_silver_and_the_plain_table_count_the_same_checksums_as_the_sender(seed: int) -> None:
     rnd = random.Random(seed)
     rules = settings(BOOK)
-    feed = rules.feeds[0].made()
+    feed = rules.feeds[0].build()
     messages, wrong = book_messages(rnd, rnd.choice([3, 30, 90]))
     assert feed.check is not None
     assert feed.check.load is not None
@@ -178,7 +178,7 @@ def test_signed_amounts_choose_the_side_and_a_checksum_may_have_a_message_of_its
         KafkaMessage("levels", 0, offset, 1_700_000_000_000, None, body.encode()) for offset, body in enumerate(bodies)
     ]
     rules = settings(OWN_MESSAGES)
-    feed = rules.feeds[0].made()
+    feed = rules.feeds[0].build()
     assert feed.check is not None
     assert feed.check.load is not None
     table = plain_tables(feed, messages, feed.check.load())["7"]

@@ -14,7 +14,7 @@ from sessionlake.feeds.compiled import Compiled
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.reader import KafkaRecord, KafkaRecords, read
-from sessionlake.feeds.times import milliseconds_of
+from sessionlake.feeds.times import convert_to_milliseconds
 from support.event_lists import in_order
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN, feed
 from support.preset_cases import CUSTOMERS, DEBEZIUM, MAXWELL, ORDERS, SETTINGS, UPSERT
@@ -366,7 +366,7 @@ def test_times_of_many_messages_are_those_of_single_ones():
         exact, wrong = [], []
         for number, time in enumerate(times):
             try:
-                exact.append(time if isinstance(time, int) else milliseconds_of(time, "iso"))
+                exact.append(time if isinstance(time, int) else convert_to_milliseconds(time, "iso"))
             except ValueError:
                 exact.append(0)
                 wrong.append(number)

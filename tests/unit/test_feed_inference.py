@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sessionlake.cli import app as cli
 from sessionlake.cli.feed_inference import propose_configuration
 from sessionlake.errors import UsageError
-from sessionlake.feeds.inference.types import infer_type, unit_of
+from sessionlake.feeds.inference.types import find_unit, infer_type
 from sessionlake.feeds.inference.yaml_text import flow
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.settings.model import load_settings
@@ -196,7 +196,7 @@ def test_the_type_of_a_column_is_that_of_its_values(name, values, setting):
 
 
 def test_a_time_has_the_unit_in_which_it_is_in_this_century():
-    assert [unit_of(1_700_000_000 * factor) for factor in (1, 10**3, 10**6, 10**9, 10**12)] == [
+    assert [find_unit(1_700_000_000 * factor) for factor in (1, 10**3, 10**6, 10**9, 10**12)] == [
         "s", "ms", "us", "ns", None,
     ]  # fmt: skip
 
@@ -275,3 +275,59 @@ def test_the_proposal_for_a_recording_reads_all_of_it(name, counts, tables, sess
     assert counts in result.stdout
     assert tables in result.stdout
     assert (feed["session"], feed.get("order")) == (session, order)
+
+
+def test_an_action_and_a_channel_together_name_a_kind():
+    feed, comments = proposal(records(inferred.channels()))
+    assert comments[1] == "Tables: sessions 3, rows 6, gaps 0, duplicates 0."
+    assert feed["session"] == "arg.instId"
+    assert rules(feed)[:2] == [
+        ({"action": "snapshot", "arg.channel": "books"}, "snapshot"),
+        ({"action": "update", "arg.channel": "books"}, "update"),
+    ]
+    assert {part["each"] for part in feed["messages"][1]["rows"]} == {"data[0].asks[*]", "data[0].bids[*]"}
+    assert all(kind == "ignore" for _, kind in rules(feed)[2:])
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "crc32"),
+    [
+        ("mixed", 5, {"groups": ["bid", "ask"], "separator": ":", "interleaved": True}),
+        ("digits", 5, {"groups": ["ask", "bid"], "digits_only": True}),
+    ],
+)
+def test_a_checksum_is_proposed_with_the_form_that_fits_all_messages(form, rows, crc32):
+    feed, comments = proposal(records(inferred.checked_book(form)))
+    assert feed["keep"] == {"per": ["side"], "best": "price", "descending": ["bid"], "rows": 1000}
+    found = crc32 | {"columns": ["price_text", "qty_text"]}
+    assert feed["check"] == {"checksum": "checksum", "rows": rows, "crc32": found}
+    assert comments[1].endswith("Checksums: right 40, wrong 0.")
+
+
+def test_a_checksum_of_an_unknown_form_is_a_note():
+    values = inferred.checked_book()
+    feed, comments = proposal(records([value | {"checksum": value["checksum"] ^ 1} for value in values]))
+    assert "check" not in feed
+    assert any("Checksum may be a checksum, of none of the usual forms" in comment for comment in comments)
+
+
+def test_messages_that_are_one_level_each_belong_to_the_book_of_the_snapshots():
+    feed, comments = proposal(records(inferred.book_of_rows()))
+    assert comments[1] == "Tables: sessions 2, rows 4, gaps 0, duplicates 0."
+    assert (feed["session"], feed["order"]) == ("product_id", {"seq": "seq"})
+    assert rules(feed)[:2] == [({"feed": "book", "event": "absent"}, "update"), ({"feed": "book_snapshot"}, "snapshot")]
+    assert feed["messages"][0]["rows"] == [
+        {"row": {"side": "side", "price": "price", "qty": "qty"}, "delete": {"qty": 0}}
+    ]
+    assert {part["row"]["side"] for part in feed["messages"][1]["rows"]} == {"=buy", "=sell"}
+
+
+def test_rows_in_an_array_with_the_name_delete_are_deleted():
+    feed, _ = proposal(records(inferred.named_rows()))
+    assert feed["session"] == "topic"
+    delta = next(rule for rule in feed["messages"] if rule["is"] == "update")
+    assert {part["each"]: part.get("delete") for part in delta["rows"]} == {
+        "data.delete[*]": True,
+        "data.update[*]": None,
+        "data.insert[*]": None,
+    }

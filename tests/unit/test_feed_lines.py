@@ -92,3 +92,16 @@ def test_hostile_lines_are_refused_with_their_reason(line, reason):
     found = read(feed(BOOK), only(line)[0])
     assert isinstance(found, Refusal)
     assert found.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (b"1618678132.9: b'{\"a\": \\'x\\'}'", b"{\"a\": 'x'}"),
+        (b'1618678132.9: b"\\x1f\\x8b"', b"\x1f\x8b"),
+        (b"1618678132.9: b'no end", b"b'no end"),
+        (b"1618678132.9: b'1' + b'2'", b"b'1' + b'2'"),
+    ],
+)
+def test_a_recorded_value_may_be_written_as_python_shows_bytes(line, value):
+    assert only(line)[0].value == value

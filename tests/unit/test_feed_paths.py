@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessionlake.feeds.paths import MISSING, Constant, Place, elements, find, parse_path
+from sessionlake.feeds.paths import MISSING, Constant, Place, find, find_elements, parse_path
 
 VALUE = {
     "a": {"b": [1, 2, {"c": None}], "x.y": {"z": "t"}},
@@ -61,7 +61,7 @@ def test_a_message_that_is_an_array_has_elements_of_its_own():
     place = Place([0, {"a": [[1]]}, {"a": [[2], [3]], "c": "9"}, "book", "pair"], "t", 0, 0, 0, None, {})
     assert find(parse_path("[-1]"), place) == "pair"
     assert find(parse_path("[-3].c"), place) == "9"
-    assert [one.value for one in elements(parse_path("[1:-2][*].a[*]"), place) or []] == [[1], [2], [3]]
+    assert [one.value for one in find_elements(parse_path("[1:-2][*].a[*]"), place) or []] == [[1], [2], [3]]
     assert find(parse_path("kafka.key"), place) is MISSING
 
 
@@ -80,16 +80,16 @@ def test_a_message_that_is_an_array_has_elements_of_its_own():
     ],
 )
 def test_elements_come_in_order_and_what_has_none_is_told_apart(path, values):
-    found = elements(parse_path(path), PLACE)
+    found = find_elements(parse_path(path), PLACE)
     assert (found if found is None else [element.value for element in found]) == values
 
 
 def test_an_element_knows_what_holds_its_array():
-    found = elements(parse_path("data[*].levels[*]"), PLACE) or []
+    found = find_elements(parse_path("data[*].levels[*]"), PLACE) or []
     assert [element.parent["s"] for element in found] == ["u", "u"]
-    entries = elements(parse_path("entries(state)"), PLACE) or []
+    entries = find_elements(parse_path("entries(state)"), PLACE) or []
     assert [(entry.value.key, entry.value.value) for entry in entries] == [("on", True), ("off", None)]
-    assert elements(parse_path("entries(text)"), PLACE) is None
+    assert find_elements(parse_path("entries(text)"), PLACE) is None
 
 
 @pytest.mark.parametrize(

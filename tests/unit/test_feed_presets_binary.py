@@ -177,12 +177,14 @@ def test_a_feed_of_transit_is_replaced_by_each_message_and_its_timestamp_orders_
     assert '"text":"Late"' in rows[2]["entity"]
 
 
-def test_a_differential_feed_changes_entities_and_a_feed_without_a_timestamp_is_refused():
+def test_a_differential_feed_changes_entities_and_one_without_a_timestamp_applies_as_it_arrives():
     given = feed(BUSES)
     event = event_of(read(given, record(transit(9, protobuf((1, "a"), (2, True)), incrementality=1), topic="buses")))
     assert (event.kind, event.seq, event.ts) == (Kind.UPDATE, None, 9_000)  # another one may have the same timestamp
     assert {*event.rows} >= {Delete(("vehicle", "a"), '["vehicle","a"]'), Delete(("alert", "a"), '["alert","a"]')}
-    wrong = [(transit(None), "bad_value"), (b"\xff", "not_protobuf"), (transit(1, b""), "bad_value")]
+    event = event_of(read(given, record(transit(None), topic="buses", timestamp=77)))
+    assert (event.kind, event.seq, event.ts) == (Kind.SNAPSHOT, None, 77)
+    wrong = [(b"\xff", "not_protobuf"), (transit(1, b""), "bad_value")]
     for value, reason in [*wrong, (transit(1, incrementality=2), "bad_value")]:
         found = read(given, record(value, topic="buses"))
         assert isinstance(found, Refusal)

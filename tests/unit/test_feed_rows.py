@@ -113,7 +113,7 @@ def rows_of(silver: Silver, feed: Feed) -> dict[str, dict[str, dict[str, Any]]]:
 def test_any_batches_give_the_rows_and_checks_of_the_plain_table(seed: int) -> None:
     rnd = random.Random(seed)
     rules = settings(LEVELS)
-    feed = rules.feeds[0].made()
+    feed = rules.feeds[0].build()
     messages = random_messages(rnd, rnd.choice([5, 40, 120]))
     tables = plain_tables(feed, messages, sums)
     folder = Folder(rules, rnd.randint(1, 3), rnd, bulk=rnd.random() < 0.8)
@@ -174,7 +174,7 @@ def test_a_failed_check_stops_the_job_under_fail() -> None:
 
 
 def test_rows_beyond_the_limit_of_memory_are_a_violation_and_the_next_snapshot_heals_it() -> None:
-    rows = FeedRows(settings(LEVELS, keep=None, check=None).feeds[0].made())
+    rows = FeedRows(settings(LEVELS, keep=None, check=None).feeds[0].build())
     many = [Put((), str(number), {"qty": number}) for number in range(MAX_ROWS + 1)]
     assert rows.apply_changes(many, clears=True).is_too_large
     assert not rows.rows
@@ -237,7 +237,7 @@ def played(text: str, name: str, **changed: Any) -> tuple[Silver, Feed]:
     messages = [KafkaMessage("feed.a.b", 0, n, time, None, body) for n, (time, body) in enumerate(frames(name))]
     for batch in cut(rnd, messages, 9):
         folder.batch(batch)
-    return folder.silver, rules.feeds[0].made()
+    return folder.silver, rules.feeds[0].build()
 
 
 @recorded

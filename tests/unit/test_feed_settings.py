@@ -61,6 +61,6 @@ def test_a_feed_that_cannot_be_used_is_refused_with_its_key(changed, why):
 
 def test_feeds_that_the_documentation_shows_are_accepted():
     for text in (BOOK, KRAKEN):
-        made = FeedSettings.model_validate(yaml.safe_load(text)).made()
+        made = FeedSettings.model_validate(yaml.safe_load(text)).build()
         assert [rule.number for rule in made.rules] == list(range(1, len(made.rules) + 1))
         assert [column.name for column in made.key] == ["side", "price"]

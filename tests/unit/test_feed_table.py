@@ -15,7 +15,7 @@ from sessionlake.feeds.events import Decoded
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.kraken import checksum
 from sessionlake.feeds.reader import KafkaRecord, read
-from sessionlake.feeds.table import SessionTable, groups_of
+from sessionlake.feeds.table import SessionTable, build_groups
 from support.feed_cases import BINANCE, BOOK, COINBASE, HITBTC, KRAKEN, feed, record
 
 BASE = {"type": "change", "s": "x", "t": 1, "bids": [], "asks": []}
@@ -102,7 +102,7 @@ def test_a_checksum_is_compared_after_every_message_that_says_one():
         assert isinstance(found, Decoded)
         for event in found.events:
             table.apply(event)
-    assert list(groups_of(given, table.rows)) == [("ask",), ("bid",)]
+    assert list(build_groups(given, table.rows)) == [("ask",), ("bid",)]
     assert (table.checks, table.checks_failed) == (2, 1)
 
 

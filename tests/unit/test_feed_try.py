@@ -169,7 +169,7 @@ def test_the_last_messages_of_a_topic_are_read_from_kafka(call, monkeypatch):
         asked.append((topic, count))
         return [KafkaRecord(topic, 3, 17, 5, None, json.dumps(SNAPSHOT).encode())]
 
-    monkeypatch.setattr(last_messages, "last_messages", read)
+    monkeypatch.setattr(last_messages, "read_last_messages", read)
     result = call("try", "--topic", "feed.book.b", "--last", "7")
     assert asked == [("feed.book.b", 7)]
     assert result.stdout.startswith("topic feed.book.b, partition 3, offset 17: feed book, rule 1\n")

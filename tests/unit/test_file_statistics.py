@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sessionlake.delta.folders import compaction as tiers
-from sessionlake.delta.folders.file_statistics import FileStatistics, corrected_stats, encode_json, parse_statistics
+from sessionlake.delta.folders.file_statistics import FileStatistics, correct_stats, encode_json, parse_statistics
 from sessionlake.delta.folders.parquet import _adopt_spark_file
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.folders.table_files import list_live_files
@@ -113,7 +113,7 @@ def test_maintenance_corrects_the_statistics_of_entries_that_an_earlier_version_
     after = list_live_files(delta)
     assert {file.log_key for file in after} == {file.log_key for file in before}, "no row is written anew"
     assert {file.add["modificationTime"] for file in after} == {file.add["modificationTime"] for file in before}
-    assert [corrected_stats(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
+    assert [correct_stats(file.add["stats"], file.row_count) for file in after] == [None] * len(after)
     assert not lake.latest_commits(None, TABLE, 1)[0].changes_rows
     version = delta.version()
     lake.compact_table(NO_SPARK, TABLE)
@@ -160,9 +160,9 @@ def test_what_was_escaped_is_told_unescaped_and_what_is_so_is_left_alone(value: 
         plain = encode_json({"numRecords": 1, "minValues": {"key": value}}).decode()
     except UnicodeEncodeError:  # half a character, which no text of a table has
         return
-    assert corrected_stats(plain, 1) is None
+    assert correct_stats(plain, 1) is None
     escaped = json.dumps(json.loads(plain))
-    told = corrected_stats(escaped, 1)
+    told = correct_stats(escaped, 1)
     assert told is None or told == plain
     assert told is not None or not any(ord(character) > 0xFFFF for character in plain)
 

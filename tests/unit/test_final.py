@@ -22,8 +22,8 @@ from sessionlake.gold.aggregate.final import AppendProgress, FinalTable, final_t
 from sessionlake.gold.aggregate.late import merge_latest, stream_times_by_partition
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.batch.final import _range_conditions
-from sessionlake.gold.declared.tables import declared_gold_schemas, declared_products
+from sessionlake.gold.batch.final import _build_range_conditions
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, list_declared_products
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
@@ -201,7 +201,9 @@ def test_a_row_is_final_when_stream_time_has_come_to_its_buckets_end_and_the_lat
     rows = OWN.aggregate_changes(
         pa.Table.from_pylist(applied([Arrived(0, 0, 0, ts, 1.0) for ts in (9_999, 10_000)]), SCHEMA), DECLARED
     )
-    found = select_newly_final(rows, {}, FINAL.first_open_buckets({("capture.a", 0): time, ("capture.a", 1): 10**9}))
+    found = select_newly_final(
+        rows, {}, FINAL.compute_first_open_buckets({("capture.a", 0): time, ("capture.a", 1): 10**9})
+    )
     assert [start // 1000 for start in found["window_start"].cast(pa.int64()).to_pylist()] == final
 
 
@@ -215,9 +217,11 @@ def test_rows_of_a_session_that_has_moved_between_topic_partitions_are_apart():
 def test_all_that_ever_was_is_read_of_topics_alone_with_a_topic_partition_that_is_new():
     since = {("a", 0): 5_000, ("b", 0): 7_000, ("b", 1): 6_000}
     until = {("a", 0): 9_000, ("a", 2): 4_000, ("b", 0): 8_000, ("b", 1): 9_500}
-    found = {tuple(topics[2]): [_ms(one[2]) for one in times] for topics, _, *times in _range_conditions(since, until)}
+    found = {
+        tuple(topics[2]): [_ms(one[2]) for one in times] for topics, _, *times in _build_range_conditions(since, until)
+    }
     assert found == {("b",): [6_000, 9_500], ("a",): [FIRST_MS, 9_000]}
-    assert [*_range_conditions(since, {})] == []
+    assert [*_build_range_conditions(since, {})] == []
 
 
 def _ms(moment: datetime) -> int:
@@ -228,7 +232,7 @@ def test_the_table_of_final_rows_has_the_keys_and_the_results_and_the_batch(tmp_
     names = ["topic", "session_id", "metric", "partition", "window_start", "n", "all", "_batch"]
     assert [name for name, _ in FINAL.column_types] == names
     gold = GoldSettings.model_validate({"products": [YAML]})
-    found = declared_gold_schemas(Settings(home=tmp_path, gold=gold))["gold.own_final"]
+    found = build_declared_gold_schemas(Settings(home=tmp_path, gold=gold))["gold.own_final"]
     assert (found.append_only, found.statistics_columns) == (
         True,
         ("topic", "session_id", "partition", "window_start", "_batch"),
@@ -288,7 +292,7 @@ def test_a_product_in_python_says_append_as_its_configuration_does(tmp_path, mon
 
     def declared(name: str, **said: str) -> Product:
         gold = GoldSettings.model_validate({"products": [{"name": "own", "python": f"own_final:{name}"} | said]})
-        return declared_products(Settings(home=tmp_path, gold=gold))[-1]
+        return list_declared_products(Settings(home=tmp_path, gold=gold))[-1]
 
     assert final_table(declared("OWN", output="append")) is not None
     with pytest.raises(ConfigError, match=r"has output 'append', but the configuration says 'update'"):

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from sessionlake.delta.folders import compaction
-from sessionlake.delta.folders.file_rows import column_or_nulls
+from sessionlake.delta.folders.file_rows import get_column_or_nulls
 from sessionlake.delta.folders.reader import FolderReader
 from sessionlake.delta.folders.table_files import list_live_files
 from sessionlake.delta.home import FolderStorage
@@ -22,7 +22,7 @@ from sessionlake.delta.schemas.properties import DELETION_VECTORS, STATISTICS_CO
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.protocol.arrow import to_doubles
-from sessionlake.protocol.columns import column_of_feed, python_type
+from sessionlake.protocol.columns import create_column_of_feed, get_python_type
 from sessionlake.settings.model import Settings
 from support.lakes import limit
 from support.typed_feed import VALUES
@@ -48,7 +48,7 @@ def test_values_of_every_type_are_merged_and_read_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, marks: bool
 ) -> None:
     limit(monkeypatch, rewritten_rows=-1 if marks else 100)
-    schema = pa.schema([("key", pa.string()), ("value", column_of_feed("value", sql).arrow)])
+    schema = pa.schema([("key", pa.string()), ("value", create_column_of_feed("value", sql).arrow)])
     storage, values = made(tmp_path, schema, "key"), [*VALUES[sql], None]
     before = [{"key": f"k{i}", "value": value} for i, value in enumerate(values)]
     storage.append_rows(None, TABLE, pa.Table.from_pylist(before, schema), Txn("app", 0))
@@ -63,7 +63,7 @@ def test_values_of_every_type_are_merged_and_read_exactly(
 
 @pytest.mark.parametrize("sql", [sql for sql in VALUES if not sql.startswith("array")])
 def test_conditions_on_columns_of_every_type_skip_no_row(tmp_path: Path, sql: str) -> None:
-    schema = pa.schema([("key", pa.int64()), ("value", column_of_feed("value", sql).arrow)])
+    schema = pa.schema([("key", pa.int64()), ("value", create_column_of_feed("value", sql).arrow)])
     storage, values = made(tmp_path, schema, "value"), VALUES[sql]
     for number, value in enumerate([*values, None]):  # a file for each
         rows = pa.Table.from_pylist([{"key": number, "value": value}], schema)
@@ -81,7 +81,7 @@ def test_files_with_columns_of_every_type_are_put_together_exactly(
 ) -> None:
     monkeypatch.setattr(compaction, "_ENOUGH", (2, 2, 2))
     names = {sql: f"c{place}" for place, sql in enumerate(VALUES)}
-    fields = [(name, column_of_feed(name, sql).arrow) for sql, name in names.items()]
+    fields = [(name, create_column_of_feed(name, sql).arrow) for sql, name in names.items()]
     schema = pa.schema([("key", pa.int64()), *fields])
     storage = made(tmp_path, schema, ",".join(["key", *names.values()]), vectors="false")
     rows = [
@@ -113,12 +113,12 @@ def test_decimals_become_the_nearest_doubles(precision: int, scale: int) -> None
 @pytest.mark.parametrize("sql", VALUES)
 def test_python_types_are_those_of_the_values(sql: str) -> None:
     names = {"list": list, "Decimal": Decimal, "datetime": datetime, "date": date, "bytes": bytes, "str": str}
-    kind = (names | {"bool": bool, "int": int, "float": float})[python_type(sql).partition("[")[0]]
+    kind = (names | {"bool": bool, "int": int, "float": float})[get_python_type(sql).partition("[")[0]]
     assert {type(value) for value in VALUES[sql]} == {kind}
 
 
 def test_columns_of_a_file_that_is_older_than_a_wider_type_or_a_column_get_the_table_s_type() -> None:
     rows = pa.table({"value": pa.array([7], pa.int32())})
     for name, expected in (("value", [7]), ("new", [None])):
-        column = column_or_nulls(rows, pa.field(name, pa.int64()), 1)
+        column = get_column_or_nulls(rows, pa.field(name, pa.int64()), 1)
         assert (column.type, column.to_pylist()) == (pa.int64(), expected)

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from sessionlake.delta.home import FolderStorage
-from sessionlake.delta.schemas.properties import RETENTION, interval_text
+from sessionlake.delta.schemas.properties import RETENTION, format_interval
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import HistoryToKeep, VacuumResult
 from sessionlake.delta.storage.upsert import Upsert
@@ -31,7 +31,7 @@ UUID = "0b6ff18e-6b13-4a36-8c3f-0c9a2d1e5f70"
 def lake(tmp_path: Path) -> FolderStorage:
     """A table of three rows, each in a file of its own."""
     found = FolderStorage(Settings(home=tmp_path))
-    write_deltalake(found.path(TABLE), rows(0), configuration={RETENTION: interval_text(KEEP)})
+    write_deltalake(found.path(TABLE), rows(0), configuration={RETENTION: format_interval(KEEP)})
     for n in (1, 2):
         found.append_rows(None, TABLE, rows(n), Txn("app", n))
     return found

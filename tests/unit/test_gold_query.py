@@ -22,7 +22,7 @@ from sessionlake.gold.aggregate.standard import (
     METRICS_1M,
     MINUTE,
     TIERS,
-    answer_product,
+    compute_product,
     split_range,
 )
 from sessionlake.gold.query import KEYS, metrics, read_answer
@@ -102,7 +102,7 @@ def test_the_answer_is_that_of_the_minutes_alone_and_of_the_points(
     home: Settings, begin: int, end: int, step: int | None, by: tuple[str, ...]
 ) -> None:
     begin, end = min(begin, end), max(begin, end) + MINUTE
-    reader, answer = Lake(home).reader(), answer_product(by, step)
+    reader, answer = Lake(home).reader(), compute_product(by, step)
     found = read_answer(reader, answer, [*split_range(begin, end, step)], [])
     alone = read_answer(reader, answer, [*split_range(begin, end, step, [METRICS_1M])], [])
     assert found.rows.equals(alone.rows)

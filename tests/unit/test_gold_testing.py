@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from sessionlake.errors import ConfigError
 from sessionlake.gold import TEXTS, Aggregate, Count, Endmost, Extreme, Mean, Product, Sum
 from sessionlake.gold.aggregate.groups import Columns
-from sessionlake.gold.declared.tables import declared_products
+from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.testing import Change, check
 from sessionlake.settings.model import GoldSettings, Settings
 from support.docs import blocks
@@ -51,17 +51,17 @@ class Newcomer(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return ("value",)
 
-    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "double"),)
 
-    def event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_event_states(self, name: str, events: pa.Table) -> Columns:
         return {name: events["value"].to_numpy()}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
         del right
         return {name: left[name]}
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         return "first(value)"
 
 
@@ -77,7 +77,7 @@ def named(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, **product: A
     monkeypatch.delitem(sys.modules, "own_products", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     gold = GoldSettings.model_validate({"products": [product]})
-    return declared_products(Settings(home=folder, gold=gold))
+    return list_declared_products(Settings(home=folder, gold=gold))
 
 
 def test_a_product_of_the_documentation_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -8,12 +8,12 @@ from pydantic import ValidationError
 
 from sessionlake.errors import BrokerError, ConfigError
 from sessionlake.kafka.clients import (
-    client_config,
-    consumer_config,
-    java_client_options,
+    build_client_config,
+    build_consumer_config,
+    build_java_client_options,
+    build_spark_kafka_options,
+    build_spark_source_options,
     require_broker,
-    spark_kafka_options,
-    spark_source_options,
 )
 from sessionlake.local.probe import is_loopback, parse_bootstrap_servers
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
@@ -25,7 +25,7 @@ def _settings(servers: str = "127.0.0.1:9092", **options: str) -> Settings:
 
 
 def test_spark_options_carry_the_prefix_and_every_option_of_the_configuration():
-    options = spark_kafka_options(_settings("a:1", security_protocol="SASL_SSL", max_poll_records="7"))
+    options = build_spark_kafka_options(_settings("a:1", security_protocol="SASL_SSL", max_poll_records="7"))
     assert options["kafka.bootstrap.servers"] == "a:1"
     assert options["kafka.security.protocol"] == "SASL_SSL"
     assert options["kafka.max.poll.records"] == "7"
@@ -33,28 +33,28 @@ def test_spark_options_carry_the_prefix_and_every_option_of_the_configuration():
 
 def test_a_service_credential_takes_the_place_of_the_login_but_where_topics_are_asked_for():
     kafka = KafkaSettings(service_credential="mine", options={"sasl.mechanism": "PLAIN", "max.poll.records": "7"})
-    options = spark_kafka_options(Settings(kafka=kafka))
+    options = build_spark_kafka_options(Settings(kafka=kafka))
     assert options["databricks.serviceCredential"] == "mine"
     assert (options["kafka.max.poll.records"], "kafka.sasl.mechanism" in options) == ("7", False)
-    assert java_client_options(Settings(kafka=kafka))["sasl.mechanism"] == "PLAIN"
+    assert build_java_client_options(Settings(kafka=kafka))["sasl.mechanism"] == "PLAIN"
 
 
 def test_new_topics_are_looked_for_as_often_as_bronze_says_unless_an_option_says_otherwise():
-    assert spark_kafka_options(_settings())["kafka.metadata.max.age.ms"] == "3000"
-    assert spark_kafka_options(_settings(metadata_max_age_ms="9"))["kafka.metadata.max.age.ms"] == "9"
+    assert build_spark_kafka_options(_settings())["kafka.metadata.max.age.ms"] == "3000"
+    assert build_spark_kafka_options(_settings(metadata_max_age_ms="9"))["kafka.metadata.max.age.ms"] == "9"
 
 
 def test_an_option_cannot_take_the_place_of_bootstrap_servers():
-    assert spark_kafka_options(_settings("a:1", bootstrap_servers="b:2"))["kafka.bootstrap.servers"] == "a:1"
+    assert build_spark_kafka_options(_settings("a:1", bootstrap_servers="b:2"))["kafka.bootstrap.servers"] == "a:1"
 
 
 def test_librdkafka_gets_no_consumer_tuning_meant_for_spark():
-    assert client_config(_settings("a:1", max_poll_records="7")) == {"bootstrap.servers": "a:1"}
+    assert build_client_config(_settings("a:1", max_poll_records="7")) == {"bootstrap.servers": "a:1"}
 
 
 def test_user_and_password_are_read_out_of_a_jaas_configuration():
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p\\"= w";'
-    config = client_config(
+    config = build_client_config(
         _settings(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_jaas_config=jaas),
     )
     assert config["sasl.username"] == "u"
@@ -64,18 +64,18 @@ def test_user_and_password_are_read_out_of_a_jaas_configuration():
 
 
 def test_java_s_empty_endpoint_identification_is_librdkafka_s_none():
-    config = client_config(_settings(ssl_endpoint_identification_algorithm=""))
+    config = build_client_config(_settings(ssl_endpoint_identification_algorithm=""))
     assert config["ssl.endpoint.identification.algorithm"] == "none"
 
 
 def test_a_pem_trust_store_becomes_the_ca_location():
-    config = client_config(_settings(ssl_truststore_location="/ca.pem", ssl_truststore_type="PEM"))
+    config = build_client_config(_settings(ssl_truststore_location="/ca.pem", ssl_truststore_type="PEM"))
     assert config["ssl.ca.location"] == "/ca.pem"
 
 
 def test_a_java_trust_store_is_refused_with_the_way_out():
     with pytest.raises(ConfigError, match=r"ssl.truststore.location is a JKS store.*Convert it to PEM"):
-        client_config(_settings(ssl_truststore_location="/trust.jks"))
+        build_client_config(_settings(ssl_truststore_location="/trust.jks"))
 
 
 def test_librdkafka_accepts_every_translated_property():
@@ -88,7 +88,7 @@ def test_librdkafka_accepts_every_translated_property():
         "sasl.jaas.config": 'X required username="u" password="p";',
         "ssl.endpoint.identification.algorithm": "",
     }
-    AdminClient(client_config(Settings(kafka=KafkaSettings(options=options))) | {"log_level": 0})
+    AdminClient(build_client_config(Settings(kafka=KafkaSettings(options=options))) | {"log_level": 0})
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_a_host_that_does_not_exist_is_named():
 
 def test_only_committed_messages_are_read_by_either_client() -> None:
     settings = _settings(isolation_level="read_committed")
-    assert spark_source_options(settings)["kafka.isolation.level"] == "read_committed"
-    assert consumer_config(settings, "test")["isolation.level"] == "read_committed"
+    assert build_spark_source_options(settings)["kafka.isolation.level"] == "read_committed"
+    assert build_consumer_config(settings, "test")["isolation.level"] == "read_committed"
     with pytest.raises(ValidationError, match=r"isolation.level: read_uncommitted.*aborted transactions"):
         _settings(isolation_level="read_uncommitted")
 
@@ -159,4 +159,4 @@ def test_only_committed_messages_are_read_by_either_client() -> None:
 )
 def test_a_poll_has_so_many_records_that_the_largest_fit(message_mib: int, polled_mib: int, records: int) -> None:
     settings = Settings(capture=CaptureSettings(max_message_bytes=message_mib << 20))
-    assert spark_source_options(settings, polled_mib << 20)["kafka.max.poll.records"] == str(records)
+    assert build_spark_source_options(settings, polled_mib << 20)["kafka.max.poll.records"] == str(records)

@@ -13,7 +13,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sessionlake.errors import AccessError, ConfigError
-from sessionlake.kafka.clients import client_config, java_client_options, rejected_error, spark_kafka_options
+from sessionlake.kafka.clients import (
+    build_client_config,
+    build_java_client_options,
+    build_spark_kafka_options,
+    create_rejected_error,
+)
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.kafka.tls import find_tls_fault
 from sessionlake.settings.model import KafkaSecurity, KafkaSettings, Settings, load_settings
@@ -32,7 +37,7 @@ def settings(**security: str) -> Settings:
 
 
 def test_java_is_told_a_login_with_its_quotes_escaped():
-    options = java_client_options(settings(**SCRAM))
+    options = build_java_client_options(settings(**SCRAM))
     assert options["security.protocol"] == "SASL_SSL"
     assert options["sasl.mechanism"] == "SCRAM-SHA-512"
     login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="lake" password="p\\"w\\\\;";'
@@ -41,14 +46,14 @@ def test_java_is_told_a_login_with_its_quotes_escaped():
 
 def test_on_databricks_a_login_is_by_the_class_that_its_runtime_has(monkeypatch):
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
-    options = spark_kafka_options(settings(**TOKEN))
+    options = build_spark_kafka_options(settings(**TOKEN))
     assert options["kafka.sasl.jaas.config"].startswith("kafkashaded.org.apache.kafka.common.security.oauthbearer.")
     assert options["kafka.sasl.login.callback.handler.class"].startswith("kafkashaded.")
 
 
 def test_a_service_credential_takes_the_place_of_the_login_for_what_reads_messages():
     kafka = KafkaSettings(bootstrap_servers="a:1", security=KafkaSecurity(**SCRAM), service_credential="c")
-    options = spark_kafka_options(Settings(kafka=kafka))
+    options = build_spark_kafka_options(Settings(kafka=kafka))
     assert options["databricks.serviceCredential"] == "c"
     assert [name for name in options if "sasl" in name or "protocol" in name] == []
 
@@ -64,16 +69,16 @@ def test_a_service_credential_takes_the_place_of_the_login_for_what_reads_messag
     ids=["scram", "token", "certificate", "plain"],
 )
 def test_librdkafka_takes_every_way_in(security):
-    AdminClient(client_config(settings(**security)) | {"log_level": 0})
+    AdminClient(build_client_config(settings(**security)) | {"log_level": 0})
 
 
 def test_certificates_are_files_beside_the_configuration_or_their_text(tmp_path):
     (tmp_path / "ca.pem").write_text(AUTHORITY.pem)
     file = tmp_path / "sessionlake.yml"
     file.write_text("kafka: {security: {protocol: SSL, ca: ca.pem}}")
-    assert java_client_options(load_settings(file))["ssl.truststore.certificates"] == AUTHORITY.pem
+    assert build_java_client_options(load_settings(file))["ssl.truststore.certificates"] == AUTHORITY.pem
     file.write_text(json.dumps({"kafka": {"security": {"protocol": "SSL", "ca": AUTHORITY.pem}}}))
-    assert java_client_options(load_settings(file))["ssl.truststore.certificates"] == AUTHORITY.pem
+    assert build_java_client_options(load_settings(file))["ssl.truststore.certificates"] == AUTHORITY.pem
 
 
 @pytest.mark.parametrize(
@@ -120,32 +125,32 @@ def test_a_key_that_java_cannot_read_is_refused_with_the_way_out():
         serialization.Encoding.PEM, old, serialization.NoEncryption()
     )
     with pytest.raises(ConfigError, match=r"not a private key in PKCS#8.*`openssl pkcs8 -topk8") as caught:
-        java_client_options(settings(protocol="SSL", certificate=OWN.certificate, key=key.decode()))
+        build_java_client_options(settings(protocol="SSL", certificate=OWN.certificate, key=key.decode()))
     assert key.decode() not in str(caught.value)
 
 
 def test_a_file_that_is_missing_or_no_pem_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"kafka\.security\.ca: .*none\.pem cannot be read \(No such file"):
-        java_client_options(settings(protocol="SSL", ca=str(tmp_path / "none.pem")))
+        build_java_client_options(settings(protocol="SSL", ca=str(tmp_path / "none.pem")))
     (tmp_path / "ca.der").write_bytes(b"0abc")
     with pytest.raises(ConfigError, match=r"kafka\.security\.ca: .*ca\.der is not a PEM file"):
-        java_client_options(settings(protocol="SSL", ca=str(tmp_path / "ca.der")))
+        build_java_client_options(settings(protocol="SSL", ca=str(tmp_path / "ca.der")))
 
 
 def test_what_a_client_says_is_told_without_the_secrets_it_was_given():
     own = settings(**TOKEN)
     assert hide_secrets(own, "hush was refused") == "(hidden) was refused"
-    assert "hush" not in str(rejected_error(own, "hush was refused"))
+    assert "hush" not in str(create_rejected_error(own, "hush was refused"))
     by_options = Settings(kafka=KafkaSettings(options={"sasl.jaas.config": "X password=hush;"}))
     assert "hush" not in hide_secrets(by_options, "bad value X password=hush; for sasl.jaas.config")
 
 
 def test_a_secret_is_hidden_however_a_client_was_told_it():
     own = settings(**SCRAM)
-    login = java_client_options(own)["sasl.jaas.config"]
+    login = build_java_client_options(own)["sasl.jaas.config"]
     assert 'username="lake" password="(hidden)"' in hide_secrets(own, login)
     by_options = Settings(kafka=KafkaSettings(options={"sasl.jaas.config": login}))
-    assert client_config(by_options)["sasl.password"] == SCRAM["password"]
+    assert build_client_config(by_options)["sasl.password"] == SCRAM["password"]
     assert hide_secrets(by_options, f"{SCRAM['password']} was refused") == "(hidden) was refused"
 
 

@@ -86,7 +86,7 @@ MADE_OF = pa.table({"who": ["a", "b", "a", "a"], "ts": [3, 1, 1, 2]})
 
 
 def test_a_group_of_keys_is_gone_through_key_by_key_in_order():
-    made = groups_of(ORDERED)(MADE_OF).to_pylist()
+    made = build_groups(ORDERED)(MADE_OF).to_pylist()
     assert [(row["who"], row["ordinal"], row["pause"], row["last"]) for row in made] == [
         ("a", 0, 1, None),
         ("a", 1, 1, None),
@@ -97,10 +97,10 @@ def test_a_group_of_keys_is_gone_through_key_by_key_in_order():
 
 def test_the_limit_is_of_one_call_however_many_rows_a_key_comes_to_have():
     own = ORDERED.model_copy(update={"max_records_per_call": 1})
-    assert groups_of(own)(MADE_OF)[_ERROR].null_count == 4
+    assert build_groups(own)(MADE_OF)[_ERROR].null_count == 4
     own = own.model_copy(update={"target": f"{__name__}:Twice"})
     said = 'key {"who": "a"}: OverflowError: more than 1 records of one call, the limit of max_records_per_call'
-    assert groups_of(own)(MADE_OF)[_ERROR].to_pylist() == [said]
+    assert build_groups(own)(MADE_OF)[_ERROR].to_pylist() == [said]
 
 
 class Twice(Pauses):
@@ -111,7 +111,7 @@ class Twice(Pauses):
 def test_rows_that_the_order_does_not_tell_apart_stop_the_batch():
     rows = pa.table({"who": ["a", "b", "a"], "ts": [1, 1, 1]})
     said = 'key {"who": "a"}: ValueError: two rows are equal in ts: `order` must distinguish them'
-    assert groups_of(ORDERED)(rows)[_ERROR].to_pylist() == [said]
+    assert build_groups(ORDERED)(rows)[_ERROR].to_pylist() == [said]
 
 
 def test_changes_of_two_sessions_are_told_apart_though_their_positions_are_not():
@@ -167,7 +167,7 @@ def test_a_setting_that_would_say_nothing_is_refused(tmp_path: Path, given: dict
         Settings(home=tmp_path, processors=(own,))
 
 
-def groups_of(own: ProcessorSettings) -> _GroupProcessor:
+def build_groups(own: ProcessorSettings) -> _GroupProcessor:
     return _GroupProcessor(create_processor_ref(own), own, (("who", "string"), ("ordinal", "int")))
 
 

@@ -22,14 +22,14 @@ from sessionlake.gold.aggregate.late import (
     APPLIED,
     LATE_KEYS,
     NEVER,
+    compute_first_live_bucket,
     find_late_changes,
-    first_live_bucket,
-    latest_by_topic,
+    find_latest_by_topic,
     stream_times_by_partition,
 )
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1M
-from sessionlake.gold.declared.tables import declared_products
+from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.gold.tables.expiry import compute_expiry_times
 from sessionlake.gold.testing import Change, check
 from sessionlake.protocol.types import Row
@@ -144,7 +144,7 @@ def test_a_lateness_is_part_of_the_logic_and_none_leaves_the_logic_that_tables_h
 def test_a_lateness_is_declared_as_a_duration_not_below_nothing(tmp_path):
     own = {"name": "own", "keys": ["topic"], "aggregates": {"n": "count"}, "bucket": "1 minute"}
     gold = GoldSettings.model_validate({"products": [own | {"lateness": "5 minutes"}]})
-    assert declared_products(Settings(home=tmp_path, gold=gold))[-1].lateness_ms == 300_000
+    assert list_declared_products(Settings(home=tmp_path, gold=gold))[-1].lateness_ms == 300_000
     with pytest.raises(ValidationError, match="lateness"):
         GoldSettings.model_validate({"products": [own | {"lateness": "-1 second"}]})
 
@@ -155,12 +155,12 @@ def test_one_that_is_made_from_another_products_rows_has_no_lateness(tmp_path, m
     monkeypatch.chdir(tmp_path)
     gold = GoldSettings.model_validate({"products": [{"name": "own", "python": "own_late:OWN"}]})
     with pytest.raises(ConfigError, match=r"is computed from gold.metrics_1h, which does not say"):
-        declared_products(Settings(home=tmp_path, gold=gold))
+        list_declared_products(Settings(home=tmp_path, gold=gold))
 
 
 @given(st.integers(-(10**14), 10**14), st.integers(1, 10**6), st.integers(0, 10**7), st.integers(-3, 3))
 def test_a_bucket_is_gone_when_what_came_for_it_would_be_too_late_by_as_much(now: int, bucket: int, kept: int, by: int):
-    first = first_live_bucket(now, bucket, kept)
+    first = compute_first_live_bucket(now, bucket, kept)
     ts = first + by * bucket
     changes = pa.table({"ts": [ts], APPLIED: [now]})
     assert (ts < first) == find_late_changes(changes, bucket, kept)[0]
@@ -171,7 +171,7 @@ def test_stream_times_are_told_by_topic_partition_and_of_changes_that_have_one()
     changes = {"topic": pa.array(topics).dictionary_encode(), "partition": pa.array(partitions, pa.int32())}
     found = stream_times_by_partition(pa.table(changes | {APPLIED: pa.array(applied)}))
     assert found == {("a", 0): 9, ("a", 1): 12, ("b", 1): 3, ("c", 0): NEVER}
-    assert latest_by_topic(found) == {"a": 12, "b": 3, "c": NEVER}
+    assert find_latest_by_topic(found) == {"a": 12, "b": 3, "c": NEVER}
 
 
 def test_a_topic_whose_stream_time_is_ahead_of_the_clock_loses_no_more_than_by_the_clock():

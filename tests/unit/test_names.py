@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sessionlake.delta.schemas.properties import join_names, split_names
 from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.sources import DeclaredColumns, order_field
-from sessionlake.gold.declared.tables import create_product, declared_gold_schemas
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable, find_changed_spans, find_difference
 from sessionlake.gold.enrich.table import ReferenceJoin
 from sessionlake.gold.rules.parse import NameScope, parse_condition
@@ -234,7 +234,7 @@ def test_rows_are_sorted_and_looked_up_whatever_their_columns_are_called(names: 
 )
 def test_a_name_that_a_table_of_gold_has_itself_is_refused(gold: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, ValueError)) as error:
-        declared_gold_schemas(
+        build_declared_gold_schemas(
             Settings(capture=CaptureSettings(columns={"ts": "double"}), gold=GoldSettings.model_validate(gold))
         )
     assert said in str(error.value)

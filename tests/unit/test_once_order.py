@@ -26,7 +26,7 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.fold.pack import ChangePacker, find_owner_columns
-from sessionlake.gold.rules.patterns import MATCH, evaluate_pattern, pattern_events
+from sessionlake.gold.rules.patterns import MATCH, evaluate_pattern, list_pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.settings.capture import CaptureSettings
 from unit.test_points import _SCHEMA, METRICS, SERIES, Gold, change, left_sum
@@ -163,7 +163,7 @@ def alerts_of(rule: Rule, changes: Sequence[Change]) -> set[Any]:
     table = add_order_columns(pa.Table.from_pylist(list(changes), SCHEMA), ONCE)
     table = table.append_column("deleted", pa.array([False] * table.num_rows))
     matches = pa.concat_tables(
-        [MATCH.empty_table(), *(one.find_matches(table, DECLARED) for one in pattern_events(rule))]
+        [MATCH.empty_table(), *(one.find_matches(table, DECLARED) for one in list_pattern_events(rule))]
     )
     return {*evaluate_pattern(rule, matches, 0, 10**9)}
 

@@ -19,12 +19,12 @@ from sessionlake.errors import MachineError
 from sessionlake.local import paths
 from sessionlake.local.home import create_home
 from sessionlake.local.paths import (
+    convert_path_to_uri,
+    convert_uri_to_path,
     decode_path_from_log,
     encode_path_for_log,
     find_logged_file,
     link_without_special_characters,
-    path_to_uri,
-    uri_to_path,
 )
 from sessionlake.settings.model import Settings
 
@@ -37,9 +37,9 @@ PATHS = st.lists(NAMES, min_size=1, max_size=4).map(lambda names: Path("/", *nam
 
 @given(PATHS)
 def test_a_path_is_the_same_after_it_was_a_uri(path: Path) -> None:
-    uri = path_to_uri(path)
-    assert uri_to_path(uri) == path
-    assert uri_to_path(uri.replace("file:///", "file:/", 1)) == path  # as Hadoop writes it
+    uri = convert_path_to_uri(path)
+    assert convert_uri_to_path(uri) == path
+    assert convert_uri_to_path(uri.replace("file:///", "file:/", 1)) == path  # as Hadoop writes it
     assert uri.isascii()
     parts = urlsplit(uri)
     assert (parts.scheme, parts.netloc, parts.query, parts.fragment) == ("file", "", "", "")
@@ -54,12 +54,12 @@ def test_a_file_is_the_same_after_the_log_has_named_it(file: str) -> None:
 
 @given(PATHS)
 def test_a_file_elsewhere_is_named_by_its_uri(path: Path) -> None:
-    assert find_logged_file(Path("/table"), path_to_uri(path)) == path
+    assert find_logged_file(Path("/table"), convert_path_to_uri(path)) == path
 
 
 def test_bytes_that_are_no_utf_8_are_kept() -> None:
     path = Path(os.fsdecode(b"/caf\xe9"))
-    assert (path_to_uri(path), uri_to_path(path_to_uri(path))) == ("file:///caf%E9", path)
+    assert (convert_path_to_uri(path), convert_uri_to_path(convert_path_to_uri(path))) == ("file:///caf%E9", path)
 
 
 @pytest.mark.parametrize("name", [" ", "#", "%", "+", "ü", "%20", "?", "&"])
@@ -68,7 +68,7 @@ def test_a_folder_has_a_name_without_characters_that_uris_encode(tmp_path: Path,
     (folder / "file").write_text("content")
     link = link_without_special_characters(folder)
     assert (link / "file").read_text() == "content"
-    assert path_to_uri(link) == f"file://{link}"
+    assert convert_path_to_uri(link) == f"file://{link}"
     assert link_without_special_characters(folder) == link
     assert link_without_special_characters(tmp_path) == tmp_path
 

@@ -33,9 +33,9 @@ from sessionlake.gold.fold.pack import (
     ChangePacker,
     DecodedChunks,
     ReadChanges,
+    build_shard_field_name,
     combine_place,
     find_owner_columns,
-    shard_field,
     split_place,
 )
 from sessionlake.gold.fold.series import RollingAverage
@@ -71,7 +71,7 @@ def change(session: str, row: str | None, position: int, ts: int, kafka_ms: int 
 
 
 _SCHEMA = pa.schema(
-    [(shard_field(i), pa.int32()) for i in range(len(SERIES))]
+    [(build_shard_field_name(i), pa.int32()) for i in range(len(SERIES))]
     + [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     + [("partition", pa.int32())]
     + [(name, pa.int64()) for name in ("offset", "kafka_ms", "ts", "applied", "position")]
@@ -134,19 +134,19 @@ class Gold:
     def _shard_of(self, c: Change) -> Change:
         names = ([name for name in owner if name != PARTITION] for owner in find_owner_columns(self.series))
         owners = ["".join(c[name] or "" for name in owner) for owner in names]
-        return {shard_field(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
+        return {build_shard_field_name(i): zlib.crc32(owner.encode()) % self.shards for i, owner in enumerate(owners)}
 
     def _write(self, series: RollingAverage, content: dict[str, Any]) -> None:
         table = self.tables[series.name]
         beyond = (
             decode_dictionaries(content[kind])
-            if (kind := AveragesOutput.BEYOND.payload_kind(series)) in content
+            if (kind := AveragesOutput.BEYOND.choose_payload_kind(series)) in content
             else None
         )
         for kind in (AveragesOutput.RESTATED, AveragesOutput.NEW, AveragesOutput.CHANGED):
             rows = (
-                decode_dictionaries(content[kind.payload_kind(series)]).to_pylist()
-                if kind.payload_kind(series) in content
+                decode_dictionaries(content[kind.choose_payload_kind(series)]).to_pylist()
+                if kind.choose_payload_kind(series) in content
                 else []
             )
             if kind is AveragesOutput.RESTATED:
@@ -317,7 +317,7 @@ def test_of_what_a_table_was_made_anew_each_shard_reads_its_own(tmp_path: Path, 
     rows = pa.table({"shard": pa.array(shards, pa.int32()), "newest": np.arange(owners), "mark": marks})
     for made in ("a", "b"):
         states._store_owners(settings, BY_SESSION, made, rows)
-    (folder,) = states.owners_at_rebuild_folder(settings).iterdir()
+    (folder,) = states.get_owners_at_rebuild_folder(settings).iterdir()
     assert folder.name == f"{BY_SESSION.name}.b"
     for shard in range(6):
         found = states._StoredOwners(str(folder))(shard)
@@ -439,7 +439,7 @@ def owner_of(session: str) -> str:
 
 
 def test_a_chunk_keeps_one_row_a_change_with_a_point():
-    shards = {shard_field(0): 4, shard_field(1): 5}
+    shards = {build_shard_field_name(0): 4, build_shard_field_name(1): 5}
     batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5, qty=2.0) | shards], _SCHEMA)
     packed = next(ChangePacker(DeclaredColumns(METRICS), find_owner_columns(SERIES[:2]))([batch]))
     assert packed["shard"].to_pylist() == [4, 5]
@@ -459,7 +459,7 @@ def test_a_chunk_keeps_one_row_a_change_with_a_point():
 
 def test_without_numeric_columns_there_are_no_points():
     names = [f.name for f in _SCHEMA if not f.name.startswith("value:")]
-    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {shard_field(0): 0}], _SCHEMA).select(names)
+    batch = pa.RecordBatch.from_pylist([change("s", "r", 0, 5) | {build_shard_field_name(0): 0}], _SCHEMA).select(names)
     packed = next(ChangePacker(DeclaredColumns(()), find_owner_columns([BY_SESSION]))([batch]))
     state, out = GoldFold(DeclaredColumns(()), (TrackedAverages(BY_SESSION),), (), HOUR, HOUR)(
         0, None, packed["chunk"].to_pylist()

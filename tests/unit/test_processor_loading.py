@@ -15,7 +15,7 @@ from sessionlake.errors import ConfigError, LakeError, ProcessorError, Sessionla
 from sessionlake.examples.logins import Logins
 from sessionlake.operations.pipeline import Layer, Pipeline, list_layers_to_run
 from sessionlake.processors import Row
-from sessionlake.processors.job import load_processor, processor_settings
+from sessionlake.processors.job import find_processor_settings, load_processor
 from sessionlake.processors.load import ProcessorRef
 from sessionlake.processors.output import OutputColumns
 from sessionlake.processors.typed import generate_types_source
@@ -178,7 +178,7 @@ def test_a_processor_that_fails_while_it_runs_alone_is_an_error():
 def test_a_processor_cannot_write_into_a_table_of_the_lake_s_own():
     settings = Settings(processors=[{"name": "quarantine", "class": LOGINS}])
     with pytest.raises(ConfigError, match=r"processors\.quarantine\.table: .* is a table of sessionlake itself"):
-        processor_settings(settings, "quarantine")
+        find_processor_settings(settings, "quarantine")
 
 
 def test_every_declared_type_has_a_column():

@@ -26,7 +26,7 @@ from sessionlake.gold.aggregate.groups import RowGroups
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import DISTINCT_VALUES, METRICS_1D, METRICS_1H, METRICS_1M, STANDARD
-from sessionlake.gold.declared.tables import declared_gold_schemas, declared_products
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, list_declared_products
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.gold import AggregateKind, GoldSettings, ProductSettings
 from sessionlake.settings.model import Settings
@@ -210,7 +210,7 @@ def declared(**changed: Any) -> Settings:
 
 
 def test_a_declared_product_merges_as_those_of_every_lake_do() -> None:
-    [product] = declared_products(declared())[len(STANDARD) :]
+    [product] = list_declared_products(declared())[len(STANDARD) :]
     changes: list[Change] = [("st"[i % 2], "a", i * 600_000, i, float(i), None, None) for i in range(9)]
     parts = [product.aggregate_changes(table(changes[a:b]), DECLARED) for a, b in ((0, 2), (2, 7), (7, 9))]
     rows = product.merge_rows(pa.concat_tables(parts[1:]), parts[0]).sort_by("window_start").to_pylist()
@@ -218,13 +218,13 @@ def test_a_declared_product_merges_as_those_of_every_lake_do() -> None:
         ("price", 6, 0.0, 2.5, 3.5),
         ("price", 3, 6.0, 7.0, 1.0),
     ]
-    assert declared_gold_schemas(declared())["gold.by_metric"].column_types == product.column_types
+    assert build_declared_gold_schemas(declared())["gold.by_metric"].column_types == product.column_types
 
 
 def test_columns_may_have_the_names_of_all_that_there_is() -> None:
     kinds = {kind.value: kind.value for kind in AggregateKind if kind is not AggregateKind.APPROX_DISTINCT}
     keys = ["topic", "session_id", "row_id", "metric"]
-    [product] = declared_products(declared(keys=keys, aggregates=kinds | {"squares": "sum"}))[len(STANDARD) :]
+    [product] = list_declared_products(declared(keys=keys, aggregates=kinds | {"squares": "sum"}))[len(STANDARD) :]
     names = [name for name, _ in product.column_types]
     assert len(names) == len({*names})
     part = product.aggregate_changes(
@@ -235,7 +235,7 @@ def test_columns_may_have_the_names_of_all_that_there_is() -> None:
 
 
 def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
-    [product] = declared_products(declared(bucket="7 days"))[len(STANDARD) :]
+    [product] = list_declared_products(declared(bucket="7 days"))[len(STANDARD) :]
     times = [FIRST_MS, FIRST_MS + 7 * 86_400_000]
     changes: list[Change] = [("s", "a", ts, i, 1.0, None, None) for i, ts in enumerate(times)]
     [row] = product.aggregate_changes(table(changes), DECLARED).to_pylist()
@@ -271,7 +271,7 @@ def test_an_event_whose_bucket_would_begin_before_year_1_is_in_none() -> None:
 )
 def test_what_cannot_be_declared_is_refused_with_what_can(changed: dict[str, Any], said: str) -> None:
     with pytest.raises((ValidationError, ConfigError), match=re.escape(said)):
-        declared_products(declared(**changed))
+        list_declared_products(declared(**changed))
 
 
 @pytest.mark.parametrize(
@@ -287,9 +287,11 @@ def test_a_coarser_tier_is_kept_no_shorter_than_a_finer_one(retention: dict[str,
     with pytest.raises(ValidationError, match=said):
         GoldSettings.model_validate({"retention": retention})
     kept = GoldSettings.model_validate({"retention": {"metrics_1m": "7 days", "metrics_1h": "90 days"}})
-    days = [one.retention_ms and one.retention_ms / 86_400_000 for one in declared_products(Settings(gold=kept))]
+    days = [one.retention_ms and one.retention_ms / 86_400_000 for one in list_declared_products(Settings(gold=kept))]
     assert days == [7, 90, None, None]
-    assert [one.logic_hash for one in declared_products(Settings(gold=kept))] == [one.logic_hash for one in STANDARD]
+    assert [one.logic_hash for one in list_declared_products(Settings(gold=kept))] == [
+        one.logic_hash for one in STANDARD
+    ]
 
 
 def test_a_product_in_python_that_is_kept_for_a_time_has_buckets_by_topic(tmp_path: Path, monkeypatch: Any) -> None:
@@ -305,7 +307,7 @@ def test_a_product_in_python_that_is_kept_for_a_time_has_buckets_by_topic(tmp_pa
         (tmp_path / "kept_for.py").write_text(code.format(keys=keys, more=more))
         sys.modules.pop("kept_for", None)
         if is_right:
-            assert declared_products(settings_)[-1].retention_ms == 3_600_000
+            assert list_declared_products(settings_)[-1].retention_ms == 3_600_000
         else:
             with pytest.raises(ConfigError, match="no bucket_ms or no key `topic`"):
-                declared_products(settings_)
+                list_declared_products(settings_)

@@ -17,8 +17,8 @@ from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.sources import POINTS, DeclaredColumns, FeedEvents
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.changes import declared_columns
-from sessionlake.gold.declared.tables import declared_averages, declared_products
+from sessionlake.gold.changes import get_value_columns
+from sessionlake.gold.declared.tables import list_declared_averages, list_declared_products
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import select_changes_with_points
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
@@ -69,7 +69,7 @@ def test_a_feed_has_the_topics_that_silver_reads_with_it(order: list[str]) -> No
 @given(st.lists(st.sampled_from(TOPICS), max_size=12), st.lists(st.integers(0, 12), max_size=3))
 def test_in_any_batches_a_product_has_the_changes_of_its_feed_alone(topics: list[str], cuts: list[int]) -> None:
     of_feed = product("of_feed", feed="books"), product("texts", feed="books", of="texts", aggregates={"n": "count"})
-    found = declared_products(settings("bids", "books", products=of_feed))[len(STANDARD) :]
+    found = list_declared_products(settings("bids", "books", products=of_feed))[len(STANDARD) :]
     wanted = {topic: topics.count(topic) for topic in topics if topic == "md.cx"}
     edges = [0, *sorted(min(cut, len(topics)) for cut in cuts), len(topics)]
     for one in found:
@@ -82,7 +82,7 @@ def test_in_any_batches_a_product_has_the_changes_of_its_feed_alone(topics: list
 
 def test_a_late_change_of_another_feed_is_no_late_point_of_the_product() -> None:
     late = product(feed="bids", bucket="1 minute", lateness="1 minute", keys=["topic", "metric"])
-    [found] = declared_products(settings("bids", "books", products=[late]))[len(STANDARD) :]
+    [found] = list_declared_products(settings("bids", "books", products=[late]))[len(STANDARD) :]
     assert found.select_late_rows(changes(["md.cx", "md.bx"]), DECLARED)["topic"].to_pylist() == ["md.bx"]
     assert found.aggregate_changes(changes(["md.cx", "md.bx"]), DECLARED).num_rows == 0
 
@@ -90,7 +90,7 @@ def test_a_late_change_of_another_feed_is_no_late_point_of_the_product() -> None
 @pytest.mark.parametrize("keys", [["topic", "metric"], ["topic", "session_id", "metric"]])
 def test_an_average_has_the_points_of_its_feed_alone(keys: list[str]) -> None:
     averages = [{"name": "own", "keys": keys, "feed": "books"}]
-    *_, series = declared_averages(settings("bids", "books", averages=averages))
+    *_, series = list_declared_averages(settings("bids", "books", averages=averages))
     found = select_changes_with_points(changes(["md.bx", "md.cx", "plant"]), DECLARED, series)
     assert found is not None
     assert found["offset"].to_pylist() == [1]
@@ -104,7 +104,7 @@ def test_the_logic_of_tables_with_a_feed_depends_on_its_topics_and_that_of_other
             "averages": [{"name": "a", "keys": ["topic", "metric"], "feed": feed}],
         }
         made = settings(*feeds, **gold)
-        return declared_products(made)[-1].logic_hash, declared_averages(made)[-1].logic_hash
+        return list_declared_products(made)[-1].logic_hash, list_declared_averages(made)[-1].logic_hash
 
     plain, first, second = (logic("bids", "books", feed=feed) for feed in (None, "bids", "books"))
     assert all(len({*logics}) == len(logics) for logics in zip(plain, first, second, strict=True))
@@ -146,14 +146,14 @@ RULES = """rules:
 
 
 def test_a_rule_reads_the_topics_of_its_feed_alone() -> None:
-    rules, problems = parse_rules_file(RULES, declared_columns(settings("bids", "books")))
+    rules, problems = parse_rules_file(RULES, get_value_columns(settings("bids", "books")))
     read = {one.rule.name: [topic for topic in TOPICS if one.rule.reads_topic(topic)] for one in rules}
     assert read == {"one": ["md.cx"], "both": ["md.bx", "md.cx", "md.bxx"]}
     assert [*map(str, problems)] == [
         "7:11: rule wrong: feed: there is no feed 'boks'; did you mean 'books'? The feeds are bids, books"
     ]
     assert all(isinstance(one, StoredRule) and "feed: books" in one.text for one in rules)
-    [other, _], _ = parse_rules_file(RULES, declared_columns(settings("books", "bids")))
+    [other, _], _ = parse_rules_file(RULES, get_value_columns(settings("books", "bids")))
     assert other.rule.version != rules[0].rule.version
 
 

@@ -21,7 +21,7 @@ from yaml import safe_dump
 from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import order_field
-from sessionlake.gold.declared.tables import create_product, declared_gold_schemas, declared_gold_tables
+from sessionlake.gold.declared.tables import build_declared_gold_schemas, create_product, list_declared_gold_tables
 from sessionlake.history.explain import explain
 from sessionlake.operations.maintenance import list_readers
 from sessionlake.processors.job import require_usable
@@ -274,8 +274,8 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert [own.rebuild_argument for own in mine.processors] == ["processor:fills", "gold.fills_1m", "gold.by_day"]
     assert {*mine.added_tables} == {"silver.fills", "gold.fills_1m", "gold.by_day"}
     assert not {*mine.added_tables} & {
-        *declared_gold_schemas(mine),
-        *(one.table_name for one in declared_gold_tables(mine)),
+        *build_declared_gold_schemas(mine),
+        *(one.table_name for one in list_declared_gold_tables(mine)),
     }
     assert [reader.name for reader in list_readers(mine, "silver.fills")] == ["processor-fills_1m"]
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors

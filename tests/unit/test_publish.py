@@ -24,11 +24,11 @@ from sessionlake.delta.schemas.names import AVERAGES, METRICS_1D, METRICS_1H, ME
 from sessionlake.delta.schemas.names import ROWS as ROWS_TABLE
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared.tables import declared_gold_tables
+from sessionlake.gold.declared.tables import list_declared_gold_tables
 from sessionlake.gold.tables.notes import set_change_feeds
 from sessionlake.protocol.upserts import CHANGE, SCHEMA, VERSION, UpsertMessages
 from sessionlake.publish.job import Publication, require_change_feed
-from sessionlake.publish.publishable import publishable_tables
+from sessionlake.publish.publishable import list_publishable_tables
 from sessionlake.settings.model import GoldSettings, KafkaSettings, Settings
 from support.lakes import folder_of
 
@@ -196,8 +196,8 @@ def gold(**changed: Any) -> Settings:
 
 
 def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
-    found = publishable_tables(gold())
-    tables = {one.table_name: dict(one.column_types) for one in declared_gold_tables(gold())}
+    found = list_publishable_tables(gold())
+    tables = {one.table_name: dict(one.column_types) for one in list_declared_gold_tables(gold())}
     assert found.keys() == {ROWS_TABLE, *tables}
     assert {"gold.own", "gold.distinct_values", *TIERS, *AVERAGE_TABLES} <= tables.keys()
     assert TABLES[ROWS_TABLE].change_feed
@@ -206,15 +206,15 @@ def test_what_can_be_published_has_its_key_s_columns_and_all_of_gold_can():
 
 
 def test_what_a_figure_is_kept_up_by_is_not_sent():
-    own = next(one for one in declared_gold_tables(gold()) if one.table_name == "gold.own")
+    own = next(one for one in list_declared_gold_tables(gold()) if one.table_name == "gold.own")
     names = [name for name, _ in own.column_types]
     assert "__sl_buckets" in names
-    assert publishable_tables(gold())["gold.own"].select_columns(names) == ["topic", "mean", "usual"]
-    assert publishable_tables(gold())[ROWS_TABLE].select_columns(["row_id", "_offset"]) == ["row_id", "_offset"]
+    assert list_publishable_tables(gold())["gold.own"].select_columns(names) == ["topic", "mean", "usual"]
+    assert list_publishable_tables(gold())[ROWS_TABLE].select_columns(["row_id", "_offset"]) == ["row_id", "_offset"]
 
 
 def test_a_feed_that_is_asked_for_is_of_a_table_that_gold_keeps_up():
-    known = [one.name for one in declared_gold_tables(gold())]
+    known = [one.name for one in list_declared_gold_tables(gold())]
     assert gold(change_feed=known).gold.change_feed == tuple(known)
     with pytest.raises(ValueError, match=r"gold has no table gold\.own; it has rolling_average, .*, own"):
         gold(change_feed=["gold.own"])
@@ -230,7 +230,7 @@ def test_a_table_of_gold_without_a_feed_names_the_setting_and_then_who_switches_
     write_deltalake(folder_of(lake, "gold.own"), pa.table({"topic": ["a"]}))
     with pytest.raises(LakeError, match=r"gold.own has no change feed yet. Run `sessionlake run gold --once`"):
         require_change_feed(spark, lake, "gold.own")
-    own = [one for one in declared_gold_tables(ours) if one.table_name == "gold.own"]
+    own = [one for one in list_declared_gold_tables(ours) if one.table_name == "gold.own"]
     set_change_feeds(spark, lake, ours, own)
     require_change_feed(spark, lake, "gold.own")
     version = lake.last_commit(spark, "gold.own").version

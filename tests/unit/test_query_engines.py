@@ -18,7 +18,7 @@ from deltalake import write_deltalake
 from sessionlake.cli.engines.choice import run_statement
 from sessionlake.cli.engines.coverage import FUNCTIONS, NODES, explain_not_covered
 from sessionlake.cli.engines.interface import Answer, EngineName, EngineRefusalError, Statement
-from sessionlake.cli.engines.kinds import COUNT, DECIMAL, DOUBLE, INTEGER, SMALL, TEXT, TIME, kinds_of_fields
+from sessionlake.cli.engines.kinds import COUNT, DECIMAL, DOUBLE, INTEGER, SMALL, TEXT, TIME, find_kinds_of_fields
 from sessionlake.cli.engines.sail import RESULT_BYTES, SailEngine
 from sessionlake.cli.engines.sail_process import encode_statement
 from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, read_versions
@@ -273,7 +273,7 @@ def test_what_sail_computes_like_spark_is_covered(sql: str):
 
 def test_fields_inside_columns_have_kinds_too():
     inside = {"type": "struct", "fields": [{"name": "N", "type": "long"}, {"name": "e", "type": "decimal(10,2)"}]}
-    kinds = kinds_of_fields([{"name": "a", "type": {"type": "array", "elementType": inside}}], ["n"])
+    kinds = find_kinds_of_fields([{"name": "a", "type": {"type": "array", "elementType": inside}}], ["n"])
     assert (kinds["n"], kinds["e"]) == (frozenset({COUNT}), frozenset({DECIMAL}))
 
 

@@ -220,7 +220,7 @@ def test_the_topics_with_most_come_first_and_the_others_are_added_up():
     assert [topic for topic, _ in found.topics] == [f"t{n:02}" for n in range(30, 10, -1)]
     assert found.others == (10, (55, 0, 55))
     assert (found.sums, found.total) == ((465, 0, 465), 930)
-    assert (found.color_strength(30), found.color_strength(0)) == (100, 0)
+    assert (found.compute_color_strength(30), found.compute_color_strength(0)) == (100, 0)
 
 
 @pytest.mark.parametrize(

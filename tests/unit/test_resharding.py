@@ -24,7 +24,7 @@ from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
 from sessionlake.operations.resharding.reshard import _ReshardPlan
 from sessionlake.processors.load import ProcessorRef
-from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
+from sessionlake.processors.memory import ProcessorMemory, read_stored_shard_count
 from sessionlake.processors.session import ProcessorLimits, create_loaded_processor
 from sessionlake.processors.shard import MessageProcessor
 from sessionlake.processors.testing import Result, _collect_results, _fold_batches
@@ -110,7 +110,7 @@ class Processing:
         found = []
         for state in self.states.values():
             judging, memory = split_state_parts(state)
-            assert memory is None or stored_shard_count(memory) == len(self.states)
+            assert memory is None or read_stored_shard_count(memory) == len(self.states)
             clock = ShardState.decode(judging, self._rules.declared).clock
             found.append((ProcessorMemory.decode_memory(memory), clock.stream_times_by_partition))
         return found

@@ -58,7 +58,7 @@ class Tables:
     def __init__(self, keys: int, window: int, keep: int, **series: int) -> None:
         self.keys, self.keep = keys, keep
         self.series = RollingAverage("own", window_points=window, **series)
-        self.tail, self.older = PointSet.create_empty(), OlderPoints.none_for(keys)
+        self.tail, self.older = PointSet.create_empty(), OlderPoints.create_none_for(keys)
         self.averages: dict[Row, Row] = {}
         self.told: dict[Row, Row] = {}
         self.restated: set[Row] = set()
@@ -82,7 +82,7 @@ class Tables:
         base = replace(base, revision=np.array([self.told[key][0] for key in history], np.int64)).drop_points(new)
         base = base.select_points(np.isin(base.key, new.key))
         found = fold_points(
-            base, OlderPoints.none_for(self.keys), new, series=self.series, kept_points=len(base) + len(new)
+            base, OlderPoints.create_none_for(self.keys), new, series=self.series, kept_points=len(base) + len(new)
         )
         assert not found.needs_history.any()
         self.write(found, new)

@@ -18,11 +18,11 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
-from sessionlake.gold.rules.alerts import KEY, Alert, LogRowCause, logged_alerts
+from sessionlake.gold.rules.alerts import KEY, Alert, LogRowCause, read_logged_alerts
 from sessionlake.gold.rules.batch import LogRow, RuleBatch
-from sessionlake.gold.rules.buckets import MetricBuckets, buckets_from_rows
+from sessionlake.gold.rules.buckets import MetricBuckets, build_buckets_from_rows
 from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
-from sessionlake.gold.rules.patterns import MATCH, events_to_find, pattern_events
+from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import (
@@ -120,7 +120,7 @@ class Memory(StoredData):
         for product in TIERS.values():
             rows = part if product.below is None else product.aggregate_finer_rows(part)
             self.tiers[product.name] = merged(product, rows, self.tiers[product.name])
-        events = {event for one in rules if isinstance(one.tree, Pattern) for event in pattern_events(one)}
+        events = {event for one in rules if isinstance(one.tree, Pattern) for event in list_pattern_events(one)}
         matches = pa.concat_tables([MATCH.empty_table(), *(e.find_matches(table, DECLARED) for e in events)])
         self.changes = pa.concat_tables([self.changes, table])
         # What a batch has read may come to the next one, too.
@@ -152,7 +152,7 @@ class Memory(StoredData):
                 for low, high in query.ends.get(length, ()):
                     yield length, self.tiers[product.name].filter(pa.array((end > low) & (end <= high)))
 
-        return buckets_from_rows(parts(), query.columns, query.keys)
+        return build_buckets_from_rows(parts(), query.columns, query.keys)
 
     def read_matches(self, event_ids: Sequence[str], since_ms: int | None) -> pa.Table:
         self.reached_back = since_ms
@@ -309,7 +309,7 @@ def about(tree: Any, change: Change) -> bool:
 
 
 def logged(rows: list[LogRow], rule: Rule) -> set[tuple[Any, ...]]:
-    alerts = logged_alerts(
+    alerts = read_logged_alerts(
         ((row.change.alert, row.change.retracted) for row in rows), lambda alert: alert.rule == rule.name
     )
     places = [KEY.index(name) if name in KEY else KEY.index("value") for name in rule.key_columns]
@@ -563,9 +563,13 @@ def test_what_patterns_look_for_reaches_back_as_far_as_the_one_that_reaches_furt
     soon = rule("soon", "price > 3 then status = 'out' within 1 h", since="1970-01-02T00:00:00Z")
     slow = rule("slow", "status = 'out' not followed by deleted within 2 h", since="1970-01-02T00:00:00Z")
     ever = rule("ever", "deleted without price > 3 before it", since="1970-01-02T00:00:00Z")
-    (price, out), gone = pattern_events(soon), pattern_events(slow)[1]
-    assert events_to_find([soon, slow]) == {price: day - 60 * MINUTE, out: day - 120 * MINUTE, gone: day - 120 * MINUTE}
-    assert events_to_find([soon, slow, ever]) == {price: FIRST_MS, out: day - 120 * MINUTE, gone: FIRST_MS}
+    (price, out), gone = list_pattern_events(soon), list_pattern_events(slow)[1]
+    assert list_events_to_find([soon, slow]) == {
+        price: day - 60 * MINUTE,
+        out: day - 120 * MINUTE,
+        gone: day - 120 * MINUTE,
+    }
+    assert list_events_to_find([soon, slow, ever]) == {price: FIRST_MS, out: day - 120 * MINUTE, gone: FIRST_MS}
     memory = Memory()
     memory.take_in([point(2 * day, 9.0), point(3 * day, 9.0)], [soon])
     assert memory.reached_back == day - 60 * MINUTE
@@ -573,11 +577,11 @@ def test_what_patterns_look_for_reaches_back_as_far_as_the_one_that_reaches_furt
 
 def test_events_keep_the_names_under_which_they_are_stored() -> None:
     """Whatever becomes of the classes: matches under another name would not be found."""
-    first, second = pattern_events(
+    first, second = list_pattern_events(
         rule("a", "not (price > 3 and qty != 1) then any(deleted, status = 'it''s') within 1 h")
     )
     assert (first.event_id, second.event_id) == ("4753873cceb7", "a764cd5effd6")
-    third, fourth = pattern_events(rule("b", "all(a.price > -1e300) then a.deleted within 1 h", by=["who"],
+    third, fourth = list_pattern_events(rule("b", "all(a.price > -1e300) then a.deleted within 1 h", by=["who"],
                                    sources={"a": {"topics": r"a\\.*", "rows": ["r", "q"]}}))  # fmt: skip
     assert (third.event_id, fourth.event_id) == ("96d9be3a9a7c", "6f8e69bee159")
 

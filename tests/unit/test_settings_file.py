@@ -146,9 +146,9 @@ def test_builds_of_one_version_differ_when_code_does(tmp_path, monkeypatch):
     for text in ("a = 1", "a = 2", "a = 1"):
         (tmp_path / "build.py").write_text(text)
         monkeypatch.setattr(build, "__file__", str(tmp_path / "build.py"))
-        build.code_version.cache_clear()
-        found.add(build.code_version())
-    build.code_version.cache_clear()
+        build.read_code_version.cache_clear()
+        found.add(build.read_code_version())
+    build.read_code_version.cache_clear()
     assert len(found) == 2
     assert all(version.startswith(f"{__version__}+") for version in found)
 

@@ -14,7 +14,7 @@ from sessionlake.errors import UsageError
 from sessionlake.protocol.columns import parse_columns
 from sessionlake.settings.model import CaptureSettings, KafkaSettings, Settings
 from sessionlake_lab.simulate.generate import generate_messages
-from sessionlake_lab.simulate.malformed import ValidMessage, malformed_variants, unusual_valid_forms
+from sessionlake_lab.simulate.malformed import ValidMessage, list_malformed_variants, list_unusual_valid_forms
 from sessionlake_lab.simulate.run import build_scenario, send_scenario
 from sessionlake_lab.simulate.scenario import PLAIN, FaultRates, MessageMix, Scenario
 from sessionlake_lab.truth import CaptureRules, GroundTruth, KafkaMessage
@@ -182,10 +182,10 @@ def test_deleted_rows_come_back():
     assert back > 10
 
 
-@pytest.mark.parametrize("number", range(len(unusual_valid_forms())))
+@pytest.mark.parametrize("number", range(len(list_unusual_valid_forms())))
 def test_odd_forms_mean_the_same(number):
     plain = b'{"type":"update","seq":3,"ts":5,"rows":[{"id":"r0","price":1.50,"status":"OK"}],"deleted":["r1"]}'
-    odd = unusual_valid_forms()[number](plain)
+    odd = list_unusual_valid_forms()[number](plain)
     assert odd != plain
     fields = ("type", "seq", "ts", "rows", "deleted")
     assert {name: json.loads(odd)[name] for name in fields} == {name: json.loads(plain)[name] for name in fields}
@@ -322,7 +322,7 @@ def test_malformed_messages_take_no_seq_so_that_their_session_has_no_gap():
 def test_malformed_messages_have_every_reason():
     messages = generate_messages(replace(CALM, max_message_bytes=50_000, faults=FaultRates(malformed=0.1)), DEFAULT)
     reasons = {row["reason"] for row in judged(messages, limits={"max_message_bytes": 50_000}).quarantine}
-    assert reasons == {reason for reason, _ in malformed_variants(DEFAULT, too_large=True)}
+    assert reasons == {reason for reason, _ in list_malformed_variants(DEFAULT, too_large=True)}
     assert len(reasons) == 14
 
 
@@ -337,7 +337,7 @@ def test_each_malformed_variant_is_refused_for_the_reason_it_is_named_after(colu
         b"s-1", 4, 10**12, b'{"id":"r0","%b":null}' % columns[0].name.encode(), 10**12, 20_000, 86_400_000
     )
     rules = CaptureRules(columns={c.name: c.sql for c in columns}, on_violation="isolate", max_message_bytes=20_000)
-    for reason, make in malformed_variants(columns, too_large=True):
+    for reason, make in list_malformed_variants(columns, too_large=True):
         truth = GroundTruth(rules)
         key, value = make(victim)
         truth.judge_message(KafkaMessage("capture.x", 0, 0, victim.timestamp, key, value))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sketches import QUANTILE_ERROR, Buckets, SketchAggregate, unpack_entries
-from sessionlake.gold.declared.tables import declared_products
+from sessionlake.gold.declared.tables import list_declared_products
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.settings.gold import GoldSettings, ProductSettings
 from sessionlake.settings.model import Settings
@@ -29,7 +29,7 @@ TEXTS = st.text(max_size=3)
 def product(of: str, keys: list[str], **aggregates: str) -> Product:
     own = {"name": "own", "of": of, "keys": keys, "aggregates": aggregates}
     gold = GoldSettings(products=(ProductSettings.model_validate(own),))
-    return declared_products(Settings(gold=gold))[-1]
+    return list_declared_products(Settings(gold=gold))[-1]
 
 
 NUMERIC = product("numbers", ["topic"], n="count", **{kind: kind for kind in SHARES})

@@ -11,7 +11,7 @@ import sessionlake
 from sessionlake.delta.schemas import names
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.tables import COUNTS, TABLES
-from sessionlake.gold.declared.tables import declared_gold_schemas
+from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.settings.gold import GoldSettings
 from sessionlake.settings.model import Settings
 
@@ -44,7 +44,7 @@ def declared() -> dict[str, TableSchema]:
         "references": [{"name": "rooms", "keys": {"topic": "string"}, "columns": {"room": "string"}}],
         "enriched": [{"name": "with_rooms", "join": [{"reference": "rooms", "keys": {"topic": "topic"}}]}],
     }
-    return declared_gold_schemas(Settings(gold=GoldSettings.model_validate(gold)))
+    return build_declared_gold_schemas(Settings(gold=GoldSettings.model_validate(gold)))
 
 
 EVERY = TABLES | declared()

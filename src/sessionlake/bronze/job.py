@@ -25,10 +25,10 @@ from sessionlake.bronze.unreadable import explain_unreadable
 from sessionlake.delta.commit import fence_off, stage_append
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, ERASURES, LEDGER, MESSAGES, RETAINED, TOPICS
-from sessionlake.delta.storage.offset_ranges import offsets_condition
+from sessionlake.delta.storage.offset_ranges import build_offsets_condition
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LossError, SessionlakeError
-from sessionlake.kafka.clients import require_broker, spark_source_options
+from sessionlake.kafka.clients import build_spark_source_options, require_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, OffsetRange, TableOutput, hash_settings_of_layers
 from sessionlake.ledger.erasures import Erasure, erase_forgotten_messages, read_receipts
 from sessionlake.ledger.offset_log import OffsetLog
@@ -115,7 +115,7 @@ def _read_kafka_stream(
 ) -> DataFrame:
     stream = (
         spark.readStream.format("kafka")
-        .options(**spark_source_options(settings, choose_poll_bytes(start.generation, book)))
+        .options(**build_spark_source_options(settings, choose_poll_bytes(start.generation, book)))
         .option("subscribePattern", build_topic_pattern(settings.kafka.topic_pattern, start.excluded_topics))
         .option("startingOffsets", start.starting_offsets)
         .option("failOnDataLoss", "true")
@@ -327,7 +327,7 @@ def read_stored_ranges(spark: SparkSession, lake: Lake, planned: PlannedOffsets)
     from pyspark.sql import functions as F
 
     asked = {place: (first, end - 1) for place, (first, end) in planned.items()}
-    held = lake.read(spark, MESSAGES).where(offsets_condition(asked)).groupBy("topic", "partition")
+    held = lake.read(spark, MESSAGES).where(build_offsets_condition(asked)).groupBy("topic", "partition")
     rows = held.agg(F.max("offset"), F.count("*")).collect() if asked else []
     return tuple(
         OffsetRange(topic, partition, asked[topic, partition][0], last, messages)

@@ -174,7 +174,7 @@ class BronzeQuery(LayerQuery):
         Raises:
             SessionlakeError: The query has failed and cannot be restarted.
         """
-        if self._interruption is None and self.is_active and self._topics_need_restart():
+        if self._interruption is None and self.is_active and self.needs_restart_for_topics():
             super().stop()
             self._interruption = Interruption()
         if self._interruption is None:
@@ -237,7 +237,7 @@ class BronzeQuery(LayerQuery):
             return explained
         return self._find_unreadable(self._raised or error, self._planned_start.generation) or explained
 
-    def _topics_need_restart(self) -> bool:
+    def needs_restart_for_topics(self) -> bool:
         """Returns True if topics changed so that the query must restart; False if Kafka does not answer."""
         try:
             needs_restart = self._book.needs_restart()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sessionlake.bronze.subscription import encode_starting_offsets
-from sessionlake.kafka.clients import spark_source_options
+from sessionlake.kafka.clients import build_spark_source_options
 from sessionlake.ledger.absent import OffsetRun
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -32,7 +32,7 @@ def read_kafka_messages(
         partitions.setdefault(topic, []).append(number)
     return (
         spark.read.format("kafka")
-        .options(**spark_source_options(settings))
+        .options(**build_spark_source_options(settings))
         .option("assign", json.dumps(partitions))
         .option("startingOffsets", encode_starting_offsets({place: first for place, (first, _) in ranges.items()}))
         .option("endingOffsets", encode_starting_offsets({place: end for place, (_, end) in ranges.items()}))

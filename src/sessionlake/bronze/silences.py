@@ -26,7 +26,7 @@ from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES, SILENCES_APP
 from sessionlake.delta.schemas.tables import arrow_schema
-from sessionlake.delta.storage.offset_ranges import offsets_condition
+from sessionlake.delta.storage.offset_ranges import build_offsets_condition
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
@@ -222,7 +222,9 @@ class SilenceWriter:
         from pyspark.sql import functions as F
 
         messages = drop_silences(self._lake.read(self._spark, MESSAGES))
-        last = messages.where(offsets_condition({place: (end - _LAST, end - 1) for place, end in end_offsets.items()}))
+        last = messages.where(
+            build_offsets_condition({place: (end - _LAST, end - 1) for place, end in end_offsets.items()})
+        )
         said, read = F.max(build_counted_time_column(self._settings)), F.max(F.unix_millis("ingested_at"))
         rows = last.groupBy("topic", "partition").agg(F.max("offset"), F.coalesce(said, read), said.isNotNull())
         return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows.collect()}

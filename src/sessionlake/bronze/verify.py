@@ -23,7 +23,7 @@ from sessionlake.bronze.reading import read_kafka_messages
 from sessionlake.bronze.topic_book import read_seen_topics
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, MESSAGES
-from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges, subtract_runs
+from sessionlake.delta.storage.offset_ranges import OffsetRanges, build_offsets_condition, slice_ranges, subtract_runs
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError, LakeError
 from sessionlake.kafka.admin import KafkaAdmin
@@ -150,7 +150,7 @@ class _KafkaAndBronze:
 
         kafka = self._read_kafka(part)
         complete_from = self._find_complete_from(part)  # after Kafka was read: retention may have moved it
-        held = self.lake.read(self.spark, MESSAGES).where(offsets_condition(part))
+        held = self.lake.read(self.spark, MESSAGES).where(build_offsets_condition(part))
         erased = held.where((F.col("key") == F.lit(bytearray(ERASED_KEY))) & F.col("value").isNull())
         return compare_messages(
             kafka, hash_messages(held).toArrow(), complete_from, erased.select(*OFFSET_COLUMNS).toArrow()

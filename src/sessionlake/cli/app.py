@@ -189,7 +189,7 @@ def report(
     import webbrowser
 
     from sessionlake.history.report.page import write_report
-    from sessionlake.local.paths import path_to_uri
+    from sessionlake.local.paths import convert_path_to_uri
 
     try:
         written = with_reader(settings, lambda reader: write_report(reader, settings, output))
@@ -198,7 +198,7 @@ def report(
             f"report: {error.filename or output} cannot be written: {error.strerror}",
             fix="Make the folder writable, or name another file with --output",
         ) from error
-    if show and not webbrowser.open(path_to_uri(written)):
+    if show and not webbrowser.open(convert_path_to_uri(written)):
         say("no browser can be opened on this machine")
     write_line(str(written))
 
@@ -346,9 +346,9 @@ def resolve(chosen: options.DecisionOptions, config: Config = None) -> None:
     Silver stops at an integrity violation under `on_violation: fail`. Your decision lets it continue past that message.
     """
     settings = settings_of(config)
-    from sessionlake.cli.resolve import chosen_decision, record_or_withdraw_decision
+    from sessionlake.cli.resolve import choose_decision, record_or_withdraw_decision
 
-    decision = chosen_decision(chosen)
+    decision = choose_decision(chosen)
     place = chosen.offset if chosen.skip_message is None else chosen.skip_message
 
     def record_chosen_decision(spark: SparkSession | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli.context import say
-from sessionlake.cli.show import OutputFormat, json_value, make_console, make_visible_text, show_rows
+from sessionlake.cli.show import OutputFormat, convert_to_json_value, make_console, make_visible_text, show_rows
 from sessionlake.history.explain import ExplainedRow, explain
 from sessionlake.settings.model import Settings
 
@@ -46,7 +46,7 @@ def _describe_row(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[
     yield "figures", _join_pairs(figure.figures)
     yield "made of", f"{figure.events:,} values{' that still exist' if figure.gone_before else ''}"
     if figure.gone_before:
-        removed = f"maintain.retention has removed changes from before {json_value(figure.gone_before)}"
+        removed = f"maintain.retention has removed changes from before {convert_to_json_value(figure.gone_before)}"
         yield "removed", f"{removed}: the figure may be made of more values"
     for span in figure.offsets:
         has_all = span.last - span.first + 1 == span.messages
@@ -56,7 +56,8 @@ def _describe_row(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[
         first, last = batch.silver_batches
         silver = f"silver's batch {first}" if first == last else f"silver's batches {first} to {last}"
         name = "gold batches up to" if batch.with_earlier else "gold batch"
-        yield name, f"{batch.batch}, from {silver}, committed {json_value(batch.committed_at)}, by {batch.code_version}"
+        committed = convert_to_json_value(batch.committed_at)
+        yield name, f"{batch.batch}, from {silver}, committed {committed}, by {batch.code_version}"
     if len(figure.batches) > _SHOWN_BATCHES:
         yield "", f"and {len(figure.batches) - _SHOWN_BATCHES:,} more batches: --format json lists all"
     if figure.logic:
@@ -68,4 +69,4 @@ def _describe_row(figure: ExplainedRow, *, has_message: bool) -> Iterator[tuple[
 
 
 def _join_pairs(values: Any) -> str:
-    return ", ".join(f"{name} {json_value(value)}" for name, value in values.items() if value is not None)
+    return ", ".join(f"{name} {convert_to_json_value(value)}" for name, value in values.items() if value is not None)

@@ -53,7 +53,7 @@ def _print_error(error: Exception) -> int:
     _print_traceback_if_wanted(error)
     readable = error if isinstance(error, SessionlakeError) else find_explanation(error)
     if readable is None:
-        say(f"error: unexpected {type(error).__name__}: {_first_line(error)} ({DEBUG}=1 shows where)")
+        say(f"error: unexpected {type(error).__name__}: {_get_first_line(error)} ({DEBUG}=1 shows where)")
         return SessionlakeError.exit_code
     say(f"error: {readable}")
     return readable.exit_code
@@ -70,5 +70,5 @@ def _is_usage_error(error: Exception) -> bool:
     return hasattr(error, "format_message")  # Typer prints its own errors, and exits with 2
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:400]

@@ -66,7 +66,7 @@ def feed_try(
     from sessionlake.cli.feed_text import show_trial
     from sessionlake.feeds.trial import Trial
 
-    feeds = configured_feeds(settings)
+    feeds = require_configured_feeds(settings)
     only = None if name is None else _find_feed(feeds, name)
     max_bytes = settings.capture.max_message_bytes
     unbound = {feed.name for feed in settings.capture.feeds if feed.starts_with == "anything"}
@@ -108,7 +108,7 @@ def feed_test(
     from sessionlake.cli.feed_text import show_tests
     from sessionlake.feed_testing import read_test, run_test
 
-    feeds = configured_feeds(settings)
+    feeds = require_configured_feeds(settings)
     tests = [(file, read_test(file)) for file in files]
     results = [(str(file), len(test.frames), run_test(feeds, test, str(file))) for file, test in tests]
     show_tests(results, form)
@@ -146,20 +146,47 @@ def feed_infer(
             records = [line.record for line in islice(lines, _INFERRED)]
         again = f"sessionlake feed try {source}"
     else:
-        from sessionlake.kafka.last_messages import last_messages
+        from sessionlake.kafka.last_messages import read_last_messages
 
-        records, name = last_messages(settings_of(config), source, last), source
+        records, name = read_last_messages(settings_of(config), source, last), source
         again = f"sessionlake feed try --topic {source}"
     write_text(propose_configuration(records, name, source, again).rstrip("\n"))
 
 
-def configured_feeds(settings: Settings) -> list[Feed]:
+@feed_app.command("send")
+def feed_send(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of messages; `-` reads standard input.")],
+    topic: Annotated[str | None, typer.Option("--topic", help="The topic of messages whose line names none.")] = None,
+    config: Config = None,
+) -> None:
+    """Send the messages of a file to Kafka, in order.
+
+    They keep their keys, headers and times. A message whose line names no topic is sent to `--topic`, or to the topic
+    of the only feed.
+    """
+    settings = settings_of(config)
+    from sessionlake.kafka.send_messages import send_messages
+
+    feeds = [feed.build() for feed in settings.capture.feeds]
+    bare = feeds[0] if len(feeds) == 1 and topic is None else None
+    max_bytes = settings.capture.max_message_bytes
+    if file != _STDIN:
+        with open_messages_file(file) as content:  # a line without a topic is found before anything is sent
+            for _ in _read_messages_file(content, topic, bare, max_bytes):
+                pass
+    with open_messages_file(file) as content:
+        lines = _read_messages_file(content, topic, bare, max_bytes)
+        sent = send_messages(settings, (line.record for line in lines))
+    say(f"messages sent: {sent:,}")
+
+
+def require_configured_feeds(settings: Settings) -> list[Feed]:
     """Returns the feeds of the configuration.
 
     Raises:
         ConfigError: There are none.
     """
-    feeds = [feed.made() for feed in settings.capture.feeds]
+    feeds = [feed.build() for feed in settings.capture.feeds]
     if not feeds:
         raise ConfigError(
             "no feed is configured: capture.feeds is empty",
@@ -212,9 +239,9 @@ def _choose_topic_of_bare_lines(feed: Feed) -> str:
 
 def _read_last_messages(settings: Settings, topic: str, last: int) -> Iterator[Line]:
     from sessionlake.feeds.lines import Line
-    from sessionlake.kafka.last_messages import last_messages
+    from sessionlake.kafka.last_messages import read_last_messages
 
-    found = last_messages(settings, topic, last)
+    found = read_last_messages(settings, topic, last)
     if not found:
         say(f"topic {topic} has no messages")
     return (Line(0, record, is_bare=False) for record in found)
@@ -234,9 +261,9 @@ def _read_messages_file(file: BinaryIO, topic: str | None, bare: Feed | None, ma
     for line in read_messages(read_lines(file, max(MAX_LINE, 3 * max_bytes)), name or ""):
         if line.is_bare and name is None:
             raise UsageError(
-                f"line {line.number} names no topic, and several feeds are configured",
-                why="So it is not known which feed reads it",
-                fix="Name the topic with --topic or the feed with --feed",
+                f"line {line.number} names no topic, and there is not exactly one feed",
+                why="So its topic is not known",
+                fix="Name the topic with --topic",
             )
         yield line
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+from sessionlake.cli.feed_checks import add_check
 from sessionlake.errors import SessionlakeError, UsageError
 from sessionlake.feeds.inference.propose import Proposal, propose_feed
 from sessionlake.feeds.inference.sample import take_sample
@@ -39,10 +40,11 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
             f"{source}: no rows were found in {len(records):,} messages; "
             f"{len(sample.messages):,} are JSON objects or arrays",
             why="A feed reads rows from JSON objects and arrays",
-            fix="Name other messages, or write a decoder class, which reads messages of any form",
+            fix="For Protobuf or Avro, write a feed with `uses` (gtfs_realtime, sparkplug) or `format`. Otherwise name "
+            "other messages, or write a decoder class, which reads messages of any form",
         )
     try:
-        settings = FeedSettings.model_validate(proposal.settings)
+        FeedSettings.model_validate(proposal.settings)
     except ValidationError as error:
         first = error.errors()[0]["msg"]
         raise SessionlakeError(
@@ -50,6 +52,8 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
             why="Fields of these messages have names or forms that inference does not know",
             fix="Write the feed by hand; docs/how-to/bring-your-own-messages.md has examples",
         ) from error
+    proposal = add_check(proposal, sample, records)
+    settings = FeedSettings.model_validate(proposal.settings)
     return write_feed(proposal, _write_comments(proposal, settings, records, source, again))
 
 
@@ -57,18 +61,20 @@ def _write_comments(
     proposal: Proposal, settings: FeedSettings, records: Sequence[KafkaRecord], source: str, again: str
 ) -> list[str]:
     """Returns what the feed does with the messages, and what a reader should know."""
-    feed = settings.made()
+    feed = settings.build()
     trial = Trial([feed], only=feed)
     for record in records:
         trial.read(record)
     totals, tables = trial.totals, trial.tables
+    checks = f" Checksums: right {totals.checks - totals.checks_failed:,}, wrong {totals.checks_failed:,}."
     refused = totals.refused.total()
     read = totals.messages - refused - totals.ignored
     rows = sum(len(table.rows) for table in tables.values())
     counts = f"{read:,} read, {totals.ignored:,} ignored, {refused:,} refused"
     lines = [
         f"Proposed from {totals.messages:,} messages of {source}: {counts}.",
-        f"Tables: sessions {len(tables):,}, rows {rows:,}, gaps {totals.gaps:,}, duplicates {totals.duplicates:,}.",
+        f"Tables: sessions {len(tables):,}, rows {rows:,}, gaps {totals.gaps:,}, duplicates {totals.duplicates:,}."
+        + checks * bool(totals.checks),
     ]
     lines += [f"Refused as {reason}: {count:,}." for (_, reason), count in sorted(totals.refused.items())]
     lines += [f"{note[0].upper()}{note[1:]}." for note in proposal.notes]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sessionlake.cli.options import FeedFormat, ShownMessages
-from sessionlake.cli.show import json_value, write_text
-from sessionlake.delta.storage.far_times import format_time, ms_to_time
+from sessionlake.cli.show import convert_to_json_value, write_text
+from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time
 from sessionlake.feeds.cases import Difference
 from sessionlake.feeds.events import Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Kind
@@ -36,7 +36,7 @@ def show_trial(trial: Trial, lines: Iterable[Line], shown: ShownMessages, form: 
         is_faulty = outcome.is_refused or bool(outcome.findings)
         if shown is ShownMessages.ALL or (shown is ShownMessages.REFUSED and is_faulty):
             if form is FeedFormat.JSON:
-                write_text(to_json_line(json_value(_create_outcome_object(line, outcome))))
+                write_text(to_json_line(convert_to_json_value(_create_outcome_object(line, outcome))))
             else:
                 for text in _format_outcome_lines(line, outcome):
                     write_text(text)
@@ -60,7 +60,7 @@ def show_tests(results: Sequence[tuple[str, int, Sequence[Difference]]], form: F
                 {"where": one.where, "what": one.what, "expected": one.expected, "actual": one.actual}
                 for one in differences
             ]
-            write_text(to_json_line(json_value({"file": file, "frames": frames, "differences": found})))
+            write_text(to_json_line(convert_to_json_value({"file": file, "frames": frames, "differences": found})))
             continue
         for text in (line for one in differences for line in one.lines()):
             write_text(text)
@@ -110,7 +110,7 @@ def _format_event(event: Event) -> str:
         parts.append(f"chain {event.chain}")
     if event.restart:
         parts.append("the order starts again")
-    parts.append("no time" if event.ts == -1 else format_time(ms_to_time(event.ts)))
+    parts.append("no time" if event.ts == -1 else format_time(convert_ms_to_time(event.ts)))
     if event.scope:
         parts.append(
             "replaces only " + ", ".join(f"{name} = {_format_cell(value)}" for name, value in event.scope.items())
@@ -144,7 +144,7 @@ def _read_row_values(row: Put | Delete) -> dict[str, Any]:
 
 
 def _format_cell(value: Any) -> str:
-    simple = json_value(value)
+    simple = convert_to_json_value(value)
     if simple is None:
         return "null"
     return escape_invisible(simple if isinstance(simple, str) else to_json_line(simple)).replace("\n", "\\n")

@@ -12,7 +12,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.errors import UsageError
 from sessionlake.gold.changes import refuse_shorter_table
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, declared_gold_tables
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables, list_declared_gold_tables
 from sessionlake.gold.job import rebuild_tables
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import find_complete_tables
@@ -33,7 +33,7 @@ def verify_gold_tables(spark: SparkSession, settings: Settings, say: Say) -> boo
     """
     require_uninterrupted(settings, GOLD)
     with claim_layers(spark, settings, Layer.GOLD, "verifies gold"):
-        products = declared_gold_tables(settings)
+        products = list_declared_gold_tables(settings)
         complete = find_complete_tables(spark, Lake(settings), products)
         comparisons = verify_gold(spark, settings, complete)
         begins = read_expiry_times(Lake(settings).reader(spark), _list_tables(complete))
@@ -65,7 +65,7 @@ def rebuild_gold_tables(
         LakeError: Retention has removed changes, and `shorten` is False.
         UsageError: Gold has no such table.
     """
-    known, with_sources = declared_gold_tables(settings), _list_products_with_source(settings)
+    known, with_sources = list_declared_gold_tables(settings), _list_products_with_source(settings)
     chosen = [product for product in known if table in (None, product.table_name)]
     chosen_with_sources = [processor for processor in with_sources if table in (None, processor.output_table)]
     if not chosen and not chosen_with_sources:

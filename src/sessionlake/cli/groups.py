@@ -380,11 +380,11 @@ def broker_down(config: Config = None) -> None:
 
 
 @broker_app.command("status")
-def broker_status(config: Config = None) -> None:
+def read_broker_status(config: Config = None) -> None:
     """Show whether the broker runs. Exits with 1 if not."""
     from sessionlake.local import broker
 
-    status = broker.broker_status(settings_of(config))
+    status = broker.read_broker_status(settings_of(config))
     _show_broker(status)
     if status.state != "running":
         raise typer.Exit(1)

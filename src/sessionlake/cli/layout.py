@@ -21,7 +21,7 @@ def fits(names: Sequence[str], cells: Cells, width: int) -> bool:
         cells: Rows of the table, as texts.
         width: Width of the terminal, in characters.
     """
-    return _sum_widths([_legible_width(texts) for texts in zip(names, *cells, strict=True)]) <= width
+    return _sum_widths([_compute_legible_width(texts) for texts in zip(names, *cells, strict=True)]) <= width
 
 
 def turn_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -46,19 +46,19 @@ def turn_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[tuple
 
 
 def _fit_side_by_side(names: Sequence[str], rows: Cells, width: int) -> bool:
-    return _sum_widths([_text_width(names), *map(_word_width, rows)]) <= width
+    return _sum_widths([_measure_text(names), *map(_measure_widest_word, rows)]) <= width
 
 
-def _legible_width(texts: Sequence[str]) -> int:
+def _compute_legible_width(texts: Sequence[str]) -> int:
     name, *values = texts
-    return max(_text_width([name]), min(_text_width(values), _LEGIBLE), _word_width(values))
+    return max(_measure_text([name]), min(_measure_text(values), _LEGIBLE), _measure_widest_word(values))
 
 
-def _word_width(texts: Sequence[str]) -> int:
-    return _text_width([word for text in texts for word in text.split()])
+def _measure_widest_word(texts: Sequence[str]) -> int:
+    return _measure_text([word for text in texts for word in text.split()])
 
 
-def _text_width(texts: Sequence[str]) -> int:
+def _measure_text(texts: Sequence[str]) -> int:
     from rich.cells import cell_len
 
     return max(map(cell_len, texts), default=0)

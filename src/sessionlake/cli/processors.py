@@ -13,7 +13,7 @@ from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild import processors
 from sessionlake.processors import keyed
 from sessionlake.processors.difference import TableDifference
-from sessionlake.processors.job import processor_settings
+from sessionlake.processors.job import find_processor_settings
 from sessionlake.processors.verify import verify_product
 from sessionlake.settings.model import Settings
 from sessionlake.settings.processors import ProcessorSettings, ProductProcessor
@@ -28,7 +28,7 @@ def cancel_processor_rebuild(spark: SparkSession, settings: Settings, name: str,
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"cancels a rebuild of processor {name}", CLAIM):
         processors.cancel_rebuild(spark, settings, name)
-    say(f"the interrupted rebuild is cancelled: {processor_settings(settings, name).output_table} is unchanged")
+    say(f"the interrupted rebuild is cancelled: {find_processor_settings(settings, name).output_table} is unchanged")
 
 
 def rebuild_processor(
@@ -41,7 +41,7 @@ def rebuild_processor(
     """
     everything, settings = settings, choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"rebuilds processor {name}", CLAIM):
-        if (processor := processor_settings(settings, name)).key:
+        if (processor := find_processor_settings(settings, name)).key:
             require_uninterrupted(settings, SILVER)  # the source may be a table of silver
             rows, different = keyed.rebuild_table(spark, settings, processor)
             say(
@@ -92,7 +92,7 @@ def show_difference(spark: SparkSession, settings: Settings, name: str, form: Ou
     """Shows the rows that a rebuild with the present code would add, remove or change in the processor's table."""
     settings = choose_processor(settings, Layer.PROCESSOR, name)
     with claim_layers(spark, settings, Layer.PROCESSOR, f"compares processor {name}", CLAIM):
-        processor = processor_settings(settings, name)
+        processor = find_processor_settings(settings, name)
         difference = (
             keyed.preview_rebuild(spark, settings, processor)
             if processor.key

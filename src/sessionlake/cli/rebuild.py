@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.cli.options import Say
 from sessionlake.cli.processors import advise_rebuild
-from sessionlake.gold.declared.references import declared_enriched_tables
+from sessionlake.gold.declared.references import list_declared_enriched_tables
 from sessionlake.ledger.retained import CLAIM
 from sessionlake.operations.pipeline import Layer, claim_layers
 from sessionlake.operations.rebuild.compare_states import StatesComparison
@@ -74,7 +74,7 @@ def rebuild_silver(
         ConfigError: Gold could not be computed from the result, because a table of gold uses a column that is not
             declared.
     """
-    declared_enriched_tables(settings)
+    list_declared_enriched_tables(settings)
     with claim_layers(spark, settings, Layer.ALL, "rebuilds silver", CLAIM):
         result = rebuild_silver_tables(spark, settings, version=version, selection=selection, start_over=start_over)
     report_rebuild(result, settings, say, selection)

@@ -37,18 +37,18 @@ def load_reference_table(
     Each row replaces the former one of its key, from its valid_from on, or from now on without one.
     """
     settings = settings_of(config)
-    from sessionlake.gold.declared.references import declared_references
+    from sessionlake.gold.declared.references import list_declared_references
     from sessionlake.gold.references.writing import find_reference, read_rows_file
 
-    reference = find_reference(declared_references(settings), name)
+    reference = find_reference(list_declared_references(settings), name)
     rows = read_rows_file(reference, file)
 
     def write_rows(spark: SparkSession) -> None:
         from sessionlake.delta.lake import Lake
-        from sessionlake.gold.declared.tables import declared_gold_schemas
+        from sessionlake.gold.declared.tables import build_declared_gold_schemas
         from sessionlake.gold.references.writing import write_reference
 
-        lake = Lake(settings, declared_gold_schemas(settings))
+        lake = Lake(settings, build_declared_gold_schemas(settings))
         if not lake.exists(spark, reference.table_name):
             lake.prepare_tables(spark, [reference.table_name])
         done = write_reference(spark, lake, reference, rows, datetime.now(UTC))
@@ -70,11 +70,11 @@ def list_reference_tables(form: Form = OutputFormat.TABLE, config: Config = None
 def _describe_reference_tables(settings: Settings, reader: TableReader) -> list[tuple[object, ...]]:
     from sessionlake.delta.lake import Lake
     from sessionlake.errors import LakeError
-    from sessionlake.gold.declared.references import declared_references
+    from sessionlake.gold.declared.references import list_declared_references
     from sessionlake.gold.references.applied import find_unapplied_rows
 
     rows_shown: list[tuple[object, ...]] = []
-    for reference in declared_references(settings):
+    for reference in list_declared_references(settings):
         if not reader.exists(reference.table_name) or not reader.exists(reference.applied_table):
             rows_shown.append((reference.name, None, "not there yet", None, None, "`sessionlake run gold` creates it"))
             continue

@@ -173,11 +173,11 @@ def remote_resolve(
 
     Does the same as `sessionlake resolve`, in a run of the job `operate`, and shows its output.
     """
-    from sessionlake.cli.resolve import chosen_decision
+    from sessionlake.cli.resolve import choose_decision
     from sessionlake.databricks.remote.deployment import choose_job, find_deployed_jobs
     from sessionlake.databricks.remote.workspace import open_workspace
 
-    chosen_decision(options)
+    choose_decision(options)
     flags = {"--accept-gap": options.accept_gap, "--isolate": options.isolate, "--withdraw": options.withdraw}
     values = {"--session": options.session, "--topic": options.topic, "--partition": options.partition}
     values |= {"--offset": options.offset, "--skip-message": options.skip_message}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def chosen_decision(options: DecisionOptions) -> Decision | None:
+def choose_decision(options: DecisionOptions) -> Decision | None:
     """Returns the decision that the options choose; None withdraws an earlier one.
 
     Raises:

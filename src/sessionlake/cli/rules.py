@@ -18,7 +18,7 @@ from sessionlake.cli.show import OutputFormat, show_rows
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_STATUS, RULE_TIMES, RULES
-from sessionlake.delta.storage.far_times import nearest_datetime
+from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -26,11 +26,11 @@ from sessionlake.errors import ConfigError, UsageError
 from sessionlake.gold.aggregate.order import OnceTopics
 from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
 from sessionlake.gold.alerts.stored import StoredInLake, find_events, read_stream_times
-from sessionlake.gold.changes import declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
 from sessionlake.gold.rules.batch import RuleBatch, log_changes
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
-from sessionlake.gold.rules.patterns import MATCH, events_to_find
+from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
 from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.settings.file import read_text
 from sessionlake.settings.model import Settings
@@ -53,7 +53,7 @@ def load_rules(settings: Settings, file: Path) -> list[StoredRule]:
         text = read_text(file)
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise UsageError(f"{file} cannot be read: {error}", fix="Name a YAML file of rules") from None
-    rules, problems = parse_rules_file(text, declared_columns(settings))
+    rules, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise ConfigError("\n".join(f"{file}:{problem}" for problem in problems))
     return rules
@@ -70,7 +70,7 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
     stored = {row["name"]: row for row in lake.reader(spark).read_rows(RULES)}
     now = datetime.now(UTC)
     rows = [{"name": one.rule.name, "text": one.text, "enabled": True, "updated_at": now} for one in rules]
-    rows = [row for row in rows if _text_and_state(stored.get(str(row["name"]))) != (row["text"], True)]
+    rows = [row for row in rows if _describe_state(stored.get(str(row["name"]))) != (row["text"], True)]
     unchanged, named = len(rules) - len(rows), {one.rule.name for one in rules}
     others = [row for name, row in stored.items() if only and name not in named and row["enabled"]]
     rows += [row | {"enabled": False, "updated_at": now} for row in others]
@@ -84,13 +84,13 @@ def apply_rules(spark: SparkSession, settings: Settings, rules: Sequence[StoredR
     )
 
 
-def _text_and_state(row: dict[str, object] | None) -> tuple[object, object] | None:
+def _describe_state(row: dict[str, object] | None) -> tuple[object, object] | None:
     return None if row is None else (row["text"], row["enabled"])
 
 
 def show_rules(reader: TableReader, settings: Settings, form: OutputFormat) -> None:
     """Shows the rules in `gold.rules`, and whether gold evaluates them."""
-    declared = declared_columns(settings)
+    declared = get_value_columns(settings)
     evaluated = (
         {rule.name: rule for rule in read_recorded_rules(reader, declared)} if reader.exists(RULE_STATUS) else {}
     )
@@ -121,12 +121,12 @@ def try_rules(
     reader: TableReader, settings: Settings, rules: Sequence[StoredRule], form: OutputFormat, say: Say
 ) -> None:
     """Shows which alerts the rules would add to the log of alerts, and which they would remove. Writes nothing."""
-    declared = declared_columns(settings)
+    declared = get_value_columns(settings)
     if not reader.exists(RULES):
         raise UsageError("rules test: gold has no data to test rules on yet", fix="Run `sessionlake run gold` first")
     times = {row["topic"]: row["ts"] for row in reader.read_rows(RULE_TIMES)} or read_stream_times(reader, declared)
     tried = [one.rule for one in rules]
-    events = events_to_find(tried)
+    events = list_events_to_find(tried)
     since = ("_ts", operator.ge, min(events.values(), default=0))
     once = OnceTopics(settings.capture)
     matches = find_events(reader, list(events), declared, once, since) if events else MATCH.empty_table()
@@ -137,7 +137,7 @@ def try_rules(
         [
             (
                 row.rule.name, "lost" if one.retracted else "gained", *one.alert.key, one.alert.event,
-                nearest_datetime(one.alert.at_ms), dict(one.evidence.values) if one.evidence else None,
+                find_nearest_datetime(one.alert.at_ms), dict(one.evidence.values) if one.evidence else None,
             )
             for row in rows
             for one in [row.change]

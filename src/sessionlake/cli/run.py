@@ -5,7 +5,7 @@ from __future__ import annotations
 from sessionlake.cli.context import say
 from sessionlake.errors import UsageError
 from sessionlake.operations.pipeline import Layer
-from sessionlake.processors.job import processor_settings
+from sessionlake.processors.job import find_processor_settings
 from sessionlake.settings.model import Settings
 
 
@@ -21,7 +21,7 @@ def choose_processor(settings: Settings, layer: Layer, processor: str | None) ->
             raise UsageError(
                 f"run {layer} {processor}: `run {layer}` takes no name", fix=f"Run `sessionlake run {layer}`"
             )
-        return settings.model_copy(update={"processors": (processor_settings(settings, processor),)})
+        return settings.model_copy(update={"processors": (find_processor_settings(settings, processor),)})
     if layer is Layer.PROCESSOR and not settings.processors:
         raise UsageError(
             "run processor: no processor is configured", fix="Declare one under processors in sessionlake.yml"

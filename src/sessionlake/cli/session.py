@@ -13,7 +13,7 @@ from sessionlake.cli.show import OutputFormat, show_table
 from sessionlake.delta.schemas.names import ROWS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import UsageError
-from sessionlake.history.asof import datetime_to_ms, find_session, table_as_of
+from sessionlake.history.asof import convert_datetime_to_ms, find_session, table_as_of
 from sessionlake.protocol.arrow import SESSION
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.as_of import SessionMoment
@@ -91,7 +91,7 @@ def _parse_milliseconds(ts: str) -> int:
     if _MS.fullmatch(ts):
         return int(ts)
     try:
-        return datetime_to_ms(datetime.fromisoformat(ts))
+        return convert_datetime_to_ms(datetime.fromisoformat(ts))
     except ValueError:
         raise UsageError(
             f"--ts {ts!r} is not a time",

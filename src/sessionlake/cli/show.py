@@ -53,7 +53,7 @@ def show_rows(names: Sequence[str], rows: Rows, form: OutputFormat, out: TextIO 
     out = out or sys.stdout
     if form is OutputFormat.JSON:
         for row in rows:
-            out.write(to_json_line(dict(zip(names, map(json_value, row), strict=True))) + "\n")
+            out.write(to_json_line(dict(zip(names, map(convert_to_json_value, row), strict=True))) + "\n")
     elif form is OutputFormat.CSV:
         shown = _choose_escaping(out)
         writer = csv.writer(out, lineterminator="\n")
@@ -112,12 +112,12 @@ def _convert_column(column: pa.ChunkedArray) -> list[Any]:
     return [None if value is None else dict(value) for value in values] if is_map(column.type) else values
 
 
-def json_value(value: Any) -> Any:
+def convert_to_json_value(value: Any) -> Any:
     """Converts a value to types that JSON has."""
     if isinstance(value, dict):
-        return {str(key): json_value(item) for key, item in value.items()}
+        return {str(key): convert_to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
+        return [convert_to_json_value(item) for item in value]
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, OutOfRangeTime | bytes):
@@ -137,7 +137,7 @@ def _format_value(value: bytes) -> str:
 def _format_cell(value: Any, missing: str, *, hinted: bool = False) -> str:
     if hinted and isinstance(value, OutOfRangeTime):
         return str(value)
-    simple = json_value(value)
+    simple = convert_to_json_value(value)
     if simple is None:
         return missing
     if isinstance(simple, bool | dict | list):

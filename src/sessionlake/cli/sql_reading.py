@@ -78,7 +78,7 @@ def find_tables_read(sql: str) -> list[tuple[str, ...]]:
     return [name for table in tables for name in _find_outside_name(table)]
 
 
-def names_called(node: Any, sql: str) -> set[str]:
+def list_called_names(node: Any, sql: str) -> set[str]:
     """Returns the name by which a statement calls a function, in lower case, or the possible names of an operator."""
     from sqlglot import exp
 
@@ -100,7 +100,7 @@ def _require_allowed_node(node: Any, sql: str) -> None:
     if isinstance(node, exp.Func) and not isinstance(node, exp.Binary):
         if isinstance(node.parent, exp.Table) and node.parent.db:
             return  # a table function with a schema is checked together with the tables
-        names = names_called(node, sql)
+        names = list_called_names(node, sql)
         if names.isdisjoint(SAFE_FUNCTIONS) and names.isdisjoint(_OPERATORS | _ADDED):
             raise UsageError(
                 f"the function {min(names)} may not be called",

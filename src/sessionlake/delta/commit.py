@@ -76,30 +76,30 @@ def replace_rows(spark: SparkSession | None, lake: Lake, table: str, rows: pa.Ta
 def replace_with_claim(spark: SparkSession, lake: Lake, table: str, rows: pa.Table) -> None:
     """Replaces all rows of one of `names.CLAIMED_TABLES`. The caller must hold the table's claim."""
     lake.prepare_tables(spark, [table])
-    replace_rows(spark, lake, table, rows, _claimed_txn(spark, lake, table))
+    replace_rows(spark, lake, table, rows, _create_claimed_txn(spark, lake, table))
 
 
 def merge_with_claim(spark: SparkSession, lake: Lake, table: str, rows: pa.Table, upsert: Upsert) -> None:
     """MERGEs rows into one of `names.CLAIMED_TABLES`, which must exist. The caller must hold the table's claim."""
-    merge_rows(spark, lake, table, rows, upsert, _claimed_txn(spark, lake, table))
+    merge_rows(spark, lake, table, rows, upsert, _create_claimed_txn(spark, lake, table))
 
 
 def delete_with_claim(spark: SparkSession, lake: Lake, table: str, where: Column) -> None:
     """Deletes rows of one of `names.CLAIMED_TABLES`, which must exist. The caller must hold the table's claim."""
-    txn = _claimed_txn(spark, lake, table)
+    txn = _create_claimed_txn(spark, lake, table)
     retry_on_conflict(lambda: delete_rows(spark, lake, table, txn, where))
 
 
-def _claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
+def _create_claimed_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
     """Returns a transaction with a higher version than the transactions of all earlier holders of the table's claim.
 
     If an earlier holder was suspended and tries to commit now, Delta skips its commit.
     """
     claim = next(name for name, tables in CLAIMED_TABLES.items() if table in tables)
-    return next_txn(spark, lake, table, CLAIMED_APP).fenced_by(lake.storage.lease_token(claim))
+    return create_next_txn(spark, lake, table, CLAIMED_APP).fenced_by(lake.storage.lease_token(claim))
 
 
-def next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
+def create_next_txn(spark: SparkSession, lake: Lake, table: str, app_id: str) -> Txn:
     """Returns a transaction for a write that belongs to no streaming query. Its version is the next Delta version."""
     return Txn(app_id, lake.latest_version(spark, table) + 1)
 

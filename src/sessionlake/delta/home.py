@@ -29,10 +29,10 @@ from sessionlake.delta.folders.reader import FolderReader, is_table
 from sessionlake.delta.folders.rows_by_key import KeyIndexCache, RowLookup
 from sessionlake.delta.folders.staging import StagedFiles, TableLocation, has_commit, stage_files
 from sessionlake.delta.folders.table_files import open_table
-from sessionlake.delta.folders.writable import features_of, open_writable, spark_only_reason
+from sessionlake.delta.folders.writable import list_features, open_writable, spark_only_reason
 from sessionlake.delta.schemas.ddl import columns_ddl
 from sessionlake.delta.schemas.definition import TableSchema
-from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, interval_text
+from sessionlake.delta.schemas.properties import DELETION_VECTORS, LOG_CLEANUP, RETENTION, format_interval
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
 from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
@@ -57,7 +57,7 @@ from sessionlake.spark.frames import Rows
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from deltalake import DeltaTable as LocalTable
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _Merge = Callable[..., bool]  # `merge_by_marking` with all arguments except the transaction
 _MERGE_CONF = {
@@ -203,11 +203,11 @@ class FolderStorage(TableStorage):
     def describe_version(self, table: str, version: int) -> TableDescription:
         delta = open_table(self.path(table), version)
         fields = json.loads(delta.schema().to_json())["fields"]
-        return TableDescription(frozenset(features_of(delta)), fields, bool(delta.metadata().partition_columns))
+        return TableDescription(frozenset(list_features(delta)), fields, bool(delta.metadata().partition_columns))
 
     def set_retention(self, spark: SparkSession, table: str) -> None:
         self.set_changed_properties(
-            spark, table, {RETENTION: interval_text(self._settings.maintain.keep), **self.log_properties}
+            spark, table, {RETENTION: format_interval(self._settings.maintain.keep), **self.log_properties}
         )
 
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
@@ -334,9 +334,13 @@ class FolderStorage(TableStorage):
                 done = has_commit(delta, table, txn) or merge(txn.app_id_for(table), txn.version)
             return self.last_commit(spark, table)
 
-    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
+    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
         with self.commit_lock(table):
-            writer.save(str(self.path(table)))
+            rows.write.format("delta").mode("append").options(**options).save(str(self.path(table)))
+
+    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.commit_lock(table):
+            rows.write.format("delta").mode("overwrite").options(**options).save(str(self.path(table)))
 
     # -- upkeep
 

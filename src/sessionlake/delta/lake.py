@@ -188,7 +188,7 @@ class Lake:
         Tables that do not exist are skipped. Declared columns that a table lacks are no conflict.
         """
         there = (table for table in tables if self.exists(spark, table))
-        found = (self._column_conflict(table, self.storage.read_column_types(spark, table)) for table in there)
+        found = (self._find_column_conflict(table, self.storage.read_column_types(spark, table)) for table in there)
         return next((other for other in found if other is not None), None)
 
     def add_missing_columns(self, spark: SparkSession, table: str) -> None:
@@ -260,15 +260,15 @@ class Lake:
         self._add_columns(spark, table, present)
 
     def _require_columns(self, table: str, present: Mapping[str, str]) -> None:
-        conflict = self._column_conflict(table, present)
+        conflict = self._find_column_conflict(table, present)
         if conflict is not None:
             raise LakeError(
                 conflict,
                 why="A start adds declared columns, but neither removes columns nor changes their types",
-                fix=self._column_fix(table),
+                fix=self._describe_column_fix(table),
             )
 
-    def _column_conflict(self, table: str, present: Mapping[str, str]) -> str | None:
+    def _find_column_conflict(self, table: str, present: Mapping[str, str]) -> str | None:
         """Returns a sentence about the first column that is not declared or has another type; None if all are correct.
 
         Args:
@@ -283,13 +283,13 @@ class Lake:
         return None
 
     def _declared_in(self, table: str) -> str:
-        own = self._processor_of(table)
+        own = self._find_processor(table)
         declared = "capture.feeds" if self.settings.capture.feeds else "capture.columns"
         return declared if own is None else f"the output of processor {own.name}"
 
-    def _column_fix(self, table: str) -> str:
+    def _describe_column_fix(self, table: str) -> str:
         """Returns the fix part of the error about a table whose columns differ from the configuration."""
-        own = self._processor_of(table)
+        own = self._find_processor(table)
         if own is not None:
             return f"Run `sessionlake rebuild {own.rebuild_argument}`, or declare the column as it was"
         if table.startswith(f"{SILVER}.") and table != PROCESSOR_ERRORS:
@@ -299,7 +299,7 @@ class Lake:
             )
         return "Restore the table's columns as they were"
 
-    def _processor_of(self, table: str) -> ProcessorSettings | None:
+    def _find_processor(self, table: str) -> ProcessorSettings | None:
         return next((own for own in self.settings.processors if own.output_table == table), None)
 
     def _add_columns(self, spark: SparkSession, table: str, present: Mapping[str, str]) -> None:

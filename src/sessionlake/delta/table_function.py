@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _RELATION = "(SELECT {columns} FROM {table})"
 
 
-def subquery_sql(table: str, columns: Iterable[str]) -> str:
+def build_subquery_sql(table: str, columns: Iterable[str]) -> str:
     """Returns a SQL subquery that selects only these columns of a table, for the body of a table function.
 
     The body should read tables only through such subqueries. If a table has a column with the name of a parameter, SQL

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.feeds.code import plain_decimal
-from sessionlake.feeds.times import milliseconds_of
+from sessionlake.feeds.code import build_plain_decimal_pattern
+from sessionlake.feeds.times import convert_to_milliseconds
 from sessionlake.feeds.values import FeedColumn
 
 _YEAR_1 = -62_135_596_800_000
@@ -31,7 +31,7 @@ def convert_times(times: Sequence[int | str]) -> tuple[list[int], list[int]]:
         found = []
         for place, text in zip(places, texts, strict=True):
             try:
-                found.append(milliseconds_of(text, "iso"))
+                found.append(convert_to_milliseconds(text, "iso"))
             except (ValueError, OverflowError):
                 found.append(0)
                 wrong.append(place)
@@ -67,5 +67,5 @@ def find_odd_decimals(cells: Sequence[Any], column: FeedColumn) -> list[int]:
         texts = pa.array(cells, pa.string())
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         texts = pa.array([cell if type(cell) is str else None for cell in cells], pa.string())
-    is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^(?:{plain_decimal(column.sql)})$"), True)
+    is_plain = pc.fill_null(pc.match_substring_regex(texts, f"^(?:{build_plain_decimal_pattern(column.sql)})$"), True)
     return [] if pc.all(is_plain).as_py() else np.flatnonzero(~is_plain.to_numpy(zero_copy_only=False)).tolist()

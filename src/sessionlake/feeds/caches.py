@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sessionlake.feeds.code import CACHED, UnusualError, is_decimal_text, plain_decimal
-from sessionlake.feeds.interpret import session_of
-from sessionlake.feeds.row_ids import row_id_of
+from sessionlake.feeds.code import CACHED, UnusualError, build_plain_decimal_pattern, is_decimal_text
+from sessionlake.feeds.interpret import format_session_id
+from sessionlake.feeds.row_ids import create_row_id
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.message import MAX_ID_BYTES
 
@@ -17,7 +17,7 @@ class SessionIds(dict[Any, str]):
 
     def compute(self, texts: Any) -> str:
         """Computes and adds a session id. Raises UnusualError if it cannot be used."""
-        session = session_of([str(text) for text in (texts if type(texts) is tuple else (texts,))])
+        session = format_session_id([str(text) for text in (texts if type(texts) is tuple else (texts,))])
         if session is None:
             raise UnusualError
         if len(self) >= CACHED:
@@ -38,7 +38,10 @@ class RowIds(dict[tuple[Any, ...], str]):
         super().__init__()
         self.columns = columns
         self.has_odd_decimals = False
-        self._plain = [re.compile(plain_decimal(column.sql)) if is_decimal_text(column) else None for column in columns]
+        self._plain = [
+            re.compile(build_plain_decimal_pattern(column.sql)) if is_decimal_text(column) else None
+            for column in columns
+        ]
 
     def compute(self, key: tuple[Any, ...]) -> str:
         """Computes and adds the row id of a key.
@@ -52,7 +55,7 @@ class RowIds(dict[tuple[Any, ...], str]):
             if plain is not None and type(text := key[place]) is str:
                 values[place] = column.convert(text)
                 self.has_odd_decimals |= plain.fullmatch(text) is None
-        row_id = row_id_of(tuple(values))
+        row_id = create_row_id(tuple(values))
         if len(row_id) > MAX_ID_BYTES // 4:
             raise UnusualError
         if len(self) >= CACHED:

@@ -12,11 +12,11 @@ from typing import Any
 
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.feed import Feed, Kind
-from sessionlake.feeds.lines import message_of
+from sessionlake.feeds.lines import parse_message_object
 from sessionlake.feeds.numbers import Digits
 from sessionlake.feeds.table import SessionTable
 from sessionlake.feeds.trial import Outcome, Trial
-from sessionlake.feeds.values import json_text
+from sessionlake.feeds.values import format_json
 
 Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 """Expected rows by session."""
@@ -75,7 +75,7 @@ def run_frames(feeds: Sequence[Feed], only: Feed | None, frames: Sequence[Frame]
     trial = Trial(feeds, only=only)
     for number, frame in enumerate(frames, 1):
         failed = trial.totals.checks_failed + trial.totals.presence_failed
-        outcome = trial.read(message_of(_with_text(frame.fields), number - 1))
+        outcome = trial.read(parse_message_object(_with_text(frame.fields), number - 1))
         where = f"frame {number}"
         yield from _compare_outcome(where, frame, outcome)
         if trial.totals.checks_failed + trial.totals.presence_failed > failed:
@@ -87,7 +87,7 @@ def run_frames(feeds: Sequence[Feed], only: Feed | None, frames: Sequence[Frame]
 def _with_text(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields with value and key as text. A text is sent as it is; any other value as its JSON."""
     texts = {name: fields[name] for name in ("value", "key") if fields.get(name) is not None}
-    return {**fields, **{name: text if type(text) is str else json_text(text) for name, text in texts.items()}}
+    return {**fields, **{name: text if type(text) is str else format_json(text) for name, text in texts.items()}}
 
 
 def _compare_outcome(where: str, frame: Frame, outcome: Outcome) -> Iterator[Difference]:
@@ -171,7 +171,7 @@ def _scalar_equals(actual: Any, expected: Any) -> bool:  # noqa: PLR0911 - one r
     if isinstance(actual, bytes):
         return base64.b64decode(expected, validate=True) == actual
     if isinstance(expected, dict | list):
-        return bool(json.loads(actual) == json.loads(json_text(expected)))
+        return bool(json.loads(actual) == json.loads(format_json(expected)))
     return bool(actual == str(expected))
 
 
@@ -185,4 +185,4 @@ def _time_equals(actual: date, expected: str) -> bool:
 def _show_value(value: Any) -> str:
     if isinstance(value, datetime | date):
         return value.isoformat()
-    return str(value) if isinstance(value, str | Decimal | Digits) else json_text(value)
+    return str(value) if isinstance(value, str | Decimal | Digits) else format_json(value)

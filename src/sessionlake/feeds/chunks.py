@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.feeds.compiled import compiled_reader
+from sessionlake.feeds.compiled import get_compiled_reader
 from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
-from sessionlake.feeds.reader import KafkaRecords, feed_of
-from sessionlake.feeds.values import json_text
+from sessionlake.feeds.reader import KafkaRecords, find_feed_of_topic
+from sessionlake.feeds.values import format_json
 from sessionlake.protocol.arrow import concatenate_ranges, encode_as_codes, to_contiguous
 from sessionlake.protocol.chunk import IGNORED, ChangeKind, Expectation, build_change_fields, chunk_schema
 from sessionlake.protocol.columns import Column
@@ -100,7 +100,7 @@ class FeedDecoder:
             mine = np.flatnonzero((of_feed == number) & (reasons == 0))
             if not len(mine):
                 continue
-            lists = compiled_reader(feed, self.payload if feed.needs_payload else None).read(
+            lists = get_compiled_reader(feed, self.payload if feed.needs_payload else None).read(
                 _select_records(raw, mine), max_bytes=self.max_message_bytes
             )
             for index, refusal in lists.refused.items():
@@ -126,12 +126,12 @@ class FeedDecoder:
         place = chunk.schema.get_field_index("part")
         part = np.arange(len(message)) - np.searchsorted(message, message)
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(part.astype(np.int32)))
-        return Parts(chunk, message, self._shards_of(chunk))
+        return Parts(chunk, message, self._compute_shards(chunk))
 
     def _classify_messages(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
         """Returns for each message a reason code that is known without its value, or 0; and the number of its feed."""
         code, names = encode_as_codes(raw["topic"])
-        found = [feed_of(self.feeds, name) for name in names.to_pylist()]
+        found = [find_feed_of_topic(self.feeds, name) for name in names.to_pylist()]
         numbers = np.array([-1 if feed is None else self.feeds.index(feed) for feed in found], np.int64)
         of_feed = numbers[code] if len(numbers) else code
         reasons = np.where(of_feed < 0, CODE_OF[Reason.NO_RULE], 0).astype(np.int8)
@@ -152,7 +152,7 @@ class FeedDecoder:
             reasons[bad] = CODE_OF[Reason.FUTURE_TS]
             lists.keep_events((~np.isin(own, bad)).tolist())
 
-    def _shards_of(self, chunk: pa.Table) -> Int64s:
+    def _compute_shards(self, chunk: pa.Table) -> Int64s:
         """Returns the shard of each part.
 
         It depends on topic and session, on the topic alone if its sessions share chains, and on the offset if there is
@@ -162,7 +162,7 @@ class FeedDecoder:
         session, sessions = encode_as_codes(chunk["session_id"])
         shard = chunk["offset"].to_numpy() % self.shards
         names = [text.encode() for text in topics.to_pylist()]
-        feeds = [feed_of(self.feeds, name) for name in topics.to_pylist()]
+        feeds = [find_feed_of_topic(self.feeds, name) for name in topics.to_pylist()]
         has_chains = np.array([feed is not None and feed.has_chains for feed in feeds], np.bool_)
         of_topic = has_chains[topic] if len(topics) else np.zeros(0, np.bool_)
         if of_topic.any():
@@ -259,14 +259,14 @@ def _chunk_of_events(raw: pa.Table, message: Int64s, lists: EventLists, columns:
         pa.nulls(count, pa.int32()),
         pa.nulls(count, pa.string())
         if _is_all_null(lists.sent)
-        else pa.array([None if sent is None else json_text(sent) for sent in lists.sent], pa.string()),
+        else pa.array([None if sent is None else format_json(sent) for sent in lists.sent], pa.string()),
         pa.array(lists.chain, pa.string()),
-        _changes(types, lists, columns),
+        _build_changes(types, lists, columns),
     ]
     return pa.Table.from_arrays(arrays, schema=chunk_schema(columns))
 
 
-def _changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa.ListArray:
+def _build_changes(types: Int8s, lists: EventLists, columns: tuple[Column, ...]) -> pa.ListArray:
     """Returns the list column of changes: for each event a clear (snapshots only), then its rows in order.
 
     The clear of a snapshot with a scope has the values of the scope.

@@ -33,13 +33,13 @@ def is_decimal_text(column: FeedColumn) -> bool:
     return column.sql.startswith("decimal") and column.how == "text"
 
 
-def columns_of_deletes(feed: Feed) -> set[str]:
+def list_columns_of_deletes(feed: Feed) -> set[str]:
     """Returns the names of the columns whose values decide whether a row is deleted."""
     parts = [part for rule in feed.rules for part in rule.rows]
     return {column.name for part in parts if not isinstance(part.delete, bool) for column, _ in part.delete}
 
 
-def plain_decimal(sql: str) -> str:
+def build_plain_decimal_pattern(sql: str) -> str:
     """Returns a pattern of texts of digits, with an optional sign and point, that fit a decimal type."""
     precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
     before_point, fraction = precision - scale, rf"(?:\.[0-9]{{1,{scale}}})?" if scale else ""
@@ -60,7 +60,7 @@ class CodeWriter:
 
     def __init__(self, feed: Feed, message: Shape) -> None:
         self._unavailable, self._key_format, self._key = feed.unavailable, feed.key_format, feed.key
-        compared = columns_of_deletes(feed) | {column.name for column in feed.key}
+        compared = list_columns_of_deletes(feed) | {column.name for column in feed.key}
         self._in_microseconds = {
             column.name for column in feed.columns.values()
             if column.sql.startswith("timestamp") and column.how in MICROSECONDS and column.name not in compared
@@ -233,7 +233,7 @@ class CodeWriter:
                 raise NoCodeError
         is_checked = value in self._checked and (shape.kind is not None or isinstance(step, Field))
         if shape.kind is not None and isinstance(step, Field | Index):
-            found = f"{value}.{shape.attribute_of(step[0])}"
+            found = f"{value}.{shape.get_attribute_name(step[0])}"
             is_there = f"type({value}) is {self._name_type(shape.kind)}"
         self._add_line(f"{name} = {found}" if is_checked else f"{name} = {found} if {is_there} else M")
         return name

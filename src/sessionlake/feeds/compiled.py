@@ -18,12 +18,12 @@ import numpy as np
 
 from sessionlake.feeds.bulk import convert_times, find_odd_decimals
 from sessionlake.feeds.caches import RowIds
-from sessionlake.feeds.code import NoCodeError, columns_of_deletes, is_decimal_text
+from sessionlake.feeds.code import NoCodeError, is_decimal_text, list_columns_of_deletes
 from sessionlake.feeds.decode_many import ManyReader
 from sessionlake.feeds.feed import Feed, Ordering, Rule
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, constants_of_messages, read
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecords, list_constants_of_messages, read
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.writer import FeedWriter
 from sessionlake.protocol.payload import Payload, PayloadFormat
@@ -55,7 +55,7 @@ class Compiled:
             payload: Reads Avro and Protobuf; required if `feed.needs_payload`.
         """
         if feed.decoder is not None:
-            many = ManyReader(feed, feed.decoder, constants_of_messages(feed, payload))
+            many = ManyReader(feed, feed.decoder, list_constants_of_messages(feed, payload))
             return cls(feed, (), (many,), payload)
         try:
             writers = [_create_writer(feed, payload, rescues=False)]
@@ -101,7 +101,7 @@ class Compiled:
         if any(time.path is not None and time.how == "iso" for time in times):
             out.ts[:], wrong = convert_times(out.ts)
             bad |= {out.message[number] for number in wrong}
-        compared, bad_rows = columns_of_deletes(feed), list[int]()
+        compared, bad_rows = list_columns_of_deletes(feed), list[int]()
         for column, cells in zip(feed.columns.values(), out.values, strict=True):
             if not is_decimal_text(column) or (column in feed.key and not self._has_odd_keys()):
                 continue
@@ -166,7 +166,7 @@ _MOST_COMPILED = 64
 _compiled: dict[tuple[str, Payload | None], Compiled] = {}
 
 
-def compiled_reader(feed: Feed, payload: Payload | None = None) -> Compiled:
+def get_compiled_reader(feed: Feed, payload: Payload | None = None) -> Compiled:
     """Returns the compiled form of a feed. A process compiles each feed once.
 
     Args:

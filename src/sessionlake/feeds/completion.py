@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sessionlake.feeds.feed import Feed
-from sessionlake.feeds.row_ids import row_id_of
+from sessionlake.feeds.row_ids import create_row_id
 
 Row = dict[str, Any]
 
@@ -32,10 +32,10 @@ class Completer:
         """Returns the completer of a feed."""
         return cls(feed, None if feed.decoder is None else feed.decoder.load())
 
-    def _finder(self, rows: Mapping[str, Row]) -> Callable[[Mapping[str, Any]], Row | None]:
+    def _create_finder(self, rows: Mapping[str, Row]) -> Callable[[Mapping[str, Any]], Row | None]:
         """Returns a function that finds a row by the values of its key, among others."""
         names = [column.name for column in self.feed.key]
-        return lambda key: rows.get(row_id_of(tuple(key.get(name) for name in names)))
+        return lambda key: rows.get(create_row_id(tuple(key.get(name) for name in names)))
 
     def complete(self, values: Row, rows: Mapping[str, Row]) -> Row:
         """Returns the values that replace some of those that a message sets in a row; empty if none are replaced.
@@ -51,7 +51,7 @@ class Completer:
         if complete is None:
             return {}
         found: Row = {}
-        for name, value in complete(values, self._finder(rows)).items():
+        for name, value in complete(values, self._create_finder(rows)).items():
             if name not in values:
                 raise ValueError(
                     f"feed {self.feed.name}: complete() returned column {name}, which the message leaves out"
@@ -67,4 +67,4 @@ class Completer:
             rows: The rows of the session before the snapshot, by row id.
         """
         narrow = getattr(self.decoder, "narrow", None)
-        return scope if narrow is None else narrow(scope, self._finder(rows))
+        return scope if narrow is None else narrow(scope, self._create_finder(rows))

@@ -11,10 +11,10 @@ from sessionlake.feeds.events import Delete as DeleteRow
 from sessionlake.feeds.events import Event as FeedEvent
 from sessionlake.feeds.events import Put as PutRow
 from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
-from sessionlake.feeds.interpret import RefusedError, read_session, refuse_repeats, session_of, shown
+from sessionlake.feeds.interpret import RefusedError, describe_value, format_session_id, read_session, refuse_repeats
 from sessionlake.feeds.paths import MISSING, Place
-from sessionlake.feeds.row_ids import row_id_of
-from sessionlake.feeds.values import json_text
+from sessionlake.feeds.row_ids import create_row_id
+from sessionlake.feeds.values import format_json
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
 from sessionlake.protocol.reasons import Reason
 
@@ -48,10 +48,10 @@ def decode(feed: Feed, use: DecoderUse, message: Message) -> Decoded | Refusal:
     except PayloadError as error:
         return Refusal(error.reason, "", "the value is missing or is not of the feed's format")
     except Exception as error:  # noqa: BLE001 - whatever a user's code raises concerns this message alone
-        return Refusal(Reason.BAD_VALUE, "", f"the decoder raised {type(error).__name__}: {_text_of(error)}")
+        return Refusal(Reason.BAD_VALUE, "", f"the decoder raised {type(error).__name__}: {_require_text_of(error)}")
 
 
-def _text_of(error: Exception) -> str:
+def _require_text_of(error: Exception) -> str:
     try:
         return str(error)[:_LONGEST_TEXT]
     except Exception:  # noqa: BLE001 - a user's exception may have no text
@@ -91,7 +91,7 @@ def _read_event(feed: Feed, message: Message, event: Event, rows: _RowReader) ->
     if after is not None and (seq is None or (after > seq and not event.is_link)):
         raise _make_refused_error(f"after {after} with seq {seq}")
     chain = event.chain
-    if chain is not None and (not isinstance(chain, str) or session_of((chain,)) is None):
+    if chain is not None and (not isinstance(chain, str) or format_session_id((chain,)) is None):
         raise _make_refused_error(f"the chain {_show_value(chain)}, which is no text of 1 to {MAX_KEY_BYTES} bytes")
     if chain is not None and not feed.has_chains:
         raise _make_refused_error(f"the chain {_show_value(chain)}, but the class does not say `has_chains = True`")
@@ -154,7 +154,7 @@ def read_event_session(feed: Feed, message: Message, given: Any) -> str:
         place = Place(MISSING, *of_record, decode_text(message.key), headers)
         return read_session(feed.session, place)
     texts = given if isinstance(given, tuple) and given else (given,)
-    session = session_of(texts) if all(isinstance(text, str) for text in texts) else None
+    session = format_session_id(texts) if all(isinstance(text, str) for text in texts) else None
     if session is None:
         why = f"1 to {MAX_KEY_BYTES} bytes without control characters"
         raise _make_refused_error(f"the session {_show_value(given)}, which is no text or tuple of texts of {why}")
@@ -185,7 +185,7 @@ class _RowReader:
                 yield self._read_put(row)
             elif isinstance(row, Delete):
                 key = self._key_of(row.key)
-                yield DeleteRow(key, row_id_within_limit(key), _read_expected(row.expect))
+                yield DeleteRow(key, create_checked_row_id(key), _read_expected(row.expect))
             else:
                 raise _make_refused_error(f"{_show_value(row)}, where Put or Delete is expected")
 
@@ -215,8 +215,8 @@ class _RowReader:
                 raise _make_refused_error(
                     f"{_show_value(values[column.name])} in the key's column {column.name}, but the key {own!r}"
                 )
-        rescued = undeclared_text(undeclared, row.values) if undeclared and self._rescue else None
-        return PutRow(key, row_id_within_limit(key), values, rescued, _read_expected(row.expect))
+        rescued = format_undeclared(undeclared, row.values) if undeclared and self._rescue else None
+        return PutRow(key, create_checked_row_id(key), values, rescued, _read_expected(row.expect))
 
     def _key_of(self, given: Any) -> tuple[Any, ...]:
         names = [column.name for column in self._key]
@@ -244,19 +244,19 @@ class _RowReader:
             raise _make_refused_error(why) from None
 
 
-def undeclared_text(names: Iterable[str], values: Mapping[Any, Any]) -> str:
+def format_undeclared(names: Iterable[str], values: Mapping[Any, Any]) -> str:
     """Returns a row's values of undeclared columns as JSON text, with the names sorted.
 
     Raises:
         ValueError: A value is NaN or infinite.
         TypeError: JSON has no form for a value.
     """
-    return json_text({name: values[name] for name in sorted(names)})
+    return format_json({name: values[name] for name in sorted(names)})
 
 
-def row_id_within_limit(key: tuple[Any, ...]) -> str:
+def create_checked_row_id(key: tuple[Any, ...]) -> str:
     """Returns the row id of a key. Raises RefusedError if it is too long."""
-    row_id = row_id_of(key)
+    row_id = create_row_id(key)
     if not 1 <= len(row_id.encode()) <= MAX_ID_BYTES:
         why = f"the key has {len(row_id.encode())} bytes, 1 to {MAX_ID_BYTES} may be"
         raise RefusedError(Reason.BAD_ROW_ID, "", why)
@@ -273,6 +273,6 @@ def _read_expected(given: Any) -> Presence | None:
 def _show_value(value: Any) -> str:
     """Returns a value as errors show it: as JSON, or by its type if it is none."""
     try:
-        return shown(value)
+        return describe_value(value)
     except Exception:  # noqa: BLE001 - a decoder may yield any object
         return f"a value of type {type(value).__name__}"

@@ -15,10 +15,10 @@ from types import GeneratorType
 from typing import Any
 
 from sessionlake.feeds.code import CACHED, UnusualError
-from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, read_event_session, row_id_within_limit, undeclared_text
+from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, create_checked_row_id, format_undeclared, read_event_session
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
 from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
-from sessionlake.feeds.interpret import session_of
+from sessionlake.feeds.interpret import format_session_id
 from sessionlake.feeds.lists import EventLists
 from sessionlake.feeds.paths import MISSING
 from sessionlake.feeds.python_values import (
@@ -155,7 +155,7 @@ class ManyReader:
         if given is None:
             return read_event_session(self._feed, Message(*records.record(message), *self._constants), None)
         texts = given if type(given) is tuple and given else (given,)
-        found = session_of(texts) if all(type(text) is str for text in texts) else None
+        found = format_session_id(texts) if all(type(text) is str for text in texts) else None
         if found is None:
             raise UnusualError
         if len(self._sessions) > CACHED:
@@ -168,7 +168,7 @@ class ManyReader:
         if None in given:
             raise UnusualError
         key = tuple(column.convert_python(part) for column, part in zip(self._feed.key, given, strict=True))
-        found = key, row_id_within_limit(key)
+        found = key, create_checked_row_id(key)
         if all(type(part) is str for part in given):
             if len(self._keys) > CACHED:
                 self._keys.clear()
@@ -284,7 +284,7 @@ class _Collector:
         if not all(isinstance(name, str) for name in values):
             raise UnusualError
         if self._rescue:
-            self.rescued[len(self.keys)] = undeclared_text(values.keys() - {*self._names}, values)
+            self.rescued[len(self.keys)] = format_undeclared(values.keys() - {*self._names}, values)
 
 
 def _is_interval(after: Any, seq: int | None, is_link: bool) -> bool:

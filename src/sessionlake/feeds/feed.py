@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.paths import Path
 from sessionlake.feeds.values import FeedColumn
-from sessionlake.protocol.columns import Column, column_of_feed
+from sessionlake.protocol.columns import Column, create_column_of_feed
 from sessionlake.protocol.payload import PayloadFormat
 
 
@@ -327,4 +327,4 @@ class Feed:
 
     def table_columns(self) -> tuple[Column, ...]:
         """Returns the declared columns as silver's tables store them."""
-        return tuple(column_of_feed(column.name, column.sql) for column in self.columns.values())
+        return tuple(create_column_of_feed(column.name, column.sql) for column in self.columns.values())

@@ -16,10 +16,10 @@ from sessionlake.feeds.events import Decoded, Delete, Event, Put, Refusal
 from sessionlake.feeds.feed import Body, Condition, Feed, Kind, Order, Ordering, Presence, Rows, Rule, Time
 from sessionlake.feeds.numbers import Bounds, number_of
 from sessionlake.feeds.parts import join_parts
-from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, elements, find
-from sessionlake.feeds.row_ids import row_id_of
-from sessionlake.feeds.times import milliseconds_of
-from sessionlake.feeds.values import FeedColumn, json_text, typed_constant
+from sessionlake.feeds.paths import MISSING, Constant, Element, Path, Place, find, find_elements
+from sessionlake.feeds.row_ids import create_row_id
+from sessionlake.feeds.times import convert_to_milliseconds
+from sessionlake.feeds.values import FeedColumn, convert_constant, format_json
 from sessionlake.protocol.message import INT64_MAX, INT64_MIN, MAX_ID_BYTES, MAX_KEY_BYTES
 from sessionlake.protocol.reasons import Reason
 
@@ -59,7 +59,7 @@ def _read_message(feed: Feed, place: Place) -> Decoded:
     if not candidates:
         is_tombstone = place.value is MISSING
         reason = Reason.TOMBSTONE if is_tombstone else Reason.NO_RULE
-        raise RefusedError(reason, "", f"no rule takes {shown(place.value)}")
+        raise RefusedError(reason, "", f"no rule takes {describe_value(place.value)}")
     first = candidates[0]
     if first.split is None:
         return Decoded((first.number,), tuple(_read_events(feed, first, place)))
@@ -75,7 +75,7 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
 
     Parts of the same session are joined into one event.
     """
-    found = elements(split, place)
+    found = find_elements(split, place)
     if found is None:
         raise RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
     events: dict[str, Event] = {}
@@ -84,7 +84,7 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
         part = _move_place(place, element)
         rule = next((one for one in rules if all(_condition_holds(c, part) for c in one.when if _is_of_part(c))), None)
         if rule is None:
-            raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {shown(element.value)}")
+            raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {describe_value(element.value)}")
         numbers.add(rule.number)
         for event in _read_events(feed, rule, part):
             before = events.get(event.session)
@@ -135,7 +135,7 @@ def refuse_repeats(feed: Feed, event: Event) -> None:
     keys = [row.key for row in event.rows]
     if feed.refuse_repeats and len(set(keys)) != len(keys):
         repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
-        raise RefusedError(Reason.DUPLICATE_ROW_ID, "", f"the key {row_id_of(repeated)} is there twice")
+        raise RefusedError(Reason.DUPLICATE_ROW_ID, "", f"the key {create_row_id(repeated)} is there twice")
 
 
 def _condition_holds(condition: Condition, place: Place) -> bool:
@@ -175,7 +175,7 @@ def _read_rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
         if part.by_name:
             if not isinstance(element.value, dict):
                 where = part.source.text if part.source else ""
-                raise RefusedError(Reason.BAD_VALUE, where, f"{shown(element.value)} has no fields")
+                raise RefusedError(Reason.BAD_VALUE, where, f"{describe_value(element.value)} has no fields")
             raw += [(column, f".{column.name}", element.value.get(column.name, MISSING)) for column in part.by_name]
         values: dict[str, Any] = {}
         for column, where, value in raw:
@@ -184,8 +184,8 @@ def _read_rows(feed: Feed, part: Rows, place: Place) -> Iterator[Put | Delete]:
                     values[column.name] = None
             else:
                 values[column.name] = _convert_value(column, where, value)
-        key = tuple(_key_value(column, raw, values) for column in feed.key)
-        row_id = row_id_of(key)
+        key = tuple(_require_key_value(column, raw, values) for column in feed.key)
+        row_id = create_row_id(key)
         if not 1 <= len(row_id.encode()) <= MAX_ID_BYTES:
             why = f"the key has {len(row_id.encode())} bytes, 1 to {MAX_ID_BYTES} may be"
             raise RefusedError(Reason.BAD_ROW_ID, "", why)
@@ -210,13 +210,13 @@ def _find_sources(part: Rows, place: Place) -> list[Element]:
         if value is MISSING or value is None:
             raise RefusedError(Reason.BAD_PATH, part.source.text, "there is no row")
         return [Element(value, place.value)]
-    found = elements(part.source, place)
+    found = find_elements(part.source, place)
     if found is None:
         raise RefusedError(Reason.BAD_VALUE, part.source.text, "there is no array")
     return found
 
 
-def _key_value(column: FeedColumn, raw: list[tuple[FeedColumn, str, Any]], values: dict[str, Any]) -> Any:
+def _require_key_value(column: FeedColumn, raw: list[tuple[FeedColumn, str, Any]], values: dict[str, Any]) -> Any:
     value = values.get(column.name)
     if value is None:
         where = next((where for one, where, _ in raw if one is column), "")
@@ -228,9 +228,9 @@ def _convert_value(column: FeedColumn, where: str, value: Any) -> Any:
     if value is None:
         return None
     try:
-        return typed_constant(value, column) if isinstance(value, Constant) else column.convert(value)
+        return convert_constant(value, column) if isinstance(value, Constant) else column.convert(value)
     except (ValueError, RecursionError) as error:
-        why = f"column {column.name} is {column.sql}, found {shown(value)}: {error}"
+        why = f"column {column.name} is {column.sql}, found {describe_value(value)}: {error}"
         raise RefusedError(Reason.BAD_VALUE, where, why) from None
 
 
@@ -251,10 +251,10 @@ def _rescue_undeclared(feed: Feed, part: Rows, element: Any) -> str | None:
     if not part.rescue or not isinstance(element, dict):
         return None
     extra = {name: value for name, value in element.items() if name not in feed.columns}
-    return json_text(extra, sort_names=True) if extra else None
+    return format_json(extra, sort_names=True) if extra else None
 
 
-def session_of(texts: Sequence[str]) -> str | None:
+def format_session_id(texts: Sequence[str]) -> str | None:
     """Returns the session id made of one or several texts; None if it is too long or has control characters.
 
     One text is the id itself. Several texts give a JSON array.
@@ -267,9 +267,9 @@ def session_of(texts: Sequence[str]) -> str | None:
 def read_session(paths: tuple[Path, ...], place: Place) -> str:
     """Returns the session id at some paths. Raises RefusedError if there is none, or if it cannot be used."""
     texts = [_read_text(path, place) for path in paths]
-    session = session_of(texts)
+    session = format_session_id(texts)
     if session is None:
-        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {shown(texts)}"
+        why = f"a session's id has 1 to {MAX_KEY_BYTES} bytes and no control characters, found {describe_value(texts)}"
         raise RefusedError(Reason.BAD_VALUE, ", ".join(path.text for path in paths), why)
     return session
 
@@ -284,8 +284,8 @@ def _read_text(path: Path, place: Place) -> str:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, bool | int):
-        return json_text(value)
-    raise RefusedError(Reason.BAD_VALUE, path.text, f"{shown(value)} is no text or whole number")
+        return format_json(value)
+    raise RefusedError(Reason.BAD_VALUE, path.text, f"{describe_value(value)} is no text or whole number")
 
 
 def _read_time(time: Time, place: Place) -> int:
@@ -298,11 +298,11 @@ def _read_time(time: Time, place: Place) -> int:
             return place.timestamp
         raise RefusedError(Reason.BAD_PATH, time.path.text, "the time is missing or null")
     try:
-        found = milliseconds_of(value, time.how, from_text=time.from_text)
+        found = convert_to_milliseconds(value, time.how, from_text=time.from_text)
     except (ValueError, OverflowError) as error:
-        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time is {shown(value)}: {error}") from None
+        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time is {describe_value(value)}: {error}") from None
     if not INT64_MIN <= found <= INT64_MAX:
-        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time {shown(value)} is beyond 64 bits")
+        raise RefusedError(Reason.BAD_VALUE, time.path.text, f"the time {describe_value(value)} is beyond 64 bits")
     return found
 
 
@@ -334,13 +334,13 @@ def _read_number(path: Path, place: Place) -> int:
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
     if type(value) is not int or not INT64_MIN < value <= INT64_MAX:
-        raise RefusedError(Reason.BAD_VALUE, path.text, f"{shown(value)} is no whole number of 64 bits")
+        raise RefusedError(Reason.BAD_VALUE, path.text, f"{describe_value(value)} is no whole number of 64 bits")
     return value
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Returns a value as it is shown in an error, cut to 60 characters."""
     if value is MISSING:
         return "a tombstone"
-    text = value.text if isinstance(value, Constant) else json_text(value)
+    text = value.text if isinstance(value, Constant) else format_json(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -3,12 +3,14 @@
 - `{"topic": "t", "key": "k", "value": {"a": 1}, "headers": {"h": "x"}, "timestamp": 1700000000000}`: a message. `topic`
   and `value` are required. A `value` that is a text is the text of the Kafka value; any other is sent as its JSON.
 - `1618678132.927716: {"a": 1}`: a message of a recording, with its time in seconds since 1970.
+- `1618678132.927716: b'{"a": 1}'`: the same, with the value as Python writes bytes.
 - `wss://ws.example.com <- 1618678132.9: {"subscribe": 1}`: what a recording's client did; the line is skipped.
 - Any other line: the value of a message.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
@@ -21,6 +23,7 @@ MAX_LINE = 32 * 1024 * 1024
 """Longest line in bytes. The rest of a longer line is skipped, and its message is refused because it is too large."""
 _RECORDED = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?): ")
 _OF_CLIENT = re.compile(rb"[a-z]{2,10}://")
+_LITERAL = re.compile(rb"b['\"]")
 _SECOND_MS = 1000
 
 
@@ -82,7 +85,7 @@ def read_lines(file: BinaryIO, longest: int = MAX_LINE) -> Iterator[bytes]:
             line = file.readline(longest)
 
 
-def message_of(fields: dict[str, Any], offset: int) -> KafkaRecord:
+def parse_message_object(fields: dict[str, Any], offset: int) -> KafkaRecord:
     """Returns a message whose fields are Python values, as in a JSON line.
 
     Args:
@@ -90,14 +93,14 @@ def message_of(fields: dict[str, Any], offset: int) -> KafkaRecord:
             is sent as it is, or None for a tombstone.
         offset: Kafka offset of the message.
     """
-    headers = {str(name): _bytes(value) for name, value in (fields.get("headers") or {}).items()}
+    headers = {str(name): _encode_text(value) for name, value in (fields.get("headers") or {}).items()}
     return KafkaRecord(
         topic=fields["topic"],
         partition=fields.get("partition", 0),
         offset=offset,
         timestamp=fields.get("timestamp", -1),
-        key=_bytes(fields.get("key")),
-        value=_bytes(fields["value"]),
+        key=_encode_text(fields.get("key")),
+        value=_encode_text(fields["value"]),
         headers=headers,
     )
 
@@ -111,7 +114,7 @@ def _of_fields(content: bytes, offset: int) -> KafkaRecord | None:
         value, key = _decode_sent_value(found.value), _decode_sent_value(found.key)
     except (msgspec.DecodeError, RecursionError):
         return None
-    headers = {name: _bytes(text) for name, text in found.headers.items()}
+    headers = {name: _encode_text(text) for name, text in found.headers.items()}
     place = offset if found.offset < 0 else found.offset
     return KafkaRecord(found.topic, found.partition, place, found.timestamp, key, value, headers)
 
@@ -121,7 +124,17 @@ def _of_value(content: bytes, topic: str, offset: int) -> KafkaRecord:
     if recorded is None:
         return KafkaRecord(topic, 0, offset, -1, None, content)
     time = int(float(recorded[1]) * _SECOND_MS)
-    return KafkaRecord(topic, 0, offset, time, None, content[recorded.end() :])
+    value = content[recorded.end() :]
+    return KafkaRecord(topic, 0, offset, time, None, _read_literal(value) if _LITERAL.match(value) else value)
+
+
+def _read_literal(text: bytes) -> bytes:
+    """Returns the bytes that a recorder has written as Python shows them; the text itself if it is no such literal."""
+    try:
+        found = ast.literal_eval(text.decode())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return found if isinstance(found, bytes) else text
 
 
 def _decode_sent_value(raw: msgspec.Raw) -> bytes | None:
@@ -132,5 +145,5 @@ def _decode_sent_value(raw: msgspec.Raw) -> bytes | None:
     return None if content == b"null" else content
 
 
-def _bytes(value: str | bytes | None) -> bytes | None:
+def _encode_text(value: str | bytes | None) -> bytes | None:
     return value.encode(errors="surrogatepass") if isinstance(value, str) else value

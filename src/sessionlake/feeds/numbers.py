@@ -82,7 +82,7 @@ class Bounds:
         return (self.above is None or number > self.above) and (self.below is None or number < self.below)
 
 
-def integer_of(value: Any, top: int) -> int:
+def require_integer(value: Any, top: int) -> int:
     """Returns an integer from `-top` to `top - 1`. Raises ValueError for any other value."""
     value = number_of(value)
     if type(value) is not int or not -top <= value < top:
@@ -90,7 +90,7 @@ def integer_of(value: Any, top: int) -> int:
     return value
 
 
-def float_of(value: Any, base: str) -> float:
+def require_float(value: Any, base: str) -> float:
     """Converts a number to a finite double, with base `float` to the nearest float. Raises ValueError if it is none."""
     value = number_of(value)
     if type(value) not in (int, float, Decimal):
@@ -105,14 +105,14 @@ def float_of(value: Any, base: str) -> float:
     return number
 
 
-def decimal_of(value: Any, how: str | None, scale: int) -> Decimal:
+def convert_to_decimal(value: Any, how: str | None, scale: int) -> Decimal:
     """Converts a number to a decimal; `how` is the column's `from`. Raises ValueError if it is none."""
     if how == "text":
         return Decimal(number_from_text(value, NUMBER, str))
     if how == "base64":
         if isinstance(value, dict) and type(value.get("scale")) is int and abs(value["scale"]) <= MOST_DIGITS:
             value, scale = value.get("value"), value["scale"]  # Kafka Connect's form of decimals with any scale
-        return Decimal(int.from_bytes(bytes_of(value), "big", signed=True)).scaleb(-scale)
+        return Decimal(int.from_bytes(decode_base64(value), "big", signed=True)).scaleb(-scale)
     value = number_of(value)
     if type(value) is float:
         value = Decimal(repr(value))  # a format with binary doubles: the shortest decimal that gives this double
@@ -121,7 +121,7 @@ def decimal_of(value: Any, how: str | None, scale: int) -> Decimal:
     return Decimal(value)
 
 
-def exact_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
+def require_exact_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
     """Returns the number with exactly `scale` digits after the point. Raises an error if digits would be lost."""
     with localcontext() as context:
         context.prec = 2 * MOST_DIGITS
@@ -136,7 +136,7 @@ def exact_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
     return rounded
 
 
-def bytes_of(value: Any) -> bytes:
+def decode_base64(value: Any) -> bytes:
     """Converts a base64 text to bytes. Raises ValueError for any other value."""
     if isinstance(value, bytes):
         return value

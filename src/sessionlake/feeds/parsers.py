@@ -32,8 +32,8 @@ def has_long_number(value: bytes) -> bool:
 _EXACT_JSON = msgspec.json.Encoder(order="sorted", decimal_format="number")
 
 
-def exact_json_text(value: Any) -> str:
-    """Does the same as `json_text` with `sort_names`, faster, for a value of JSON without doubles."""
+def format_exact_json(value: Any) -> str:
+    """Does the same as `format_json` with `sort_names`, faster, for a value of JSON without doubles."""
     return _EXACT_JSON.encode(value).decode()
 
 
@@ -46,7 +46,7 @@ def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any, *, keep
         kind: The type to decode JSON values into.
         keeps_digits: True if all numbers with a point must become decimals. False if only those that the feed needs.
     """
-    json = _json_parser(feed, Any, keeps_digits)
+    json = _create_json_parser(feed, Any, keeps_digits)
 
     def parse_key(key: bytes) -> Any:
         if feed.key_format is not KeyFormat.JSON:
@@ -56,10 +56,10 @@ def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any, *, keep
         return json(key)
 
     parse = parse_function(feed, payload)
-    return _json_parser(feed, kind, keeps_digits) if feed.format is PayloadFormat.JSON else parse, parse_key
+    return _create_json_parser(feed, kind, keeps_digits) if feed.format is PayloadFormat.JSON else parse, parse_key
 
 
-def _json_parser(feed: Feed, kind: Any, keeps_digits: bool) -> Parse:
+def _create_json_parser(feed: Feed, kind: Any, keeps_digits: bool) -> Parse:
     """Returns a parser of JSON. It reads numbers with a point as doubles if that loses nothing for this feed."""
     exact = keeps_digits or any(_is_exact(column) for column in feed.columns.values())
     exact |= feed.check is not None or any(isinstance(one, Decimal) for one in _list_wanted_values(feed))

@@ -302,7 +302,7 @@ def find(path: Path, place: Place) -> Any:
     return MISSING
 
 
-def elements(path: Path, place: Place) -> list[Element] | None:
+def find_elements(path: Path, place: Place) -> list[Element] | None:
     """Returns the elements at a path, in order.
 
     Returns:

@@ -52,13 +52,13 @@ class PayloadReader:
             raise PayloadError(Reason.UNKNOWN_SCHEMA)
         try:
             if self._payload.format is PayloadFormat.AVRO:
-                return _avro_function(definition)
-            return _protobuf_function(definition, self._payload.message, path)
+                return _create_avro_reader(definition)
+            return _create_protobuf_reader(definition, self._payload.message, path)
         except UnusableSchemaError:
             raise PayloadError(Reason.UNKNOWN_SCHEMA) from None
 
 
-def _avro_function(definition: Definition) -> Callable[[bytes], Any]:
+def _create_avro_reader(definition: Definition) -> Callable[[bytes], Any]:
     import fastavro
 
     from sessionlake.protocol.avro import DECODE_ERRORS, prepare_tree_schema
@@ -78,7 +78,9 @@ def _avro_function(definition: Definition) -> Callable[[bytes], Any]:
     return decode
 
 
-def _protobuf_function(definition: Definition, message: str | None, path: tuple[int, ...]) -> Callable[[bytes], Any]:
+def _create_protobuf_reader(
+    definition: Definition, message: str | None, path: tuple[int, ...]
+) -> Callable[[bytes], Any]:
     from google.protobuf.message_factory import GetMessageClass
 
     from sessionlake.feeds.trees import parse_tree

@@ -81,7 +81,7 @@ class KafkaRecords:
         return KafkaRecord(*(getattr(self, name)[number] for name in KafkaRecord._fields))
 
 
-def feed_of(feeds: Sequence[Feed], topic: str) -> Feed | None:
+def find_feed_of_topic(feeds: Sequence[Feed], topic: str) -> Feed | None:
     """Returns the first feed whose pattern matches the topic's whole name; None if none does."""
     return next((feed for feed in feeds if feed.topics.fullmatch(topic)), None)
 
@@ -103,7 +103,7 @@ def read(
     if record.value is not None and len(record.value) > max_bytes:
         return Refusal(Reason.TOO_LARGE, "", f"{len(record.value)} bytes, at most {max_bytes} may be")
     if feed.decoder is not None:
-        return decode(feed, feed.decoder, Message(*record, *constants_of_messages(feed, payload)))
+        return decode(feed, feed.decoder, Message(*record, *list_constants_of_messages(feed, payload)))
     try:
         value = MISSING if record.value is None else parse_function(feed, payload)(record.value)
     except (InvalidJsonError, PayloadError) as error:
@@ -147,7 +147,7 @@ def _require_payload(feed: Feed, payload: PayloadReader | None) -> PayloadReader
     return payload
 
 
-def constants_of_messages(feed: Feed, payload: PayloadReader | None) -> tuple[Any, ...]:
+def list_constants_of_messages(feed: Feed, payload: PayloadReader | None) -> tuple[Any, ...]:
     """Returns the arguments of `Message` after the fields of a Kafka record. They are the same for all messages."""
     parse_json = load_digits if feed.needs_digits else load_json_fast
     parse = parse_json if feed.format is PayloadFormat.JSON else _require_payload(feed, payload).read

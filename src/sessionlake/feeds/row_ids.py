@@ -7,10 +7,10 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
-from sessionlake.feeds.values import json_text
+from sessionlake.feeds.values import format_json
 
 
-def shortest(number: Decimal) -> str:
+def format_shortest(number: Decimal) -> str:
     """Returns a decimal as text without zeros at the end of its fraction: 1.10 gives `1.1`, 100 gives `100`."""
     if not number:
         return "0"
@@ -18,7 +18,7 @@ def shortest(number: Decimal) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def row_id_of(values: tuple[Any, ...]) -> str:
+def create_row_id(values: tuple[Any, ...]) -> str:
     """Returns the row id of a key: equal keys give the same text.
 
     The id of a single text is that text. All other keys give a JSON array without spaces.
@@ -28,12 +28,12 @@ def row_id_of(values: tuple[Any, ...]) -> str:
     """
     if len(values) == 1 and isinstance(values[0], str):
         return values[0]
-    return "[" + ",".join(map(_key_text, values)) + "]"
+    return "[" + ",".join(map(_format_key_part, values)) + "]"
 
 
-def _key_text(value: Any) -> str:
+def _format_key_part(value: Any) -> str:
     if isinstance(value, Decimal):
-        return shortest(value)
+        return format_shortest(value)
     if isinstance(value, datetime | date):
         return json.dumps(value.isoformat())
-    return json_text(value)
+    return format_json(value)

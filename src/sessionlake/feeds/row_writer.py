@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 from sessionlake.feeds.caches import RowIds
-from sessionlake.feeds.code import CodeWriter, NoCodeError, is_decimal_text, plain_decimal
+from sessionlake.feeds.code import CodeWriter, NoCodeError, build_plain_decimal_pattern, is_decimal_text
 from sessionlake.feeds.feed import Feed, Rows
-from sessionlake.feeds.parsers import exact_json_text
+from sessionlake.feeds.parsers import format_exact_json
 from sessionlake.feeds.paths import Access, Constant, Each, Field, Path, Start
 from sessionlake.feeds.shapes import Shape
-from sessionlake.feeds.values import FeedColumn, json_text, typed_constant
+from sessionlake.feeds.values import FeedColumn, convert_constant, format_json
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.protocol.message import MAX_ID_BYTES
 from sessionlake.protocol.payload import PayloadFormat
@@ -75,12 +75,12 @@ class RowWriter(CodeWriter):
     def _add_row(self, part: Rows, element: str) -> None:
         feed = self._feed
         places = {name: number for number, name in enumerate(feed.columns)}
-        raw = self._raw_values(part, element)
+        raw = self._add_raw_values(part, element)
         key = [raw[column.name][1] for column in feed.key]
         unknown = [one for column, one in zip(feed.key, key, strict=True) if not self._is_text(column)]
         for one in unknown:
             self._add_line(f"if {one} is M or {one} is None: raise Unusual")
-        self._row_id(feed.key, key)
+        self._add_row_id(feed.key, key)
         deleted = self._write_deleted(part, raw)
         if deleted != "False":
             self._refuse_odd_decimals(deleted, [one for one in raw.values() if one[0] not in feed.key])
@@ -100,7 +100,7 @@ class RowWriter(CodeWriter):
         if "expect" in self._added:
             self._add_line(f"add_expect({None if part.expect is None else part.expect.value!r})")
 
-    def _raw_values(self, part: Rows, element: str) -> dict[str, tuple[FeedColumn, str]]:
+    def _add_raw_values(self, part: Rows, element: str) -> dict[str, tuple[FeedColumn, str]]:
         """Adds lines that read a row's columns; returns each column with the variable that has its value."""
         shape, was_checked = self._shapes.get(element) or Shape(), element in self._checked
         if (shape.kind is not None or part.by_name) and not was_checked:
@@ -122,7 +122,7 @@ class RowWriter(CodeWriter):
         """Adds a check of a deleted row's decimals, which are not added to the lists unless they are in the key."""
         for column, value in values:
             if is_decimal_text(column):
-                is_plain = self._name_constant(re.compile(plain_decimal(column.sql)).fullmatch)
+                is_plain = self._name_constant(re.compile(build_plain_decimal_pattern(column.sql)).fullmatch)
                 self._add_line(f"if {deleted} and type({value}) is str and not {is_plain}({value}): raise Unusual")
 
     def _refuse_undeclared(self, element: str, shape: Shape) -> None:
@@ -134,7 +134,7 @@ class RowWriter(CodeWriter):
             self._add_line(f"if not {element}.keys() <= {self._name_constant(frozenset(columns))}: raise Unusual")
         for name in shape.fields if shape.kind is not None else ():
             if name not in columns:
-                self._add_line(f"if {element}.{shape.attribute_of(name)} is not M: raise Unusual")
+                self._add_line(f"if {element}.{shape.get_attribute_name(name)} is not M: raise Unusual")
 
     def _write_rescued(self, part: Rows, element: str, deleted: str) -> str:
         """Returns code for the undeclared fields of a row, as JSON text or None."""
@@ -147,7 +147,9 @@ class RowWriter(CodeWriter):
     def _rescue(self, element: dict[str, Any]) -> str:
         """Returns the undeclared fields of a row as JSON text with sorted names."""
         extra = {name: value for name, value in element.items() if name not in self._feed.columns}
-        return exact_json_text(extra) if self._feed.format is PayloadFormat.JSON else json_text(extra, sort_names=True)
+        return (
+            format_exact_json(extra) if self._feed.format is PayloadFormat.JSON else format_json(extra, sort_names=True)
+        )
 
     def _write_deleted(self, part: Rows, raw: dict[str, tuple[FeedColumn, str]]) -> str:
         """Returns code for "the row is deleted": `True`, `False`, or the variable `deleted`, which it sets."""
@@ -173,7 +175,7 @@ class RowWriter(CodeWriter):
         as_text = f"not {value}.strip('-0.')" if wanted == 0 else as_text
         return f"(type({value}) is str and {as_text})"
 
-    def _row_id(self, key: tuple[FeedColumn, ...], values: list[str]) -> None:
+    def _add_row_id(self, key: tuple[FeedColumn, ...], values: list[str]) -> None:
         if len(key) == 1 and key[0].sql == "string":
             self._add_line(f"row_id = {values[0]}")
             self._add_line(f"if not 0 < len(row_id) <= {MAX_ID_BYTES // 4}: raise Unusual")
@@ -190,7 +192,7 @@ class RowWriter(CodeWriter):
     def _add_value(self, column: FeedColumn, path: Path, element: str) -> str:
         """Adds lines that read a column's value in the variable `element`; returns the variable that has it."""
         if len(path.alternatives) == 1 and isinstance(one := path.alternatives[0], Constant):
-            return self._name_constant(typed_constant(one, column))
+            return self._name_constant(convert_constant(one, column))
         if any(isinstance(one, Constant) for one in path.alternatives):
             raise NoCodeError
         return self._add_conversion(column, self._add_lookup(path, element))

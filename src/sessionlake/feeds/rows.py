@@ -104,7 +104,7 @@ class FeedRows:
                 is_scoped=bool(scope), completed=completed,
             )  # fmt: skip
         checks = len(expected) + (sent is not None)
-        failed = sent is not None and not self._checksum_fits(sent)
+        failed = sent is not None and not self._compare_checksum(sent)
         return AppliedChanges(
             removed_before, removed_after, checks, failed, presence_failed, is_scoped=bool(scope), completed=completed
         )
@@ -174,7 +174,7 @@ class FeedRows:
             valued = valued[::-1]
         return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
 
-    def _checksum_fits(self, sent: Any) -> bool:
+    def _compare_checksum(self, sent: Any) -> bool:
         """Compares a checksum with the rows. A function that raises counts as a checksum that does not fit."""
         check = self.feed.check
         if self.check is None or check is None:
@@ -226,23 +226,23 @@ def decode_rows(stored: bytes | None, feed: Feed, check: CheckFunction | None) -
     if stored is None:
         return FeedRows(feed, check)
     found = msgspec.msgpack.decode(stored, type=_StoredRows)
-    types = tuple(_python_type(feed.columns[name].sql) for name in found.columns)
-    values: list[tuple[str, tuple[Any, ...]]] = msgspec.convert(found.rows, _rows_type(types))
+    types = tuple(_get_python_type(feed.columns[name].sql) for name in found.columns)
+    values: list[tuple[str, tuple[Any, ...]]] = msgspec.convert(found.rows, _build_rows_type(types))
     rows = {row_id: dict.fromkeys(feed.columns) | dict(zip(found.columns, row, strict=True)) for row_id, row in values}
     return FeedRows(feed, check, rows, found.is_known)
 
 
 @lru_cache(maxsize=64)
-def _rows_type(types: tuple[Any, ...]) -> Any:
+def _build_rows_type(types: tuple[Any, ...]) -> Any:
     """Returns the type of stored rows: a list of pairs of row id and values, each of which can be null."""
     row = GenericAlias(tuple, tuple(Optional[one] for one in types))  # noqa: UP045 - the type is built at run time
     return GenericAlias(list, (GenericAlias(tuple, (str, row)),))
 
 
-def _python_type(sql: str) -> Any:
+def _get_python_type(sql: str) -> Any:
     """Returns the Python type in which values of a column's type are kept."""
     if sql.startswith("array<"):
-        return GenericAlias(list, (_python_type(sql.removeprefix("array<").removesuffix(">")) | None,))
+        return GenericAlias(list, (_get_python_type(sql.removeprefix("array<").removesuffix(">")) | None,))
     if sql.startswith("decimal"):
         return Decimal
     if sql in INTEGER_BITS:

@@ -56,7 +56,7 @@ class Shape:
             self.items = Shape()
         return self.items
 
-    def attribute_of(self, step: str | int) -> str:
+    def get_attribute_name(self, step: str | int) -> str:
         """Returns the attribute of `kind` that has a field or an element."""
         return f"f{step}" if isinstance(step, int) else f"f{list(self.fields).index(step)}"
 

@@ -82,7 +82,7 @@ class SessionTable:
         if event.kind is Kind.SNAPSHOT:
             scope = self._completer.narrow(event.scope, self.rows) if event.scope else {}
             if scope is not None:
-                self.rows = {name: row for name, row in self.rows.items() if not _in_scope(row, scope)}
+                self.rows = {name: row for name, row in self.rows.items() if not _is_in_scope(row, scope)}
         for row in event.rows:
             self._apply_change(row)
         if self.feed.keep is not None:
@@ -90,7 +90,7 @@ class SessionTable:
                 del self.rows[name]
         if self.check is not None and self.feed.check is not None and event.sent is not None:
             self.checks += 1
-            self.checks_failed += not self.check(groups_of(self.feed, self.rows), event.sent)
+            self.checks_failed += not self.check(build_groups(self.feed, self.rows), event.sent)
 
     def _is_next(self, event: Event) -> bool:
         """Advances `last_seq` and counts gaps. Returns False if the event is a duplicate."""
@@ -128,7 +128,7 @@ class SessionTable:
         self.rows[row.row_id] = (dict.fromkeys(self.feed.columns) if found is None else found) | values
 
 
-def groups_of(feed: Feed, rows: Mapping[str, Row]) -> Groups:
+def build_groups(feed: Feed, rows: Mapping[str, Row]) -> Groups:
     """Returns the rows that the function of `feed.check` receives, by group.
 
     Without `feed.keep` there is one group `()`, sorted by row id. Each group has at most `feed.check.rows` rows.
@@ -139,7 +139,7 @@ def groups_of(feed: Feed, rows: Mapping[str, Row]) -> Groups:
     return {group: [rows[name] for name in names[:most]] for group, names in _order_groups(feed.keep, rows)}
 
 
-def _in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
+def _is_in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
     return all(row[name] == value for name, value in scope.items())
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, localcontext
+from decimal import ROUND_FLOOR, Decimal, localcontext
 from typing import Any
 
-from sessionlake.feeds.numbers import MOST_DIGITS, NUMBER, BadValueError, integer_of, number_from_text, number_of
+from sessionlake.feeds.numbers import MOST_DIGITS, NUMBER, BadValueError, number_from_text, number_of, require_integer
 
 _MICROSECONDS = {
     "epoch_s": Decimal(10**6),
@@ -25,7 +25,7 @@ _LONGEST_TIME = 64
 """Most characters of a text that is parsed as a time."""
 
 
-def date_of(value: Any) -> date:
+def parse_date(value: Any) -> date:
     """Converts a text such as `2026-01-31` to a date. Raises ValueError for any other value."""
     if not isinstance(value, str) or not re.fullmatch(r"\d{4}-\d\d-\d\d", value):
         raise BadValueError("it is no date as 2026-01-31")
@@ -35,32 +35,32 @@ def date_of(value: Any) -> date:
         raise BadValueError("it is no date as 2026-01-31") from None
 
 
-def aware_time(value: datetime) -> datetime:
+def require_aware_time(value: datetime) -> datetime:
     """Returns a time in UTC. Raises ValueError if it names no time zone."""
     if value.utcoffset() is None:
         raise BadValueError("it names no time zone")
     return value.astimezone(UTC)
 
 
-def naive_time(value: datetime) -> datetime:
+def require_naive_time(value: datetime) -> datetime:
     """Returns a time that names no time zone. Raises ValueError if it names one."""
     if value.tzinfo is not None:
         raise BadValueError("it names a time zone")
     return value
 
 
-def date_of_days(value: Any) -> date:
+def convert_days_to_date(value: Any) -> date:
     """Converts a number of days since 1970 to a date. Raises ValueError for any other value."""
-    days = integer_of(value, 2**31)
+    days = require_integer(value, 2**31)
     try:
         return date(1970, 1, 1) + timedelta(days=days)
     except OverflowError:
         raise BadValueError("it is beyond the years 1 to 9999") from None
 
 
-def timestamp_of(value: Any, how: str, *, zone: bool) -> datetime:
+def convert_to_timestamp(value: Any, how: str, *, zone: bool) -> datetime:
     """Converts a time to a datetime: in UTC if `zone`, else without a zone. `how` is the column's `from`."""
-    found = _parse_iso(value, zone=zone) if how == "iso" else _since_epoch(value, how)
+    found = _parse_iso(value, zone=zone) if how == "iso" else _convert_since_epoch(value, how)
     return found.replace(tzinfo=UTC) if zone and found.tzinfo is None else found
 
 
@@ -82,6 +82,13 @@ def microseconds(value: Any, how: str) -> int:
     Raises:
         ValueError: The value is not a number, or has fractions of a microsecond.
     """
+    micros = _exact_microseconds(value, how)
+    if micros != micros.to_integral_value():
+        raise BadValueError("it has parts of a microsecond")
+    return int(micros)
+
+
+def _exact_microseconds(value: Any, how: str) -> Decimal:
     value = number_of(value)
     if type(value) is float:
         value = Decimal(repr(value))
@@ -91,13 +98,10 @@ def microseconds(value: Any, how: str) -> int:
         raise BadValueError("it is beyond the years 1 to 9999")
     with localcontext() as context:
         context.prec = 2 * MOST_DIGITS
-        micros = Decimal(value) * _MICROSECONDS[how]
-    if micros != micros.to_integral_value():
-        raise BadValueError("it has parts of a microsecond")
-    return int(micros)
+        return Decimal(value) * _MICROSECONDS[how]
 
 
-def milliseconds_of(value: Any, how: str, *, from_text: bool = False) -> int:
+def convert_to_milliseconds(value: Any, how: str, *, from_text: bool = False) -> int:
     """Converts an event time to milliseconds since 1970, rounded down.
 
     Args:
@@ -106,16 +110,16 @@ def milliseconds_of(value: Any, how: str, *, from_text: bool = False) -> int:
         from_text: True if the number is written as a text.
 
     Raises:
-        ValueError: The value is not such a time, or has fractions of a microsecond.
+        ValueError: The value is not such a time.
     """
     if how == "iso":
         return (_parse_iso(value, zone=True) - _EPOCH.replace(tzinfo=UTC)) // timedelta(milliseconds=1)
     number = number_from_text(value, NUMBER, Decimal) if from_text else value
-    return microseconds(number, how) // 1000
+    return int(_exact_microseconds(number, how).to_integral_value(ROUND_FLOOR)) // 1000
 
 
-def iso_milliseconds(value: Any, minutes: dict[str, int]) -> int:
-    """Converts an ISO 8601 text with a time zone to milliseconds since 1970, as `milliseconds_of`, but faster.
+def parse_iso_to_milliseconds(value: Any, minutes: dict[str, int]) -> int:
+    """Converts an ISO 8601 text with a time zone to milliseconds since 1970, as `convert_to_milliseconds`, but faster.
 
     Args:
         value: The time in the message.
@@ -129,13 +133,13 @@ def iso_milliseconds(value: Any, minutes: dict[str, int]) -> int:
         minute = minutes.get(value[:17])
         if minute is not None and digits < "60" and digits.isdigit() and digits.isascii():
             return minute + int(digits[:5])
-    found = milliseconds_of(value, "iso")
+    found = convert_to_milliseconds(value, "iso")
     if value[-1] == "Z" and value[16:17] == ":" and len(minutes) < _MOST_MINUTES:
-        minutes[value[:17]] = milliseconds_of(value[:17] + "00Z", "iso")
+        minutes[value[:17]] = convert_to_milliseconds(value[:17] + "00Z", "iso")
     return found
 
 
-def _since_epoch(value: Any, how: str) -> datetime:
+def _convert_since_epoch(value: Any, how: str) -> datetime:
     try:
         return _EPOCH + timedelta(microseconds=microseconds(value, how))
     except OverflowError:

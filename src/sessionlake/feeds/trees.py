@@ -30,7 +30,7 @@ _TYPES = {
 }
 
 
-def message_class(name: str, schema: str) -> Any:
+def build_message_class(name: str, schema: str) -> Any:
     """Returns the Python class of a Protobuf message type.
 
     Args:
@@ -88,7 +88,7 @@ def _read_fields(message: Any) -> Iterator[tuple[str, Any]]:
         if is_map:
             of_value = field.message_type.fields_by_name["value"]
             found = getattr(message, name)
-            yield name, {_key_text(key): _read_value(found[key], of_value) for key in found}
+            yield name, {_format_key_part(key): _read_value(found[key], of_value) for key in found}
         elif is_list:
             yield name, [_read_value(item, field) for item in getattr(message, name)]
         elif not field.has_presence or message.HasField(name):
@@ -120,5 +120,5 @@ def _read_value(value: Any, field: FieldDescriptor) -> Any:
     return value
 
 
-def _key_text(key: Any) -> str:
+def _format_key_part(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)

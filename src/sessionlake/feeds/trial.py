@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sessionlake.feeds.events import Decoded, Event, Refusal
 from sessionlake.feeds.feed import Feed, Kind
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, feed_of, read
+from sessionlake.feeds.reader import MAX_BYTES, KafkaRecord, find_feed_of_topic, read
 from sessionlake.feeds.table import CheckFunction, SessionTable
 
 MAX_ROWS = 200_000
@@ -143,7 +143,7 @@ class Trial:
         """Reads a message, applies its events, and counts it. `is_bare` is true if it does not name a topic."""
         totals = self.totals
         totals.messages += 1
-        feed = self._only or (self._bare if is_bare else None) or feed_of(self._feeds, record.topic)
+        feed = self._only or (self._bare if is_bare else None) or find_feed_of_topic(self._feeds, record.topic)
         if feed is None:
             totals.unmatched[record.topic] += 1
             return Outcome(record, None, None)
@@ -171,7 +171,7 @@ class Trial:
             table.check = self._checks[feed.name]
         is_early = event.kind is Kind.UPDATE and session not in self._complete and feed.name in self._bound
         self.totals.orphans += is_early and not feed.hold
-        before, rows = _counts(table), len(table.rows)
+        before, rows = _list_counts(table), len(table.rows)
         findings += self._apply_and_count_held(table, event)
         self._rows += len(table.rows) - rows
         if event.kind is Kind.END:
@@ -179,7 +179,9 @@ class Trial:
             table.rows = {}
         if self._rows > MAX_ROWS or len(self.tables) > MAX_SESSIONS:
             self.totals.followed = self.totals.messages
-        return findings + self._count(session, [now - past for now, past in zip(_counts(table), before, strict=True)])
+        return findings + self._count(
+            session, [now - past for now, past in zip(_list_counts(table), before, strict=True)]
+        )
 
     def _apply_and_count_held(self, table: SessionTable, event: Event) -> list[str]:
         """Applies an event to its table. Returns what happened to messages that wait for the first snapshot."""
@@ -227,7 +229,7 @@ class Trial:
         return [f"gap: messages of chain {chain[-1]} are missing before this one"] if is_gap else []
 
 
-def _counts(table: SessionTable) -> tuple[int, int, int, int, int]:
+def _list_counts(table: SessionTable) -> tuple[int, int, int, int, int]:
     return table.gaps, table.duplicates, table.checks, table.checks_failed, table.presence_failed
 
 

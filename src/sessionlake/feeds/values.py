@@ -34,15 +34,21 @@ from sessionlake.feeds.numbers import (
     NUMBER,
     BadValueError,
     Digits,
-    bytes_of,
-    decimal_of,
-    exact_decimal,
-    float_of,
-    integer_of,
+    convert_to_decimal,
+    decode_base64,
     number_from_text,
+    require_exact_decimal,
+    require_float,
+    require_integer,
 )
 from sessionlake.feeds.paths import Constant, Entry
-from sessionlake.feeds.times import aware_time, date_of, date_of_days, naive_time, timestamp_of
+from sessionlake.feeds.times import (
+    convert_days_to_date,
+    convert_to_timestamp,
+    parse_date,
+    require_aware_time,
+    require_naive_time,
+)
 from sessionlake.protocol.columns import INTEGER_BITS, TYPE_ALIASES
 
 Convert = Callable[[Any], Any]
@@ -79,10 +85,10 @@ class FeedColumn:
 
     def __reduce__(self) -> tuple[Callable[..., FeedColumn], tuple[str, str, str | None]]:
         """Pickles the declaration, from which the functions are made again."""
-        return feed_column, (self.name, self.sql, self.how)
+        return parse_feed_column, (self.name, self.sql, self.how)
 
 
-def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
+def parse_feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
     """Parses a column's declaration. The type may be in any case, and an alias such as `long`.
 
     Raises:
@@ -90,12 +96,12 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
     """
     normal = re.sub(r"\s+", "", sql.lower())
     if inner := re.fullmatch(r"array<(.*)>", normal):
-        element = feed_column(name, inner[1], how)
+        element = parse_feed_column(name, inner[1], how)
         of_array = (
             partial(_convert_array, convert=element.convert),
             partial(_convert_array, convert=element.convert_python),
         )
-        return FeedColumn(name, f"array<{element.sql}>", how, *of_array, _no_constant)
+        return FeedColumn(name, f"array<{element.sql}>", how, *of_array, _refuse_constant_of_array)
     normal = TYPE_ALIASES.get(normal, normal)
     base, precision, scale = _parse_decimal_type(name, normal)
     if base not in _HOW:
@@ -110,14 +116,14 @@ def feed_column(name: str, sql: str, how: str | None = None) -> FeedColumn:
         )
     convert = _choose_converter(base, how, precision, scale)
     normal = f"decimal({precision},{scale})" if base == "decimal" else normal
-    convert_python = _python_converter(base, convert, precision, scale)
+    convert_python = _create_python_converter(base, convert, precision, scale)
     return FeedColumn(name, normal, how, convert, convert_python, _of_constant(base, precision, scale))
 
 
 def _of_constant(base: str, precision: int, scale: int) -> Convert:
     """Returns the function that parses a constant's text: a number, an ISO time, or bytes in base64."""
     if base == "boolean":
-        return _boolean_text
+        return _parse_boolean
     return _choose_converter(
         base, next((how for how in ("text", "iso", "base64") if how in _HOW[base]), None), precision, scale
     )
@@ -137,22 +143,22 @@ def _choose_converter(base: str, how: str | None, precision: int, scale: int) ->
     """Returns the function that converts values to a type. `precision` and `scale` are 0 unless it is a decimal."""
     if base in INTEGER_BITS:
         top = 2 ** (INTEGER_BITS[base] - 1)
-        return lambda value: integer_of(number_from_text(value, INTEGER, int) if how == "text" else value, top)
+        return lambda value: require_integer(number_from_text(value, INTEGER, int) if how == "text" else value, top)
     if base in {"float", "double"}:
-        return lambda value: float_of(number_from_text(value, NUMBER, Decimal) if how == "text" else value, base)
+        return lambda value: require_float(number_from_text(value, NUMBER, Decimal) if how == "text" else value, base)
     if base == "decimal":
-        return lambda value: exact_decimal(decimal_of(value, how, scale), precision, scale)
+        return lambda value: require_exact_decimal(convert_to_decimal(value, how, scale), precision, scale)
     if base == "date":
-        return date_of_days if how == "days" else date_of
+        return convert_days_to_date if how == "days" else parse_date
     if base in {"timestamp", "timestamp_ntz"}:
         zone = base == "timestamp"
-        return lambda value: timestamp_of(value, how or "iso", zone=zone)
-    return {"boolean": _require_boolean, "binary": bytes_of, "variant": json_text}.get(
+        return lambda value: convert_to_timestamp(value, how or "iso", zone=zone)
+    return {"boolean": _require_boolean, "binary": decode_base64, "variant": format_json}.get(
         base, _format_digits if how == "digits" else _require_text
     )
 
 
-def _python_converter(base: str, convert: Convert, precision: int, scale: int) -> Convert:
+def _create_python_converter(base: str, convert: Convert, precision: int, scale: int) -> Convert:
     """Returns the function that converts values of Python's type for the column's type, and others by `convert`."""
     own = _PYTHON_TYPES.get(base)
     if own is None:
@@ -161,11 +167,11 @@ def _python_converter(base: str, convert: Convert, precision: int, scale: int) -
     return lambda value: plain(value) if type(value) in own else convert(value)
 
 
-def _no_constant(value: Any) -> Any:
+def _refuse_constant_of_array(value: Any) -> Any:
     raise BadValueError(f"a constant is of no array: {value!r}")
 
 
-def _boolean_text(value: Any) -> bool:
+def _parse_boolean(value: Any) -> bool:
     if value not in {"true", "false"}:
         raise BadValueError("write true or false")
     return bool(value == "true")
@@ -190,7 +196,11 @@ def _format_digits(value: Any) -> str:
     return str(value)
 
 
-_PYTHON_TIMES: dict[str, Convert] = {"date": lambda value: value, "timestamp": aware_time, "timestamp_ntz": naive_time}
+_PYTHON_TIMES: dict[str, Convert] = {
+    "date": lambda value: value,
+    "timestamp": require_aware_time,
+    "timestamp_ntz": require_naive_time,
+}
 _PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(INTEGER_BITS, (int,)), **dict.fromkeys(("float", "double", "decimal"), (int, float, Decimal)),
     "string": (str,), "date": (date,), "timestamp": (datetime,), "timestamp_ntz": (datetime,),
@@ -207,25 +217,27 @@ def _convert_array(value: Any, convert: Convert) -> list[Any]:
 _encode_scalar = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-def json_text(value: Any, *, sort_names: bool = False) -> str:
+def format_json(value: Any, *, sort_names: bool = False) -> str:
     """Returns a decoded value as JSON text without spaces. Numbers keep all their digits; bytes become base64."""
     if isinstance(value, dict):
         fields = sorted(value.items()) if sort_names else value.items()
         return (
-            "{" + ",".join(f"{json_text(name)}:{json_text(item, sort_names=sort_names)}" for name, item in fields) + "}"
+            "{"
+            + ",".join(f"{format_json(name)}:{format_json(item, sort_names=sort_names)}" for name, item in fields)
+            + "}"
         )
     if isinstance(value, list):
-        return "[" + ",".join(json_text(item, sort_names=sort_names) for item in value) + "]"
+        return "[" + ",".join(format_json(item, sort_names=sort_names) for item in value) + "]"
     if isinstance(value, Entry):
-        return json_text({"key": value.key, "value": value.value}, sort_names=sort_names)
+        return format_json({"key": value.key, "value": value.value}, sort_names=sort_names)
     if isinstance(value, Digits | Decimal):
         return str(value)
     if isinstance(value, bytes):
-        return json_text(base64.b64encode(value).decode())
+        return format_json(base64.b64encode(value).decode())
     return _encode_scalar(value)
 
 
-def typed_constant(constant: Constant, column: FeedColumn) -> Any:
+def convert_constant(constant: Constant, column: FeedColumn) -> Any:
     """Converts a constant of the configuration to the type of a column.
 
     Raises:

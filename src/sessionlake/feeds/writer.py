@@ -17,7 +17,7 @@ from sessionlake.feeds.paths import Access, Path, Start
 from sessionlake.feeds.payload import PayloadReader
 from sessionlake.feeds.row_writer import RowWriter
 from sessionlake.feeds.shapes import Shape
-from sessionlake.feeds.times import milliseconds_of
+from sessionlake.feeds.times import convert_to_milliseconds
 from sessionlake.protocol.jsontext import is_too_deep
 from sessionlake.protocol.message import INT64_MAX, MAX_DEPTH
 from sessionlake.protocol.payload import PayloadFormat
@@ -49,7 +49,7 @@ class FeedWriter(RowWriter):
         loads, load_key = create_parsers(feed, payload, kind, keeps_digits=rescues)
         self.names |= {
             "has_long_number": has_long_number, "is_too_deep": is_too_deep,
-            "loads": loads, "load_key": load_key, "milliseconds_of": milliseconds_of,
+            "loads": loads, "load_key": load_key, "convert_to_milliseconds": convert_to_milliseconds,
         }  # fmt: skip
 
     def function(self) -> str:
@@ -217,7 +217,7 @@ class FeedWriter(RowWriter):
             self._add_line(f"if type({value}) is not str: raise Unusual")
             self._add_line(f"ts = {value}")
         else:
-            self._add_line(f"ts = milliseconds_of({value}, {time.how!r}, from_text={time.from_text})")
+            self._add_line(f"ts = convert_to_milliseconds({value}, {time.how!r}, from_text={time.from_text})")
         if time.how != "iso":
             self._add_line(f"if not {-_SAFE_MS} < ts < {_SAFE_MS}: raise Unusual")
         self._depth -= 1

@@ -7,13 +7,19 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition, sql_string
+from sessionlake.delta.schemas.ddl import build_feed_condition, quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, GOLD
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.late import APPLIED
-from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopics, session_hash_sql
+from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SEQ, TURN, OnceTopics, build_session_hash_sql
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import DeclaredColumns, EventSource, decimal_field, text_field, value_field
+from sessionlake.gold.aggregate.sources import (
+    DeclaredColumns,
+    EventSource,
+    build_decimal_field,
+    build_text_field,
+    build_value_field,
+)
 from sessionlake.gold.fold.series import SEQ_ORDER
 from sessionlake.ledger.retained import read_removed_rows_without_limits
 from sessionlake.protocol.names import quote
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-def declared_columns(settings: Settings) -> DeclaredColumns:
+def get_value_columns(settings: Settings) -> DeclaredColumns:
     """Returns the declared columns that gold computes with, those of numbers and those of texts, and the feeds."""
     capture, columns = settings.capture, settings.capture.declared
     numbers = tuple(column.name for column in columns if column.is_numeric)
@@ -59,9 +65,12 @@ def change_columns(declared: DeclaredColumns, once: OnceTopics) -> list[Column]:
         F.col("_offset").alias("offset"),
         *(seqs if once.is_once_configured else []),
         # As a double, an integer beyond 2^53 loses its last digits.
-        *(_value_if_set(name).cast("double").alias(value_field(i)) for i, name in enumerate(declared.numbers)),
-        *(_value_if_set(name).alias(text_field(i)) for i, name in enumerate(declared.texts)),
-        *(_value_if_set(name).alias(decimal_field(i)) for i, name in enumerate(declared.decimals)),
+        *(
+            _build_value_if_set(name).cast("double").alias(build_value_field(i))
+            for i, name in enumerate(declared.numbers)
+        ),
+        *(_build_value_if_set(name).alias(build_text_field(i)) for i, name in enumerate(declared.texts)),
+        *(_build_value_if_set(name).alias(build_decimal_field(i)) for i, name in enumerate(declared.decimals)),
     ]
 
 
@@ -74,7 +83,7 @@ def select_changes(rows: DataFrame, settings: Settings, *more_columns: Column) -
     """
     from pyspark.sql import functions as F
 
-    declared, once = declared_columns(settings), OnceTopics(settings.capture)
+    declared, once = get_value_columns(settings), OnceTopics(settings.capture)
     changes, position = rows.select(*change_columns(declared, once), *more_columns), F.col("position")
     if not once.is_once_configured:
         return changes.withColumns({LIFE: F.lit(NO_LIFE).cast("bigint"), TURN: position})
@@ -89,7 +98,7 @@ def with_seq_order(events: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     is_once = F.col(quote(LIFE)) != NO_LIFE
-    of_once = (F.expr(session_hash_sql("session_id")), F.col(quote(LIFE)), F.col(quote(TURN)))
+    of_once = (F.expr(build_session_hash_sql("session_id")), F.col(quote(LIFE)), F.col(quote(TURN)))
     return events.withColumns({name: F.when(is_once, part) for name, part in zip(SEQ_ORDER, of_once, strict=True)})
 
 
@@ -108,7 +117,7 @@ def select_events(
     """
     from pyspark.sql import functions as F
 
-    names, field = (declared.numbers, value_field) if numbers else (declared.texts, text_field)
+    names, field = (declared.numbers, build_value_field) if numbers else (declared.texts, build_text_field)
     called, kind = ("metric", "double") if numbers else ("column", "string")
     copied_columns = [*map(quote, copied_columns)]
     nothing = changes.limit(0).select(*copied_columns, F.lit("").alias(called), F.lit(None).cast(kind).alias("value"))
@@ -136,32 +145,32 @@ def select_decimals(
     """
     from pyspark.sql import functions as F
 
-    value = F.col(quote(decimal_field(declared.decimals.index(column))))
+    value = F.col(quote(build_decimal_field(declared.decimals.index(column))))
     found = changes.select(*map(quote, copied_columns), F.lit(column).alias("metric"), value.alias("value"))
     return found.where("value IS NOT NULL")
 
 
-def source_condition(source: EventSource) -> str:
+def build_source_condition(source: EventSource) -> str:
     """Returns the SQL condition that a row of `select_events` is an event of this source."""
-    column = "true" if source.column is None else f"metric = {sql_string(source.column)}"
-    return f"{column} AND {feed_condition(source.topics)}"
+    column = "true" if source.column is None else f"metric = {quote_sql_string(source.column)}"
+    return f"{column} AND {build_feed_condition(source.topics)}"
 
 
 def is_event_column(product: Product) -> Column:
     """Returns the Spark condition that a row of `select_events` is an event of the product, and not late."""
     from pyspark.sql import functions as F
 
-    return ~is_late_column(product) & F.expr(source_condition(product.source))
+    return ~is_late_column(product) & F.expr(build_source_condition(product.source))
 
 
 def is_late_column(product: Product) -> Column:
     """Returns the Spark condition that a change is too late for the product, on the columns of `select_changes`."""
     from pyspark.sql import functions as F
 
-    return F.expr(late_condition(product))
+    return F.expr(build_late_condition(product))
 
 
-def late_condition(product: Product) -> str:
+def build_late_condition(product: Product) -> str:
     """Returns the condition that a change is too late for the product, as SQL text.
 
     The text refers to the columns of `select_changes`.
@@ -174,7 +183,7 @@ def late_condition(product: Product) -> str:
     return f"coalesce({begins} < {passed} - pmod({passed}, {length}L), false)"
 
 
-def _value_if_set(column: str) -> Column:
+def _build_value_if_set(column: str) -> Column:
     """Returns the value of a declared column where the change set it, else null."""
     from pyspark.sql import functions as F
 
@@ -190,7 +199,7 @@ def read_changes(spark: SparkSession, lake: Lake, settings: Settings) -> DataFra
     Raises:
         LakeError: Gold stopped before it had read a whole version of `silver.session_changes`.
     """
-    version = last_version_read(settings)
+    version = find_last_version(settings)
     if version is None:
         return None
     return read_into_one_task(select_changes(lake.read(spark, CHANGES, version), settings))
@@ -222,7 +231,7 @@ def refuse_shorter_table(lake: Lake, spark: SparkSession) -> None:
         ) from error
 
 
-def last_version_read(settings: Settings) -> int | None:
+def find_last_version(settings: Settings) -> int | None:
     """Returns the version of `silver.session_changes` up to which gold has read; None before gold's first batch.
 
     Raises:

@@ -20,20 +20,20 @@ from sessionlake.gold.batch.averages import AverageWriter
 from sessionlake.gold.batch.final import FinalRowAppender
 from sessionlake.gold.batch.products import ProductMerger, append_late_points
 from sessionlake.gold.batch.rows import BatchRows, FoldResult
-from sessionlake.gold.changes import change_columns, declared_columns
+from sessionlake.gold.changes import change_columns, get_value_columns
 from sessionlake.gold.declared.tables import (
     GoldTable,
     add_final_tables,
-    declared_averages,
-    declared_gold_schemas,
-    declared_gold_tables,
-    declared_products,
+    build_declared_gold_schemas,
+    list_declared_averages,
+    list_declared_gold_tables,
+    list_declared_products,
 )
 from sessionlake.gold.enrich.table import EnrichedTable
-from sessionlake.gold.fold.pack import ChangePacker, find_owner_columns, shard_field
+from sessionlake.gold.fold.pack import ChangePacker, build_shard_field_name, find_owner_columns
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import GoldFold, TrackedAverages
-from sessionlake.gold.making.states import shard_column, tracked_averages
+from sessionlake.gold.making.states import build_shard_column, build_tracked_averages
 from sessionlake.gold.making.tables import RebuiltTable, rebuild_table
 from sessionlake.gold.references.runtime import (
     BackgroundStep,
@@ -88,7 +88,7 @@ def start(spark: SparkSession, settings: Settings, *, once: bool = False) -> Que
         LakeError: The checkpoint is new but the tables have rows. Or the tables were built with another number of
             shards. Or a table was built by another declaration. Or a rebuild of silver was interrupted.
     """
-    lake, tables = Lake(settings, declared_gold_schemas(settings)), declared_gold_tables(settings)
+    lake, tables = Lake(settings, build_declared_gold_schemas(settings)), list_declared_gold_tables(settings)
     with lake.storage.cache_reads():
         _check_and_create_tables(spark, lake)
         new = find_tables_to_rebuild(spark, lake, tables)
@@ -110,7 +110,7 @@ def rebuild_tables(spark: SparkSession, settings: Settings, tables: Sequence[Gol
     Raises:
         LakeError: Gold cannot start, for one of the reasons that `start` names.
     """
-    lake = Lake(settings, declared_gold_schemas(settings))
+    lake = Lake(settings, build_declared_gold_schemas(settings))
     with lake.storage.cache_reads():
         _check_and_create_tables(spark, lake)
         return _rebuild_given_tables(spark, lake, tables)
@@ -139,7 +139,7 @@ def _rebuild_given_tables(spark: SparkSession, lake: Lake, tables: Sequence[Gold
         mark_incomplete(spark, lake, table)
     if any(table in STANDARD for table in tables):
         reset_rules(spark, lake)
-    others = find_complete_tables(spark, lake, declared_gold_tables(settings))
+    others = find_complete_tables(spark, lake, list_declared_gold_tables(settings))
     missed = find_skipped_tables(spark, lake, others)  # the next start rebuilds these
     others = [one for one in others if one not in missed]
     if read_last_planned_batch(settings.checkpoint(LAYER)) is not None:
@@ -170,21 +170,23 @@ def _start_stream(
     )
     batch = _GoldBatch(spark, lake, tables, references, expiry)
     averages = [
-        tracked_averages(spark, lake, settings, series) for series in declared_averages(settings) if series in tables
+        build_tracked_averages(spark, lake, settings, series)
+        for series in list_declared_averages(settings)
+        if series in tables
     ]
     first_batch = 0 if begin is None else begin.first_batch
     query.start(
-        folded_stream(spark, lake, settings, averages, begin),
+        create_folded_stream(spark, lake, settings, averages, begin),
         batch,
         trigger=settings.gold.trigger,
         once=once,
         txn=lambda name, number: Txn(name, first_batch + number),
     )
-    background = [*references.background, *_rule_background(spark, lake, batch.rules, first_batch)]
+    background = [*references.background, *_create_rule_background(spark, lake, batch.rules, first_batch)]
     return query.start_background(background, once=once)
 
 
-def _rule_background(
+def _create_rule_background(
     spark: SparkSession, lake: Lake, rules: RuleStep | None, first_batch: int
 ) -> Iterator[BackgroundStep]:
     """Yields the step that applies changed rules while no batch runs, so that they do not wait for new messages.
@@ -207,7 +209,7 @@ def _rule_background(
     yield BackgroundStep("rules", apply_changed_rules, lake.settings.gold.trigger.total_seconds())
 
 
-def folded_stream(
+def create_folded_stream(
     spark: SparkSession, lake: Lake, settings: Settings, averages: Sequence[TrackedAverages], begin: Handover | None
 ) -> DataFrame:
     """Returns the stateful stream, in which changes are packed and folded by shard.
@@ -218,8 +220,11 @@ def folded_stream(
         averages: The tables of averages to fold.
         begin: The state that a rebuild of gold left for the stream. None if the stream starts from its checkpoint.
     """
-    declared, owners = declared_columns(settings), find_owner_columns(one.series for one in averages)
-    shards = [shard_column(owner, settings.gold.shards).alias(shard_field(i)) for i, owner in enumerate(owners)]
+    declared, owners = get_value_columns(settings), find_owner_columns(one.series for one in averages)
+    shards = [
+        build_shard_column(owner, settings.gold.shards).alias(build_shard_field_name(i))
+        for i, owner in enumerate(owners)
+    ]
     options: dict[str, Any] = {**SKIP_REMOVALS}
     if begin is not None:
         options["startingVersion"] = begin.bronze_version + 1
@@ -234,7 +239,7 @@ def folded_stream(
     packed = read.select(*shards, *change_columns(declared, once)).mapInArrow(packer, PACKED_SCHEMA)
     idle_ms = _IDLE_TIMEOUTS * milliseconds(settings.capture.session_timeout)
     row_idle_ms = max(idle_ms, milliseconds(_ROW_IDLE))
-    fold: ShardFold = GoldFold(declared, tuple(averages), declared_products(settings), idle_ms, row_idle_ms)
+    fold: ShardFold = GoldFold(declared, tuple(averages), list_declared_products(settings), idle_ms, row_idle_ms)
     if begin is not None:
         fold = ResumedFold(fold, str(find_active_folder(settings, LAYER)))
     return fold_shards(packed, fold, PayloadFiles.create_for_query(lake.storage.scratch, LAYER))
@@ -261,7 +266,7 @@ class _GoldBatch:
         self._averages = [table for table in tables if isinstance(table, RollingAverage)]
         self._products = [table for table in tables if isinstance(table, Product)]
         self._finals = FinalRowAppender(spark, lake, self._products, expiry)
-        self._all, self._declared = declared_products(lake.settings), declared_columns(lake.settings)
+        self._all, self._declared = list_declared_products(lake.settings), get_value_columns(lake.settings)
         self._enrich = references.step
         # Rules read all of these tables. Without one of them they are not evaluated, and later start as new rules.
         self.rules = RuleStep(lake, lake.settings, expiry) if all(one in tables for one in STANDARD) else None

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.far_times import nearest_datetime, time_to_micros
+from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_micros
 from sessionlake.delta.storage.reading import Condition, TableReader, is_in
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, MetricsRange, answer_product, split_range
+from sessionlake.gold.aggregate.standard import METRICS_1M, MINUTE, TIERS, MetricsRange, compute_product, split_range
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
 from sessionlake.gold.tables.notes import find_complete_tables
 from sessionlake.settings.model import Settings
@@ -86,7 +86,7 @@ def metrics(
     conditions: list[Condition] = [(name, is_in, [*values]) for name, values in (of or {}).items()]
     reader, wanted = lake.reader(spark), [*split_range(begin, end, length, tiers)]
     _refuse_expired(reader, wanted, (of or {}).get("topic"))
-    return read_answer(reader, answer_product(by, length), wanted, conditions)
+    return read_answer(reader, compute_product(by, length), wanted, conditions)
 
 
 def read_answer(
@@ -96,7 +96,7 @@ def read_answer(
 
     Args:
         reader: Reads the tables.
-        answer: The product that defines the answer's keys and buckets, from `answer_product`.
+        answer: The product that defines the answer's keys and buckets, from `compute_product`.
         ranges: Which buckets to read from which table.
         conditions: Conditions on the key columns of the tables of metrics.
     """
@@ -137,13 +137,13 @@ def _refuse_expired(reader: TableReader, ranges: Sequence[MetricsRange], topics:
 def _read_rows(reader: TableReader, span: MetricsRange, conditions: Sequence[Condition]) -> Iterator[pa.Table]:
     schema = span.table.arrow_schema()
     for batch in reader.read_batches(
-        span.table.table_name, *conditions, *_range_conditions(span), columns=schema.names
+        span.table.table_name, *conditions, *_build_range_conditions(span), columns=schema.names
     ):
         yield pa.Table.from_batches([batch]).cast(schema)
 
 
-def _range_conditions(span: MetricsRange) -> list[Condition]:
-    begin, end = map(nearest_datetime, (span.begin, span.end))
+def _build_range_conditions(span: MetricsRange) -> list[Condition]:
+    begin, end = map(find_nearest_datetime, (span.begin, span.end))
     return [(START, operator.ge, begin), (START, operator.lt, end)]
 
 
@@ -153,7 +153,7 @@ def _count_files_read(
     found: dict[str, tuple[int, int] | None] = {}
     for table in dict.fromkeys(span.table.table_name for span in ranges):
         parts = [
-            reader.find_files_to_read(table, *conditions, *_range_conditions(span))
+            reader.find_files_to_read(table, *conditions, *_build_range_conditions(span))
             for span in ranges
             if span.table.table_name == table
         ]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, text_field, value_field
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, build_text_field, build_value_field
 from sessionlake.protocol.types import Row
 
 _NEAR = 1e-9
@@ -62,14 +62,14 @@ def check(product: Product, changes: Sequence[Change], *, ways: int = 50, seed: 
     """
     declared, chance = _declared_columns(changes), random.Random(seed)  # noqa: S311 - not for secrets
     rows = [_create_row(declared, change, place) for place, change in enumerate(changes)]
-    expected = _rows_by_key(product, product.aggregate_changes(_create_table(declared, rows), declared))
+    expected = _group_rows_by_key_columns(product, product.aggregate_changes(_create_table(declared, rows), declared))
     for _ in range(ways):
         order = chance.sample(rows, len(rows)) if chance.random() < 1 / 2 else rows
         batches = list(_split_batches(order, chance))
         held = product.arrow_schema().empty_table()
         for batch in batches:
             held = _merge_batch(product, held, product.aggregate_changes(_create_table(declared, batch), declared))
-        _require_same(product, expected, _rows_by_key(product, held), batches)
+        _require_same(product, expected, _group_rows_by_key_columns(product, held), batches)
     return list(expected.values())
 
 
@@ -83,8 +83,8 @@ def _declared_columns(changes: Iterable[Change]) -> DeclaredColumns:
 
 
 def _create_row(declared: DeclaredColumns, change: Change, position: int) -> Row:
-    values = {value_field(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
-    texts = {text_field(i): change.values.get(name) for i, name in enumerate(declared.texts)}
+    values = {build_value_field(i): change.values.get(name) for i, name in enumerate(declared.numbers)}
+    texts = {build_text_field(i): change.values.get(name) for i, name in enumerate(declared.texts)}
     return change.place | {"position": position, "ordinal": 0} | values | texts
 
 
@@ -92,8 +92,8 @@ def _create_table(declared: DeclaredColumns, rows: Sequence[Row]) -> pa.Table:
     names = [(name, pa.string()) for name in ("topic", "session_id", "row_id")]
     names += [(PARTITION, pa.int32())]
     names += [("ts", pa.int64()), (APPLIED, pa.int64()), ("position", pa.int64()), ("ordinal", pa.int32())]
-    names += [(value_field(i), pa.float64()) for i in range(len(declared.numbers))]
-    names += [(text_field(i), pa.string()) for i in range(len(declared.texts))]
+    names += [(build_value_field(i), pa.float64()) for i in range(len(declared.numbers))]
+    names += [(build_text_field(i), pa.string()) for i in range(len(declared.texts))]
     return pa.Table.from_pylist(list(rows), pa.schema(names))
 
 
@@ -105,11 +105,13 @@ def _split_batches(rows: Sequence[Row], chance: random.Random) -> Iterable[Seque
 
 def _merge_batch(product: Product, stored: pa.Table, rows: pa.Table) -> pa.Table:
     """Merges the product's rows for one batch into the table's rows, as MERGE does."""
-    merged = _rows_by_key(product, product.merge_rows(rows, stored))
-    return pa.Table.from_pylist([*(_rows_by_key(product, stored) | merged).values()], product.arrow_schema())
+    merged = _group_rows_by_key_columns(product, product.merge_rows(rows, stored))
+    return pa.Table.from_pylist(
+        [*(_group_rows_by_key_columns(product, stored) | merged).values()], product.arrow_schema()
+    )
 
 
-def _rows_by_key(product: Product, rows: pa.Table) -> dict[Any, Row]:
+def _group_rows_by_key_columns(product: Product, rows: pa.Table) -> dict[Any, Row]:
     return {tuple(row[name] for name in product.row_keys): row for row in rows.to_pylist()}
 
 

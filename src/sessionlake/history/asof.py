@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sessionlake.bronze.kafka_times import TIME_COLUMNS, compute_counted_times
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, MESSAGES, PROGRESS, SILVER, SNAPSHOT_INDEX, SNAPSHOTS
-from sessionlake.delta.storage.far_times import format_time, ms_to_time, time_to_ms
+from sessionlake.delta.storage.far_times import convert_ms_to_time, format_time, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.values import to_value
 from sessionlake.errors import LakeError, UsageError
@@ -85,7 +85,7 @@ def session_as_of(
             f"as-of needs exactly one moment; given: {', '.join(given) or 'none'}",
             fix="Give one of ts, seq and offset",
         )
-    moment = SessionMoment(ts=datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
+    moment = SessionMoment(ts=convert_datetime_to_ms(ts) if isinstance(ts, datetime) else ts, seq=seq, offset=offset)
     reader = Lake(settings).reader(spark)
     return table_as_of(reader, settings, find_session(reader, settings, session, topic, partition), moment)
 
@@ -99,7 +99,7 @@ def table_as_of(reader: TableReader, settings: Settings, session: SessionSummary
     return _AsOfQuery(reader, settings, session, moment).compute_table()
 
 
-def datetime_to_ms(time: datetime) -> int:
+def convert_datetime_to_ms(time: datetime) -> int:
     """Returns milliseconds since the Unix epoch. A time without a zone is taken as UTC."""
     return time_to_ms(time)
 
@@ -265,7 +265,7 @@ class _AsOfQuery:
         if self._moment.offset is not None:
             since.append(("_offset", operator.le, self._moment.offset))
         if self._moment.ts is not None:
-            since.append(("_applied_at", operator.le, ms_to_time(self._moment.ts)))
+            since.append(("_applied_at", operator.le, convert_ms_to_time(self._moment.ts)))
         columns = [*list_change_columns(self._columns), *_SEEN_BY]
         return self._moment.select_changes(
             self._reader.read_arrow_table(CHANGES, *self._session_conditions, *since, columns=columns), self._history
@@ -304,7 +304,7 @@ class _AsOfQuery:
             ("topic", operator.eq, self._session.topic),
             ("partition", operator.eq, self._session.partition),
             ("offset", operator.le, until),
-            ("timestamp", operator.ge, ms_to_time(ts)),
+            ("timestamp", operator.ge, convert_ms_to_time(ts)),
             columns=TIME_COLUMNS,
         )
         return any(bool((compute_counted_times(batch, self._settings) >= ts).any()) for batch in later)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.storage.far_times import time_to_ms
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.payload import PayloadReader
-from sessionlake.feeds.reader import KafkaRecord, feed_of, read
+from sessionlake.feeds.reader import KafkaRecord, find_feed_of_topic, read
 from sessionlake.history.fate import MessageContent
 from sessionlake.protocol.chunk import IGNORED
 from sessionlake.protocol.decode import decode_messages
@@ -84,7 +84,7 @@ def _read_contents(chunk: pa.Table) -> Iterator[MessageContent]:
 def read_by_feed(raw: Row, settings: Settings) -> FeedReading | None:
     """Returns how the feed of its topic reads a row of `bronze.messages`; None if no feed does."""
     capture = settings.capture
-    feed = feed_of([feed.made() for feed in capture.feeds], raw["topic"])
+    feed = find_feed_of_topic([feed.build() for feed in capture.feeds], raw["topic"])
     if feed is None:
         return None
     headers = {header["key"]: header["value"] for header in raw["headers"] or ()}

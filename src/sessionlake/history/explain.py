@@ -23,8 +23,8 @@ from sessionlake.errors import LakeError, NotFoundError, UsageError
 from sessionlake.gold.aggregate.late import WITH_PLACE
 from sessionlake.gold.aggregate.product import START
 from sessionlake.gold.aggregate.sources import PARTITION, are_session_keys
-from sessionlake.gold.changes import declared_columns, is_event_column, select_changes, select_events, with_seq_order
-from sessionlake.gold.declared.tables import GoldTable, declared_gold_tables
+from sessionlake.gold.changes import get_value_columns, is_event_column, select_changes, select_events, with_seq_order
+from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import BATCH, SILVER_NAMES, EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.tables.expiry import describe_expiry, read_expiry_times
@@ -153,7 +153,7 @@ def explain(
         LakeError: The table does not exist yet.
         NotFoundError: No row meets the condition.
     """
-    known = {one.table_name: one for one in declared_gold_tables(settings)}
+    known = {one.table_name: one for one in list_declared_gold_tables(settings)}
     for own in settings.gold.products:
         if own.table == table and own.source is not None:
             raise UsageError(
@@ -349,7 +349,7 @@ def _select_events(changes: _ReadChanges, key: Row, *, numbers: bool) -> DataFra
         if name in key:
             found = found.where(F.col(name) == F.lit(key[name]))
     found = select_changes(found, changes.settings)
-    declared = declared_columns(changes.settings)
+    declared = get_value_columns(changes.settings)
     return with_seq_order(select_events(found, declared, (*WITH_PLACE, "batch"), numbers=numbers))
 
 

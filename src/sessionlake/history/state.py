@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from sessionlake.delta.storage.far_times import OutOfRangeTime, format_time, ms_to_time
+from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_ms_to_time, format_time
 from sessionlake.errors import UsageError
 from sessionlake.integrity.cursor import INITIAL_VALUES, NO_TIME, Cursor, Status, decode_memory
 from sessionlake.integrity.state import ShardState
@@ -42,7 +42,7 @@ class ShardStats:
 STATS = tuple(ShardStats.__dataclass_fields__)
 
 
-def stats_of(shard: int, stored: bytes) -> ShardStats:
+def compute_stats(shard: int, stored: bytes) -> ShardStats:
     """Returns the size of a shard's state.
 
     Args:
@@ -111,7 +111,7 @@ def convert_times_to_iso(session_state: Any) -> Any:
 
 
 def _to_iso_time(ms: int | None) -> str | int | None:
-    found = None if ms is None else ms_to_time(ms)
+    found = None if ms is None else convert_ms_to_time(ms)
     return found if found is None or isinstance(found, OutOfRangeTime) else format_time(found).replace(" ", "T")
 
 

@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import BRONZE, CHANGES, EVENTS, GOLD, LEDGER, SILVER, SILVER_TABLES, TOPICS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import AccessError, BrokerError, ConfigError
-from sessionlake.kafka.clients import consumer_config, require_broker
+from sessionlake.kafka.clients import build_consumer_config, require_broker
 from sessionlake.ledger.absent import AbsentOffsets, count_offsets_in_runs
 from sessionlake.ledger.books import LedgerReader, to_dicts
 from sessionlake.ledger.progress import ReadOffsets, read_change_progress, read_layer_offsets
@@ -118,7 +118,7 @@ def read_kafka_ends(settings: Settings) -> KafkaEnds | None:
         return None
     try:
         require_broker(settings)
-        config = consumer_config(settings, "status")
+        config = build_consumer_config(settings, "status")
         from confluent_kafka import Consumer, KafkaException
         from confluent_kafka import TopicPartition as KafkaPartition
     except (ImportError, ConfigError, BrokerError, AccessError):

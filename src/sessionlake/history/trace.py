@@ -30,7 +30,7 @@ from sessionlake.ledger.entries import RECOVERED
 from sessionlake.ledger.progress import (
     find_entry_of_message,
     has_read_message,
-    ledger_search_windows,
+    list_ledger_search_windows,
     read_last_merged_batch,
     read_layer_offsets,
 )
@@ -257,7 +257,7 @@ def _read_commit_time(reader: TableReader, silver: BatchCommit, batch: int | Non
 def _read_ledger_entries_near(reader: TableReader, moment: datetime, *conditions: Condition) -> list[Row]:
     """Returns ledger entries that meet the conditions: those near `moment`, or if there are none, those of any time."""
     found: list[Row] = []
-    for window in ledger_search_windows(moment):
+    for window in list_ledger_search_windows(moment):
         found = list(reader.read_rows(LEDGER, *conditions, *window))
         if found:
             break

@@ -96,7 +96,7 @@ class RuleLookup:
     def find_feed(self, topic: str) -> Feed:
         """Returns the feed that reads this topic, which must be one of the configured."""
         if topic not in self._feeds:
-            self._feeds[topic] = next(feed for feed in self.capture.feeds if re.fullmatch(feed.topics, topic)).made()
+            self._feeds[topic] = next(feed for feed in self.capture.feeds if re.fullmatch(feed.topics, topic)).build()
         return self._feeds[topic]
 
     def _resolve_rules(self, topic: str) -> Rules:

@@ -166,10 +166,10 @@ def _compare_held_rows(stored: list[dict[str, Any]], rebuilt: list[dict[str, Any
     """
     for number in range(max(len(stored), len(rebuilt))):
         sides = [rows[number] if number < len(rows) else None for rows in (stored, rebuilt)]
-        ahead = min((row for row in sides if row is not None), key=_message_key)
+        ahead = min((row for row in sides if row is not None), key=_get_message_key)
         where = f"held message at offset {ahead['offset']}"
         session = (str(ahead["topic"]), int(str(ahead["partition"])), str(ahead["session_id"]))
-        if any(row is None or _message_key(row) != _message_key(ahead) for row in sides):
+        if any(row is None or _get_message_key(row) != _get_message_key(ahead) for row in sides):
             yield _describe_missing(*session, where, is_stored=sides[0] is ahead)
             return
         one, other = (row or {} for row in sides)
@@ -222,6 +222,6 @@ def _list_rows(held: pa.Table | None) -> list[dict[str, Any]]:
     return [] if held is None else held.to_pylist()
 
 
-def _message_key(row: dict[str, Any]) -> tuple[str, int, int]:
+def _get_message_key(row: dict[str, Any]) -> tuple[str, int, int]:
     topic, partition, offset = (row[name] for name in _COORDINATES)
     return topic, partition, offset

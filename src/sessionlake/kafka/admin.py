@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
-from sessionlake.kafka.clients import PACKAGE, PLATFORM_PACKAGE, java_client_options, rejected_error, require_listener
+from sessionlake.kafka.clients import (
+    PACKAGE,
+    PLATFORM_PACKAGE,
+    build_java_client_options,
+    create_rejected_error,
+    require_listener,
+)
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
@@ -68,7 +74,7 @@ class KafkaAdmin:
         self.away = False
         self._kafka = kafka_package(self._jvm)
         properties = self._jvm.java.util.Properties()
-        for key, value in java_client_options(settings).items():
+        for key, value in build_java_client_options(settings).items():
             properties.setProperty(key, value)
         with self._translate_errors():
             self._client = self._kafka.clients.admin.AdminClient.create(properties)
@@ -161,7 +167,7 @@ class KafkaAdmin:
             # The last cause is the reason. The exceptions before it only wrap it.
             lines = [line for line in str(error).splitlines() if "Exception" in line and not line.startswith("\t")]
             if self._has_cause(error, _REFUSALS):
-                raise rejected_error(
+                raise create_rejected_error(
                     self._settings, (lines or [str(error)])[-1].removeprefix("Caused by").strip(": ")
                 ) from error
             unknown = self._has_cause(error, _UNKNOWN)

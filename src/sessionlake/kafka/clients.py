@@ -7,10 +7,10 @@ import socket
 
 from sessionlake.errors import AccessError, BrokerError, ConfigError, SessionlakeError
 from sessionlake.kafka.security import (
+    build_java_security_options,
+    build_librdkafka_security_options,
     hide_secrets,
-    java_security_options,
     join_setting_names,
-    librdkafka_security_options,
     parse_credentials,
 )
 from sessionlake.kafka.tls import find_tls_fault, probe_tls, uses_tls
@@ -57,7 +57,7 @@ _SHARED = {
 }
 
 
-def java_client_options(settings: Settings) -> dict[str, str]:
+def build_java_client_options(settings: Settings) -> dict[str, str]:
     """Returns the options with which a Java client connects to the broker.
 
     Raises:
@@ -66,25 +66,25 @@ def java_client_options(settings: Settings) -> dict[str, str]:
     refresh = str(milliseconds(settings.bronze.topic_refresh))
     options, security = {"metadata.max.age.ms": refresh, **settings.kafka.options}, settings.kafka.security
     if security is not None:
-        options |= java_security_options(security, PLATFORM_PACKAGE if on_databricks() else PACKAGE)
+        options |= build_java_security_options(security, PLATFORM_PACKAGE if on_databricks() else PACKAGE)
     return options | {"bootstrap.servers": settings.kafka.bootstrap_servers}
 
 
-def spark_kafka_options(settings: Settings) -> dict[str, str]:
+def build_spark_kafka_options(settings: Settings) -> dict[str, str]:
     """Returns the connection options of Spark's Kafka source and sink: the Java client's, each prefixed with `kafka.`.
 
     The caller adds the topics and starting offsets (`subscribePattern`, `startingOffsets`). With a service credential,
     Databricks logs in itself and rejects login options of the client, so they are left out.
     """
-    options, credential = java_client_options(settings), settings.kafka.service_credential
+    options, credential = build_java_client_options(settings), settings.kafka.service_credential
     if credential is None:
         return {f"kafka.{key}": value for key, value in options.items()}
     without_login = {f"kafka.{key}": value for key, value in options.items() if not key.startswith(_LOGIN)}
     return without_login | {"databricks.serviceCredential": credential}
 
 
-def spark_source_options(settings: Settings, polled_bytes: int = POLLED_BYTES) -> dict[str, str]:
-    """Returns the options of Spark's Kafka source: `spark_kafka_options`, `read_committed`, and a limit for each poll.
+def build_spark_source_options(settings: Settings, polled_bytes: int = POLLED_BYTES) -> dict[str, str]:
+    """Returns the options of Spark's Kafka source: those of `build_spark_kafka_options`, and a limit for each poll.
 
     Args:
         settings: The pipeline's settings.
@@ -92,10 +92,12 @@ def spark_source_options(settings: Settings, polled_bytes: int = POLLED_BYTES) -
     """
     records = max(1, polled_bytes // settings.capture.max_message_bytes)
     limit = {"kafka.max.poll.records": str(min(records, _KAFKA_POLLED))}
-    return limit | spark_kafka_options(settings) | {f"kafka.{key}": value for key, value in READ_COMMITTED.items()}
+    return (
+        limit | build_spark_kafka_options(settings) | {f"kafka.{key}": value for key, value in READ_COMMITTED.items()}
+    )
 
 
-def consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:
+def build_consumer_config(settings: Settings, group: str) -> dict[str, str | int | bool]:
     """Returns the librdkafka properties of a consumer that reads the same records as bronze and commits no offsets.
 
     Args:
@@ -104,10 +106,10 @@ def consumer_config(settings: Settings, group: str) -> dict[str, str | int | boo
     """
     consumer: dict[str, str | int | bool] = {"group.id": f"sessionlake-{group}", "enable.auto.commit": False}
     consumer["log_level"] = 2  # errors are raised as exceptions, so they need not be logged
-    return {**client_config(settings), **READ_COMMITTED, **consumer}
+    return {**build_client_config(settings), **READ_COMMITTED, **consumer}
 
 
-def client_config(settings: Settings) -> dict[str, str]:
+def build_client_config(settings: Settings) -> dict[str, str]:
     """Returns the configured connection as librdkafka properties, for `confluent_kafka` clients.
 
     Security options are translated. Options that tune Spark's consumer are left out.
@@ -125,8 +127,8 @@ def client_config(settings: Settings) -> dict[str, str]:
     security = settings.kafka.security
     return (
         config
-        | _certificate_store_options(options)
-        | ({} if security is None else librdkafka_security_options(security))
+        | _build_certificate_store_options(options)
+        | ({} if security is None else build_librdkafka_security_options(security))
     )
 
 
@@ -143,8 +145,8 @@ def require_broker(settings: Settings) -> None:
     if failure is None:
         return
     if failure.refused:
-        raise rejected_error(settings, failure.message)
-    greeting, tls = probe_tls(host, port, _CONNECT_SECONDS), uses_tls(java_client_options(settings))
+        raise create_rejected_error(settings, failure.message)
+    greeting, tls = probe_tls(host, port, _CONNECT_SECONDS), uses_tls(build_java_client_options(settings))
     if greeting is not None and not tls:
         raise BrokerError(
             f"Kafka at {host}:{port} requires TLS, but {join_setting_names(settings, 'protocol')} does not enable it",
@@ -172,7 +174,7 @@ def require_listener(settings: Settings) -> None:
     _find_listener(settings)
 
 
-def rejected_error(settings: Settings, message: str) -> AccessError:
+def create_rejected_error(settings: Settings, message: str) -> AccessError:
     """Returns the error for a client that Kafka rejects, with the setting to correct.
 
     Args:
@@ -198,7 +200,7 @@ def rejected_error(settings: Settings, message: str) -> AccessError:
     return AccessError(f"Kafka at {servers} refuses this client ({shown})", why=why, fix=fix)
 
 
-def _certificate_store_options(options: dict[str, str]) -> dict[str, str]:
+def _build_certificate_store_options(options: dict[str, str]) -> dict[str, str]:
     config = {}
     for store, target in (("truststore", "ssl.ca.location"), ("keystore", "ssl.keystore.location")):
         location = options.get(f"ssl.{store}.location")
@@ -229,7 +231,7 @@ def _find_listener(settings: Settings) -> tuple[str, int]:
             _require_tls(settings, host, port)
             return host, port
         failures.append(f"{host}:{port} {failure}")
-    raise _unreachable_error(settings, "; ".join(failures))
+    raise _create_unreachable_error(settings, "; ".join(failures))
 
 
 def _try_to_connect(host: str, port: int) -> str | None:
@@ -241,7 +243,7 @@ def _try_to_connect(host: str, port: int) -> str | None:
 
 
 def _require_tls(settings: Settings, host: str, port: int) -> None:
-    options = java_client_options(settings)
+    options = build_java_client_options(settings)
     found = find_tls_fault(host, port, options, _CONNECT_SECONDS) if uses_tls(options) else None
     if found is None:
         return
@@ -268,13 +270,13 @@ def _request_metadata(settings: Settings) -> MetadataFailure | None:
     try:
         import confluent_kafka  # noqa: F401  (a Databricks cluster has only Spark's client)
 
-        config = client_config(settings)
+        config = build_client_config(settings)
     except (ImportError, ConfigError):
         return None  # the server listens, and Spark's own client reports any other problem
     return request_metadata(config, _METADATA_SECONDS)
 
 
-def _unreachable_error(settings: Settings, reason: str) -> BrokerError:
+def _create_unreachable_error(settings: Settings, reason: str) -> BrokerError:
     local = all(is_loopback(host) for host, _ in parse_bootstrap_servers(settings))
     start = "Start the embedded broker with `sessionlake broker up`" if local else "Start the broker or unblock it"
     return BrokerError(

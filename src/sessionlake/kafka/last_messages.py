@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import BrokerError, MachineError, UnknownTopicError
 from sessionlake.feeds.reader import KafkaRecord
-from sessionlake.kafka.clients import consumer_config, require_broker
+from sessionlake.kafka.clients import build_consumer_config, require_broker
 from sessionlake.kafka.security import hide_secrets
 from sessionlake.settings.model import Settings
 
@@ -23,7 +23,7 @@ _POLLED = 500
 _SHOWN = 5
 
 
-def last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecord]:
+def read_last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecord]:
     """Returns the last messages of a topic, oldest first. Those of a partition are in the order of their offsets.
 
     Args:
@@ -45,7 +45,7 @@ def last_messages(settings: Settings, topic: str, count: int) -> list[KafkaRecor
             f"the package confluent_kafka is needed to read topic {topic}, and is not installed",
             fix="Run `pip install 'sessionlake[local]'`, or save messages to a file and name the file",
         ) from error
-    consumer = Consumer({**consumer_config(settings, "feed"), "enable.partition.eof": True})
+    consumer = Consumer({**build_consumer_config(settings, "feed"), "enable.partition.eof": True})
     try:
         partitions = _list_partitions(consumer, settings, topic)
         latest = heapq.nlargest(

@@ -26,7 +26,7 @@ _OPTION = re.compile(r'\b(?P<name>\w+)\s*=\s*"(?P<value>(?:[^"\\]|\\.)*)"')
 HIDDEN = "(hidden)"
 
 
-def java_security_options(security: KafkaSecurity, package: str) -> dict[str, str]:
+def build_java_security_options(security: KafkaSecurity, package: str) -> dict[str, str]:
     """Returns the security options of a Java client.
 
     Args:
@@ -54,7 +54,7 @@ def java_security_options(security: KafkaSecurity, package: str) -> dict[str, st
     return options
 
 
-def librdkafka_security_options(security: KafkaSecurity) -> dict[str, str]:
+def build_librdkafka_security_options(security: KafkaSecurity) -> dict[str, str]:
     """Returns the security properties of a librdkafka client.
 
     Raises:

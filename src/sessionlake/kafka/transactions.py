@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from sessionlake.errors import AccessError, BrokerError
 from sessionlake.kafka.admin import KafkaAdmin, kafka_package
-from sessionlake.kafka.clients import READ_COMMITTED, java_client_options
+from sessionlake.kafka.clients import READ_COMMITTED, build_java_client_options
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.spark.failures import parse_failure
@@ -156,7 +156,7 @@ class _Consumer:
         self.seek_to_offset(first)
         found, records = 0, None
         while self._at < end:
-            records = self._next_records()
+            records = self._poll_records()
             found += records.count()
         if records is None or records.isEmpty():
             return found
@@ -173,11 +173,11 @@ class _Consumer:
         Raises:
             BrokerError: The position has not advanced for some seconds.
         """
-        records = self._next_records()
+        records = self._poll_records()
         offsets = [] if records.isEmpty() else [record.offset() for record in records.records(self._place)]
         return offsets, self._at
 
-    def _next_records(self) -> Any:
+    def _poll_records(self) -> Any:
         deadline = time.monotonic() + _SECONDS
         while time.monotonic() < deadline:
             records = self._consumer.poll(self._wait)
@@ -198,7 +198,7 @@ def _open_consumer(spark: SparkSession, settings: Settings, options: Mapping[str
     jvm: Any = spark._jvm  # noqa: SLF001  (Spark and Delta access the JVM in the same way)
     kafka = kafka_package(jvm)
     properties = jvm.java.util.Properties()
-    for key, value in {**java_client_options(settings), **_OPTIONS, **options}.items():
+    for key, value in {**build_java_client_options(settings), **_OPTIONS, **options}.items():
         properties.setProperty(key, value)
     bytes_of = kafka.common.serialization.ByteArrayDeserializer
     try:

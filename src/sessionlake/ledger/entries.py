@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.build import code_version
+from sessionlake.build import read_code_version
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER
@@ -182,7 +182,7 @@ def _convert_to_row(entry: LedgerEntry, committed_at: datetime) -> Row:
         "ignored": entry.ignored,
         "started_at": entry.started_at,
         "committed_at": committed_at,
-        "code_version": code_version(),
+        "code_version": read_code_version(),
         "config_hash": entry.config_hash,
         "decisions": list(entry.decisions),
         "feeds": None if entry.feeds is None else [feed._asdict() for feed in entry.feeds],

@@ -47,7 +47,7 @@ def read_layer_offsets(reader: TableReader, layer: str | None = None, before: Tx
     """
     found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
     books = LedgerReader(reader, "offsets", before=before)
-    for batch in books.read_entries_since_rebuild(*_condition_on_layer(layer)):
+    for batch in books.read_entries_since_rebuild(*_build_condition_on_layer(layer)):
         sums = [("first", "min"), ("last", "max"), ("messages", "sum")]
         for row in _unnest_offset_ranges(batch).group_by(_PLACE).aggregate(sums).to_pylist():
             place = row["layer"], row["topic"], row["partition"]
@@ -81,7 +81,7 @@ def read_last_batch(reader: TableReader, layer: str, app_id: str | None = None) 
     own: list[Condition] = [] if app_id is None else [("app_id", eq, app_id)]
     found = [
         pc.max(batch.column("batch_id")).as_py()
-        for batch in LedgerReader(reader).read_entries(*_condition_on_layer(layer), *own)
+        for batch in LedgerReader(reader).read_entries(*_build_condition_on_layer(layer), *own)
     ]
     return max((number for number in found if number is not None), default=None)
 
@@ -93,7 +93,7 @@ def read_first_offsets_since(reader: TableReader, layer: str, moment: datetime) 
     """
     found: dict[TopicPartition, int] = {}
     for batch in reader.read_batches(
-        LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]
+        LEDGER, *_build_condition_on_layer(layer), ("committed_at", ge, moment), columns=["layer", "offsets"]
     ):
         for row in _unnest_offset_ranges(batch).group_by(_PLACE).aggregate([("first", "min")]).to_pylist():
             place = row["topic"], row["partition"]
@@ -109,7 +109,7 @@ def read_last_commits_since(reader: TableReader, layer: str, moment: datetime) -
     found: dict[TopicPartition, datetime] = {}
     columns = ["layer", "offsets", "committed_at"]
     for batch in reader.read_batches(
-        LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=columns
+        LEDGER, *_build_condition_on_layer(layer), ("committed_at", ge, moment), columns=columns
     ):
         ranges = _unnest_offset_ranges(batch)
         ranges = ranges.append_column("at", batch.column("committed_at").take(ranges["row"].combine_chunks()))
@@ -122,14 +122,16 @@ def read_last_commits_since(reader: TableReader, layer: str, moment: datetime) -
 
 def read_first_batch_since(reader: TableReader, layer: str, moment: datetime) -> int | None:
     """Returns the lowest batch number that the layer committed since `moment`; None if there is none."""
-    late = reader.read_batches(LEDGER, *_condition_on_layer(layer), ("committed_at", ge, moment), columns=["batch_id"])
+    late = reader.read_batches(
+        LEDGER, *_build_condition_on_layer(layer), ("committed_at", ge, moment), columns=["batch_id"]
+    )
     found = [pc.min(batch.column("batch_id")).as_py() for batch in late]
     return min((number for number in found if number is not None), default=None)
 
 
 def read_last_merged_batch(reader: TableReader) -> int:
     """Returns the number of the last silver batch that was merged into silver's MERGE tables; -1 before the first."""
-    merges = LedgerReader(reader, "source_to").read_entries(*_condition_on_layer(SILVER_TABLES))
+    merges = LedgerReader(reader, "source_to").read_entries(*_build_condition_on_layer(SILVER_TABLES))
     return max((row["source_to"] for row in to_dicts(merges)), default=-1)
 
 
@@ -153,7 +155,8 @@ def read_change_progress(reader: TableReader) -> ChangeProgress | None:
     emptied = {row["app_id"]: row["committed_at"] for row in rebuilds if row["layer"] == GOLD}
     since: list[Condition] = [("committed_at", gt, max(emptied.values()))] if emptied else []
     ends = [
-        pc.max(batch.column("source_to")).as_py() for batch in books.read_entries(*_condition_on_layer(GOLD), *since)
+        pc.max(batch.column("source_to")).as_py()
+        for batch in books.read_entries(*_build_condition_on_layer(GOLD), *since)
     ]
     last = max((end for end in ends if end is not None), default=None)
     if last is None:
@@ -174,7 +177,7 @@ def read_entries_after(reader: TableReader, layer: str, batch: int, *columns: st
     Args:
         columns: further ledger columns of the result, in addition to `books.ENTRY`.
     """
-    behind: list[Condition] = [*_condition_on_layer(layer), ("batch_id", gt, batch)]
+    behind: list[Condition] = [*_build_condition_on_layer(layer), ("batch_id", gt, batch)]
     found = list(to_dicts(LedgerReader(reader, *columns, "batches").read_entries(*behind)))
     if any(row["batches"] > 1 for row in found):  # some rows are sums that include these batches
         found = list(to_dicts(LedgerReader(reader, *columns, every_entry=True).read_entries(*behind)))
@@ -196,15 +199,15 @@ def find_entry_of_message(
     since = LedgerReader(reader).read_last_rebuilds()
     place = (pc.field("topic") == topic) & (pc.field("partition") == partition)
     inside = place & (pc.field("first") <= offset) & (pc.field("last") >= offset)
-    for window in ledger_search_windows(near):
-        for batch in reader.read_batches(LEDGER, *_condition_on_layer(layer), *window):
+    for window in list_ledger_search_windows(near):
+        for batch in reader.read_batches(LEDGER, *_build_condition_on_layer(layer), *window):
             kept = batch.filter(mask_entries_since_rebuild(batch, since))
             for row in kept.take(_unnest_offset_ranges(kept).filter(inside)["row"].unique()).to_pylist():
                 return dict(row)
     return None
 
 
-def ledger_search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
+def list_ledger_search_windows(near: datetime | None) -> Iterator[Sequence[Condition]]:
     """Yields conditions for successive ledger searches: an hour around `near`, a day, 30 days, and the whole ledger.
 
     Args:
@@ -216,7 +219,7 @@ def ledger_search_windows(near: datetime | None) -> Iterator[Sequence[Condition]
     yield ()
 
 
-def _condition_on_layer(layer: str | None) -> list[Condition]:
+def _build_condition_on_layer(layer: str | None) -> list[Condition]:
     return [] if layer is None else [("layer", eq, layer)]
 
 

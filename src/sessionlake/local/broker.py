@@ -22,10 +22,10 @@ from typing import Literal
 import psutil
 
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.local.broker_config import DATA, server_properties
+from sessionlake.local.broker_config import DATA, build_server_properties
 from sessionlake.local.home import create_home
 from sessionlake.local.jars import fetch_broker_jars
-from sessionlake.local.java import java_environment, logging_flags, require_java
+from sessionlake.local.java import build_java_environment, build_logging_flags, require_java
 from sessionlake.local.probe import broker_answers, is_loopback, parse_bootstrap_servers
 from sessionlake.settings.model import Settings
 
@@ -67,7 +67,7 @@ def start_broker(settings: Settings) -> BrokerStatus:
         BrokerError: The port is in use, or the broker stopped or did not answer in time.
         MachineError: Java or the jars are missing, or the home cannot be written.
     """
-    host, port = _embedded_address(settings)
+    host, port = _read_embedded_address(settings)
     folder = create_home(settings, "kafka") / "kafka"
     with _lock_folder(folder):
         process = _find_running_broker(folder)
@@ -93,11 +93,11 @@ def stop_broker(settings: Settings) -> bool:
         process = _find_running_broker(folder)
         if process is not None:
             _stop_process(process)
-        _pid_file(folder).unlink(missing_ok=True)
+        _get_pid_file(folder).unlink(missing_ok=True)
     return process is not None
 
 
-def broker_status(settings: Settings) -> BrokerStatus:
+def read_broker_status(settings: Settings) -> BrokerStatus:
     """Returns the current state of the configured broker. Changes nothing."""
     folder, servers = settings.home / "kafka", settings.kafka.bootstrap_servers
     process = _find_running_broker(folder)
@@ -111,7 +111,7 @@ def broker_status(settings: Settings) -> BrokerStatus:
     return BrokerStatus("stopped" if _is_free_port(*where[0]) else "foreign", servers, None, folder)
 
 
-def _embedded_address(settings: Settings) -> tuple[str, int]:
+def _read_embedded_address(settings: Settings) -> tuple[str, int]:
     where = parse_bootstrap_servers(settings)
     if len(where) != 1 or not is_loopback(where[0][0]):
         raise UsageError(
@@ -129,11 +129,11 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _pid_file(folder: Path) -> Path:
+def _get_pid_file(folder: Path) -> Path:
     return folder / "broker.pid"
 
 
-def _config_file(folder: Path) -> Path:
+def _get_config_file(folder: Path) -> Path:
     return folder / "server.properties"
 
 
@@ -143,9 +143,9 @@ def _find_running_broker(folder: Path) -> psutil.Process | None:
     The system reuses pids, so the process's command line must name this home's configuration file.
     """
     try:
-        pid = int(_pid_file(folder).read_text(encoding="ascii").split()[0])
+        pid = int(_get_pid_file(folder).read_text(encoding="ascii").split()[0])
         process = psutil.Process(pid)
-        ours = str(_config_file(folder)) in process.cmdline()
+        ours = str(_get_config_file(folder)) in process.cmdline()
     except (OSError, ValueError, IndexError, psutil.Error):
         return None
     return process if ours else None
@@ -153,7 +153,7 @@ def _find_running_broker(folder: Path) -> psutil.Process | None:
 
 def _read_recorded_address(folder: Path) -> str | None:
     try:
-        return _pid_file(folder).read_text(encoding="ascii").split()[1]
+        return _get_pid_file(folder).read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
         return None
 
@@ -191,9 +191,9 @@ def _require_free_port(host: str, port: int) -> None:
 
 
 def _start_process(settings: Settings, folder: Path, host: str, port: int) -> psutil.Process:
-    config = _config_file(folder)
-    config.write_text(server_properties(settings, host, port), encoding="ascii")
-    java = _java_command(folder)
+    config = _get_config_file(folder)
+    config.write_text(build_server_properties(settings, host, port), encoding="ascii")
+    java = _build_java_command(folder)
     output = folder / "broker.out"
     with output.open("wb") as out:
         if not (folder / DATA / "meta.properties").exists():
@@ -201,13 +201,13 @@ def _start_process(settings: Settings, folder: Path, host: str, port: int) -> ps
         # A new process session: Ctrl-C in the terminal that started the broker must not stop it.
         started = subprocess.Popen(
             [*java, "kafka.Kafka", str(config)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, env=java_environment(),
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=folder, env=build_java_environment(),
             start_new_session=True,
         )  # fmt: skip
     _started_processes.append(started)
-    partial = _pid_file(folder).with_suffix(".partial")
+    partial = _get_pid_file(folder).with_suffix(".partial")
     partial.write_text(f"{started.pid} {settings.kafka.bootstrap_servers}\n", encoding="ascii")
-    partial.replace(_pid_file(folder))
+    partial.replace(_get_pid_file(folder))
     return psutil.Process(started.pid)
 
 
@@ -215,11 +215,11 @@ def _start_process(settings: Settings, folder: Path, host: str, port: int) -> ps
 _started_processes: list[subprocess.Popen[bytes]] = []
 
 
-def _java_command(folder: Path) -> list[str]:
+def _build_java_command(folder: Path) -> list[str]:
     jars = os.pathsep.join(str(jar) for jar in fetch_broker_jars())
     # A small heap and one garbage collector thread leave the cores to Spark. The page cache serves the reads.
     flags = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
-    return [str(require_java()), *flags, *logging_flags(folder / "broker.log"), "-cp", jars]
+    return [str(require_java()), *flags, *build_logging_flags(folder / "broker.log"), "-cp", jars]
 
 
 def _format_storage(tool: list[str], config: Path, out: int, output: Path) -> None:
@@ -231,7 +231,7 @@ def _format_storage(tool: list[str], config: Path, out: int, output: Path) -> No
         stdout=out,
         stderr=out,
         cwd=config.parent,
-        env=java_environment(),
+        env=build_java_environment(),
         check=False,
         start_new_session=True,  # Ctrl-C must not leave the storage half formatted
     )

@@ -49,7 +49,7 @@ _PROPERTIES = {
 }
 
 
-def server_properties(settings: Settings, host: str, port: int) -> str:
+def build_server_properties(settings: Settings, host: str, port: int) -> str:
     """Returns the text of the broker's `server.properties`.
 
     Args:

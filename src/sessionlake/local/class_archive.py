@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.local.jars import cache_folder, fetch_spark_jars, pyspark_jars_folder
+from sessionlake.local.jars import cache_folder, fetch_spark_jars, find_pyspark_jars_folder
 from sessionlake.local.java import require_java
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _archive_folder() -> Path:
 
 
 def _list_class_path() -> list[Path]:
-    return [require_java().resolve(), *sorted(pyspark_jars_folder().glob("*.jar")), *fetch_spark_jars()]
+    return [require_java().resolve(), *sorted(find_pyspark_jars_folder().glob("*.jar")), *fetch_spark_jars()]
 
 
 def _write_archive_file(spark: SparkSession, file: Path) -> None:

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sessionlake.errors import MachineError
-from sessionlake.local.java import java_environment
+from sessionlake.local.java import build_java_environment
 
 TESTED_SPARK = ("4.0.2",)
 """Versions of pyspark whose JVM this module starts directly. `tests/spark/test_session.py` tests it."""
@@ -175,7 +175,10 @@ def describe_jvm_failure() -> str | None:
 
 
 def _start_process(command: Sequence[str], output: Path, answer: Path) -> subprocess.Popen[bytes]:
-    environment = dict(java_environment()) | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer), "SPARK_CONNECT_MODE": "0"}
+    environment = dict(build_java_environment()) | {
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer),
+        "SPARK_CONNECT_MODE": "0",
+    }
     with output.open("wb") as out:
         jvm = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=out, stderr=out, env=environment, start_new_session=True

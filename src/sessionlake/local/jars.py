@@ -25,7 +25,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from sessionlake.errors import MachineError
-from sessionlake.local.java import java_environment, require_java
+from sessionlake.local.java import build_java_environment, require_java
 
 CACHE_VARIABLE = "SESSIONLAKE_CACHE"
 MANIFEST = "MANIFEST"
@@ -76,7 +76,7 @@ def fetch_spark_jars() -> list[Path]:
     Raises:
         MachineError: The jars are not cached and cannot be downloaded, or there is no Java to download them with.
     """
-    provided = sorted({_JAR_VERSION.sub("", jar.name) for jar in pyspark_jars_folder().glob("*.jar")})
+    provided = sorted({_JAR_VERSION.sub("", jar.name) for jar in find_pyspark_jars_folder().glob("*.jar")})
     return fetch_jar_set(JarSet("spark", _SPARK, tuple(provided), read_pinned_hashes()))
 
 
@@ -100,7 +100,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/sessionlake").expanduser().absolute()
 
 
-def pyspark_jars_folder() -> Path:
+def find_pyspark_jars_folder() -> Path:
     """Returns the folder of the jars that are part of pyspark.
 
     Raises:
@@ -201,20 +201,20 @@ def _download_jars(jars: JarSet, folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         partial.mkdir()
-        _run_ivy(java, jars, partial, _ivy_cache(folder))
+        _run_ivy(java, jars, partial, _find_ivy_cache(folder))
         names = sorted(jar.name for jar in partial.glob("*.jar"))
         _require_pinned_hashes(jars, [partial / name for name in names], folder)
         manifest = "".join(f"{(partial / name).stat().st_size} {name}\n" for name in names)
         (partial / MANIFEST).write_text(manifest, encoding="utf-8")
         partial.rename(folder)
-        shutil.rmtree(_ivy_cache(folder), ignore_errors=True)
+        shutil.rmtree(_find_ivy_cache(folder), ignore_errors=True)
     except OSError as error:
         raise MachineError(
             f"cache {folder.parent}: {error.strerror or error}", fix="Free space or correct its rights, and run again"
         ) from None
 
 
-def _ivy_cache(folder: Path) -> Path:
+def _find_ivy_cache(folder: Path) -> Path:
     """Returns the folder of Ivy's own cache for a set. Each set has a separate folder, because Ivy does not lock it.
 
     After an interrupted download, jars that are already in the folder are not downloaded again.
@@ -226,14 +226,20 @@ def _run_ivy(java: Path, jars: JarSet, partial: Path, ivy: Path) -> None:
     settings, module, log = partial / "ivysettings.xml", partial / "ivy.xml", partial.with_suffix(".log")
     settings.write_text(_IVY_SETTINGS.format(cache=escape(str(ivy), {'"': "&quot;"})), encoding="utf-8")
     module.write_text(jars.descriptor, encoding="utf-8")
-    command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{pyspark_jars_folder()}/*"]
+    command = [str(java), "-Xmx256m", f"-Divy.default.ivy.user.dir={ivy}", "-cp", f"{find_pyspark_jars_folder()}/*"]
     command += ["org.apache.ivy.Main", "-settings", str(settings), "-ivy", str(module), "-confs", "default"]
     # A relative target: brackets in an absolute path would be read as part of the pattern.
     command += ["-retrieve", "[artifact]-[revision](-[classifier]).[ext]", "-types", "jar", "bundle"]
     try:
         with log.open("wb") as out:
             ended = subprocess.run(
-                command, stdout=out, stderr=out, cwd=partial, env=java_environment(), timeout=_SECONDS, check=False
+                command,
+                stdout=out,
+                stderr=out,
+                cwd=partial,
+                env=build_java_environment(),
+                timeout=_SECONDS,
+                check=False,
             )
             done = ended.returncode == 0
     except subprocess.TimeoutExpired:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from sessionlake.errors import MachineError
-from sessionlake.local.paths import path_to_uri
+from sessionlake.local.paths import convert_path_to_uri
 
 MINIMUM = 17  # Spark 4 and Kafka 4 brokers are compiled for this version
 _REMEDY = (
@@ -31,7 +31,7 @@ def require_java() -> Path:
     return _require_java_version(os.environ.get("JAVA_HOME") or None, os.environ.get("PATH", ""))
 
 
-def java_environment() -> Mapping[str, str]:
+def build_java_environment() -> Mapping[str, str]:
     """Returns the environment for Java processes, with a UTF-8 locale.
 
     Without such a locale, Java cannot open paths like `/home/müller`.
@@ -40,11 +40,11 @@ def java_environment() -> Mapping[str, str]:
     return os.environ if "utf" in locale.lower() else os.environ | {"LC_ALL": "C.UTF-8"}
 
 
-def logging_flags(log: Path) -> list[str]:
+def build_logging_flags(log: Path) -> list[str]:
     """Returns JVM options that make log4j write to a file, and rotate the file to numbered files next to it."""
     numbered = str(log).replace("%", "%%")  # log4j formats this name, so that `%` is escaped; the first it takes as is
     return [
-        f"-Dlog4j2.configurationFile={path_to_uri(_LOGGING)}",
+        f"-Dlog4j2.configurationFile={convert_path_to_uri(_LOGGING)}",
         f"-Dsessionlake.log={log}",
         f"-Dsessionlake.log.numbered={numbered}",
     ]

@@ -18,12 +18,12 @@ _SCHEME = "file:"
 _TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - a private folder is created in it
 
 
-def path_to_uri(path: Path) -> str:
+def convert_path_to_uri(path: Path) -> str:
     """Returns the `file:` URI of a path. Characters that have a meaning in URIs are percent-encoded."""
     return path.absolute().as_uri()
 
 
-def uri_to_path(uri: str) -> Path:
+def convert_uri_to_path(uri: str) -> Path:
     """Returns the path that a `file:` URI names. The scheme may be followed by one slash or three."""
     return Path(_decode_percent(urlsplit(uri).path))
 
@@ -38,7 +38,7 @@ def decode_path_from_log(logged_path: str) -> str:
 
     The path is relative to the table's folder, or absolute if the action has a `file:` URI.
     """
-    return str(uri_to_path(logged_path)) if logged_path.startswith(_SCHEME) else _decode_percent(logged_path)
+    return str(convert_uri_to_path(logged_path)) if logged_path.startswith(_SCHEME) else _decode_percent(logged_path)
 
 
 def find_logged_file(table: Path, logged_path: str) -> Path:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.catalog.predictive import has_predictive_optimization, keep_files
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, LEDGER, MESSAGES, SILVER
-from sessionlake.delta.schemas.properties import RETENTION, interval_text, parse_interval
+from sessionlake.delta.schemas.properties import RETENTION, format_interval, parse_interval
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
 from sessionlake.errors import LakeError, UsageError
@@ -227,7 +227,7 @@ class Maintenance:
             >= wanted
         ):
             return ""
-        return f"its property {RETENTION} is not yet {interval_text(wanted)}: the next start of its layer sets it"
+        return f"its property {RETENTION} is not yet {format_interval(wanted)}: the next start of its layer sets it"
 
 
 def list_readers(settings: Settings, table: str) -> list[TableReaderProgress]:

@@ -147,7 +147,7 @@ class _GroupProcessor:
             name: pa.array([key[i] for key in keys], kind)
             for i, (name, kind) in enumerate(zip(self.config.key, key_types, strict=True))
         }
-        columns[ORDINAL] = pa.array(_ordinals_per_key(keys), pa.int32())
+        columns[ORDINAL] = pa.array(_number_rows_per_key(keys), pa.int32())
         blank = output.check_record({})
         columns |= output.to_declared_arrays([blank if record is None else record for record in records])
         return pa.table({**columns, _ERROR: pa.array(errors, pa.string())})
@@ -189,7 +189,7 @@ def _read_row_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _ordinals_per_key(keys: Iterable[tuple[Any, ...]]) -> list[int]:
+def _number_rows_per_key(keys: Iterable[tuple[Any, ...]]) -> list[int]:
     """Returns the number of each record within its key, from 0.
 
     Args:

@@ -16,9 +16,9 @@ from sessionlake.errors import ConfigError
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import Rows, order_field
-from sessionlake.gold.declared.comments import product_comments
+from sessionlake.gold.declared.comments import build_product_comments
 from sessionlake.gold.declared.tables import create_product
-from sessionlake.gold.verify.tables import expected_rows
+from sessionlake.gold.verify.tables import compute_expected_rows
 from sessionlake.processors.computation import (
     TableComputation,
     compute_groups,
@@ -65,7 +65,7 @@ class ProductComputation(TableComputation):
             *keys,
             *(column for column in self.product.column_types if column[0] in self.product.result_columns),
         )
-        self.comments = product_comments(self.product)
+        self.comments = build_product_comments(self.product)
         self.comment = f"Aggregates of the rows of {config.source}, one row for each {', '.join(self.keys)}"
         self.logic = self.product.logic_hash
 
@@ -104,7 +104,7 @@ class ProductComputation(TableComputation):
         from pyspark.sql import functions as F
 
         keys = (F.col(quote(name)) for name in self.product.keys)
-        events = (column.alias(internal(name)) for name, column in self._event_columns().items())
+        events = (column.alias(internal(name)) for name, column in self._build_event_columns().items())
         found, length, ts = rows.select(*keys, *events), self.product.bucket_ms, F.col(internal("ts"))
         if length is not None:
             begin = F.try_subtract(ts, F.pmod(ts, F.lit(length).cast("bigint")))
@@ -127,7 +127,7 @@ class ProductComputation(TableComputation):
 
         source, fields = self._rows, [self.product.key_fields[name] for name in self.product.keys]
         keys = (F.col(quote(name)).alias(field) for name, field in zip(self.product.keys, fields, strict=True))
-        events = rows.select(*keys, *(column.alias(name) for name, column in self._event_columns().items()))
+        events = rows.select(*keys, *(column.alias(name) for name, column in self._build_event_columns().items()))
         orders = [order_field(i) for i in range(len(source.order))]
         events = filter_rows_with_values(events, [name for name in events.columns if name not in orders])
         if source.time is None:
@@ -138,9 +138,11 @@ class ProductComputation(TableComputation):
         for name, kind in events.dtypes:
             events = events.where(~F.isnan(quote(name))) if kind in _INEXACT else events
         place = F.row_number().over(Window.partitionBy(*map(quote, fields)).orderBy(*order))
-        return expected_rows(events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product)
+        return compute_expected_rows(
+            events.withColumns({LIFE: F.lit(NO_LIFE), TURN: place, "ordinal": F.lit(0)}), self.product
+        )
 
-    def _event_columns(self) -> dict[str, Column]:
+    def _build_event_columns(self) -> dict[str, Column]:
         """Returns the columns of the source table that aggregates read, by the name that the aggregates use."""
         from pyspark.sql import functions as F
 

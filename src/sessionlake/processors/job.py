@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def processor_settings(settings: Settings, name: str) -> ProcessorSettings:
+def find_processor_settings(settings: Settings, name: str) -> ProcessorSettings:
     """Returns the settings of the processor with this name.
 
     Raises:
@@ -83,7 +83,7 @@ def require_usable(settings: Settings, name: str) -> None:
     Raises:
         ConfigError: The processor is not configured, or its class cannot be used.
     """
-    config = processor_settings(settings, name)
+    config = find_processor_settings(settings, name)
     if isinstance(config, ProductProcessor):
         create_product(config.product)
     elif config.key:
@@ -98,7 +98,7 @@ def load_processor(settings: Settings, name: str) -> MessageProcessor:
     Raises:
         ConfigError: The processor is not configured, or its class cannot be used.
     """
-    config = processor_settings(settings, name)
+    config = find_processor_settings(settings, name)
     ref = create_processor_ref(config)
     processor = create_message_processor(config, settings.capture, settings.silver.shards, ref)
     _ = processor.loaded_processor
@@ -117,12 +117,12 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         LakeError: The checkpoint is new but the table has rows. Or the declared columns do not fit the table. Or a
             stored state cannot be read. Nothing was processed.
     """
-    config = processor_settings(settings, name)
+    config = find_processor_settings(settings, name)
     require_uninterrupted(settings, config.layer)
     if config.key:
         return keyed.start_keyed_processor(spark, settings, config, once=once)
     processor = load_processor(settings, name)
-    lake = Lake(settings, {config.output_table: table_schema(config, processor.loaded_processor.output)})
+    lake = Lake(settings, {config.output_table: build_table_schema(config, processor.loaded_processor.output)})
     lake.prepare_tables(spark, [MESSAGES, config.output_table, PROCESSOR_ERRORS, DECISIONS, LEDGER])
     refuse_fresh_checkpoint(spark, lake, settings, config.layer)
     discard_building(settings, create_processor_rebuild(config))
@@ -173,7 +173,7 @@ def create_processor_fold(spark: SparkSession, lake: Lake, processor: MessagePro
     return SilverFold(capture.declared, capture, read_binding_decisions(lake.reader(spark)), processor=processor)
 
 
-def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
+def build_row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
     """Returns the DDL of the rows in payloads of this kind: records or errors.
 
     Args:
@@ -183,7 +183,7 @@ def row_ddl(kind: ProcessorOutput, output: OutputColumns) -> str:
     return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
 
 
-def table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchema:
+def build_table_schema(config: ProcessorSettings, output: OutputColumns) -> TableSchema:
     """Returns the definition of a processor's output table.
 
     Args:
@@ -266,7 +266,11 @@ class _ProcessorBatch:
             count = sum(report.rows.get(kind, 0) for report in reports)
             if count:
                 append_rows(
-                    spark, self._lake, table, select_table_rows(folded, kind, txn, row_ddl(kind, self._output)), txn
+                    spark,
+                    self._lake,
+                    table,
+                    select_table_rows(folded, kind, txn, build_row_ddl(kind, self._output)),
+                    txn,
                 )
                 commit = self._lake.last_commit(spark, table)
                 # Other processors also append to the table of errors: its last commit may be theirs.

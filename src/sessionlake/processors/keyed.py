@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sessionlake.build import code_version
+from sessionlake.build import read_code_version
 from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import SKIP_REMOVALS, Lake
 from sessionlake.delta.schemas.definition import TableSchema, with_comments
@@ -99,7 +99,7 @@ class KeyedTable:
             ConfigError: The table was written with another key.
         """
         config = self._config
-        if (by := self._stored_key(spark)) not in (None, self.computation.by):
+        if (by := self._read_stored_key(spark)) not in (None, self.computation.by):
             raise ConfigError(
                 f"{config.config_key}.key: {config.output_table} was written with the key {', '.join(by or ())}, the "
                 f"configuration has {', '.join(self.computation.by)}",
@@ -107,7 +107,7 @@ class KeyedTable:
                 f"{config.rebuild_argument}`",
             )
 
-    def _stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
+    def _read_stored_key(self, spark: SparkSession) -> tuple[str, ...] | None:
         """Returns the key columns of the existing output table; None if there is no table."""
         if not self.lake.exists(spark, self._config.output_table):
             return None
@@ -179,7 +179,7 @@ class KeyedTable:
             and not self.is_current(spark)
         ):
             lake.set_property(spark, config.output_table, LOGIC, "")
-            if self._stored_key(spark) != self.computation.by:
+            if self._read_stored_key(spark) != self.computation.by:
                 lake.drop_table(spark, config.output_table)
 
     def store_logic(self, spark: SparkSession) -> None:
@@ -318,7 +318,7 @@ class _KeyedBatch:
         keys = self.table.computation.select_input(frame).select(*map(quote, by)).distinct().localCheckpoint()
         rows = self.table.compute_rows(spark, keys).withColumn(BATCH, F.lit(txn.version).cast("bigint"))
         same = list(self.table.key_columns)
-        former = self._replaced_rows(spark, keys, is_first_batch=not txn.version)
+        former = self._select_replaced_rows(spark, keys, is_first_batch=not txn.version)
         gone = former.join(rows.select(*map(quote, same)), same, "left_anti").withColumn(DELETE, F.lit(col=True))
         source = rows.withColumn(DELETE, F.lit(col=False)).unionByName(gone).localCheckpoint()
         count, outputs = source.count(), list[TableOutput]()
@@ -337,7 +337,7 @@ class _KeyedBatch:
         )
         self.ledger.write_entry(spark, entry)
 
-    def _replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
+    def _select_replaced_rows(self, spark: SparkSession, keys: DataFrame, *, is_first_batch: bool) -> DataFrame:
         """Returns the output table's rows that the batch replaces.
 
         Args:
@@ -369,7 +369,7 @@ def rebuild_table(spark: SparkSession, settings: Settings, config: ProcessorSett
     lake, last = table.lake, read_last_batch(table.lake.reader(spark), config.layer)
     txn = Txn(f"{REBUILD}{uuid.uuid4().hex[:12]}", 0 if last is None else last + 1)
     by = hash_config(settings, config)
-    metadata = json.dumps({"sessionlake": code_version(), "config": by})
+    metadata = json.dumps({"sessionlake": read_code_version(), "config": by})
     numbered = rows.withColumn(BATCH, F.lit(txn.version).cast("bigint"))
     columns = lake.storage.read_column_types(spark, config.output_table) != dict(table.columns)
     if found or columns:  # without a difference nothing is written, so that readers of the table see no change

@@ -137,7 +137,7 @@ def remove_session(stored: bytes, topic: str, session_id: str) -> bytes:
     return memory.encode_memory(found.processor, found.shards)
 
 
-def due_time_of_session(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
+def compute_due_time_of_session(key: str, session: SessionState, session_timeout: int) -> tuple[TopicPartition, int]:
     """Returns a session's topic-partition, and the stream time in ms after which the session is due.
 
     Args:
@@ -160,17 +160,17 @@ def find_next_due_times(
     """
     found: dict[TopicPartition, int] = {}
     for key, session in sessions.items():
-        lane, time = due_time_of_session(key, session, timeout_of(split_session_key(key)[0]))
+        lane, time = compute_due_time_of_session(key, session, timeout_of(split_session_key(key)[0]))
         found[lane] = min(found.get(lane, time), time)
     return found
 
 
-def stored_processor_name(stored: bytes) -> str:
+def read_stored_processor_name(stored: bytes) -> str:
     """Reads from an encoded memory (`ProcessorMemory`) the name of the processor that wrote it."""
     return _decode_stored(stored).processor
 
 
-def stored_shard_count(stored: bytes) -> int:
+def read_stored_shard_count(stored: bytes) -> int:
     """Reads from an encoded memory (`ProcessorMemory`) the number of shards that it was written for."""
     return _decode_stored(stored).shards
 

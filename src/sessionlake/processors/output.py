@@ -13,8 +13,8 @@ import pyarrow as pa
 from msgspec import Meta
 
 from sessionlake.delta.schemas.columns import PARTITION, SESSION_ID, TOPIC
-from sessionlake.feeds.numbers import exact_decimal
-from sessionlake.protocol.columns import JsonType, arrow_type, is_decimal, parse_columns
+from sessionlake.feeds.numbers import require_exact_decimal
+from sessionlake.protocol.columns import JsonType, get_arrow_type, is_decimal, parse_columns
 from sessionlake.protocol.message import is_plain_name
 from sessionlake.protocol.names import check_columns, internal
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -112,7 +112,7 @@ class OutputColumns:
         row = msgspec.convert(values, self._row)
         for field, (precision, scale) in self._digits.items():
             if (value := getattr(row, field)) is not None:
-                setattr(row, field, exact_decimal(value, precision, scale))
+                setattr(row, field, require_exact_decimal(value, precision, scale))
         msgspec.msgpack.encode(row)  # finds text that is not Unicode
         return row
 
@@ -149,7 +149,7 @@ def _parse_column(name: str, sql: str) -> tuple[str, Any, pa.DataType]:
     """
     normal = "".join(str(sql).lower().split())
     if normal in _OUTPUT_TYPES or is_decimal(normal):
-        return normal, _OUTPUT_TYPES.get(normal, Decimal), arrow_type(normal)
+        return normal, _OUTPUT_TYPES.get(normal, Decimal), get_arrow_type(normal)
     if normal == "timestamp":
         return "timestamp", Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)], TIMESTAMP_TYPE
     try:

@@ -15,7 +15,12 @@ from sessionlake.integrity.outcome import Verdict
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.processors.api import Message, Session
 from sessionlake.processors.load import ProcessorRef
-from sessionlake.processors.memory import ProcessorMemory, SessionState, due_time_of_session, find_next_due_times
+from sessionlake.processors.memory import (
+    ProcessorMemory,
+    SessionState,
+    compute_due_time_of_session,
+    find_next_due_times,
+)
 from sessionlake.processors.messages import read_messages
 from sessionlake.processors.outputs import (
     FailureAction,
@@ -266,15 +271,15 @@ class _ShardBatch:
             return []
         sessions = self.memory.sessions.items()
         found = (
-            (key, *due_time_of_session(key, session_state, self._timeout_of(split_session_key(key)[0])))
+            (key, *compute_due_time_of_session(key, session_state, self._get_timeout(split_session_key(key)[0])))
             for key, session_state in sessions
         )
         return [key for key, lane, time in found if time < self._now[lane]]
 
     def _find_next_due_times(self) -> dict[TopicPartition, int]:
-        return find_next_due_times(self.memory.sessions, self._timeout_of)
+        return find_next_due_times(self.memory.sessions, self._get_timeout)
 
-    def _timeout_of(self, topic: str) -> int:
+    def _get_timeout(self, topic: str) -> int:
         return self._owner.rule_lookup.find_rules(topic).session_timeout
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sessionlake.errors import LakeError
 from sessionlake.integrity.state import ShardState, find_changed_column
-from sessionlake.processors.memory import ProcessorMemory, stored_shard_count
+from sessionlake.processors.memory import ProcessorMemory, read_stored_shard_count
 from sessionlake.processors.shard import MessageProcessor
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.settings.model import Settings
@@ -76,7 +76,7 @@ def check_shard_state(state: bytes, processor: MessageProcessor) -> None:
     ShardState.decode(judging, processor.columns)
     if memory is None:
         return
-    made_for = stored_shard_count(memory)
+    made_for = read_stored_shard_count(memory)
     if made_for != processor.shards:
         raise LakeError(
             f"processor {processor.ref.name}: its state is in {made_for} shards, silver.shards is {processor.shards}",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from sessionlake.delta.schemas.names import CHANGES
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.protocol.columns import python_type
+from sessionlake.protocol.columns import get_python_type
 from sessionlake.settings.model import Settings
 
 _NEVER_NULL = {"_set": "list[str]"}
@@ -60,12 +60,12 @@ def generate_types_source(settings: Settings) -> str:
     """
     declared = ((column.name, column.sql) for column in settings.capture.declared)
     changes = TABLES[CHANGES].columns_for(settings)
-    return _MODULE.format(values=_field_lines(declared), changes=_field_lines(changes), table=CHANGES)
+    return _MODULE.format(values=_format_field_lines(declared), changes=_format_field_lines(changes), table=CHANGES)
 
 
-def _field_lines(columns: Iterable[tuple[str, str]]) -> str:
+def _format_field_lines(columns: Iterable[tuple[str, str]]) -> str:
     lines = (
-        f"        {json.dumps(name, ensure_ascii=False)}: {_NEVER_NULL.get(name) or python_type(sql)}"
+        f"        {json.dumps(name, ensure_ascii=False)}: {_NEVER_NULL.get(name) or get_python_type(sql)}"
         f"{'' if name in _ALWAYS else ' | None'},\n"
         for name, sql in columns
     )

@@ -116,7 +116,7 @@ _PYTHON = {
 }  # fmt: skip
 
 
-def column_of_feed(name: str, sql: str) -> Column:
+def create_column_of_feed(name: str, sql: str) -> Column:
     """Returns a column that a feed declares.
 
     Args:
@@ -127,25 +127,25 @@ def column_of_feed(name: str, sql: str) -> Column:
     sql = "string" if sql == "variant" else sql.replace("array<variant>", "array<string>")
     if sql in _TYPES:
         return _parse_column(name, sql, is_of_feed=True)
-    return Column(name, sql, JsonType.FEED, arrow_type(sql))
+    return Column(name, sql, JsonType.FEED, get_arrow_type(sql))
 
 
-def arrow_type(sql: str) -> pa.DataType:
+def get_arrow_type(sql: str) -> pa.DataType:
     """Returns the Arrow type of a Spark SQL type, which is given in its normal form: `decimal(10,2)`, `array<date>`."""
     if sql in _TYPES:
         return _TYPES[sql][1]
     if sql.startswith("array<"):
-        return pa.list_(arrow_type(_parse_element_type(sql)))
+        return pa.list_(get_arrow_type(_parse_element_type(sql)))
     if is_decimal(sql):
         precision, scale = map(int, sql.removeprefix("decimal(").removesuffix(")").split(","))
         return pa.decimal128(precision, scale)
     return _FEED_TYPES[sql]
 
 
-def python_type(sql: str) -> str:
+def get_python_type(sql: str) -> str:
     """Returns the type of a column's values in Python, as source text: `Decimal`, `list[str | None]`."""
     if sql.startswith("array<"):
-        return f"list[{python_type(_parse_element_type(sql))} | None]"
+        return f"list[{get_python_type(_parse_element_type(sql))} | None]"
     return "Decimal" if is_decimal(sql) else _PYTHON[sql]
 
 

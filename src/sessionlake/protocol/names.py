@@ -43,7 +43,7 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def ddl_of(columns: Iterable[tuple[str, str]]) -> str:
+def build_ddl(columns: Iterable[tuple[str, str]]) -> str:
     """Returns Spark DDL for columns given as names and Spark SQL types."""
     return ", ".join(f"{quote(name)} {sql}" for name, sql in columns)
 

@@ -15,7 +15,7 @@ from sessionlake.delta.schemas.properties import CHANGE_FEED
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, LakeError, LossError, MachineError
-from sessionlake.kafka.clients import require_broker, spark_kafka_options
+from sessionlake.kafka.clients import build_spark_kafka_options, require_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.ledger.progress import read_last_batch
 from sessionlake.protocol.names import quote
@@ -202,7 +202,7 @@ class _PublishBatch:
         try:
             account = messages.agg(F.count("version"), F.min("version"), F.max("version")).collect()[0]
             if account[0]:
-                options = spark_kafka_options(self._settings) | _PRODUCER
+                options = build_spark_kafka_options(self._settings) | _PRODUCER
                 kafka = messages.select("key", "value", "headers").write.format("kafka").options(**options)
                 kafka.option("topic", self._publication.topic).save()
         finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sessionlake.delta.schemas.names import GOLD, ROWS, VIEWS
 from sessionlake.errors import UsageError
-from sessionlake.gold.declared.tables import add_final_tables, create_product, declared_gold_tables
+from sessionlake.gold.declared.tables import add_final_tables, create_product, list_declared_gold_tables
 from sessionlake.settings.gold import ProductSettings
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.snapshots import ROW_KEY
@@ -33,7 +33,7 @@ class PublishableTable:
         return [name for name in names if self.sends_all or name in self.results or not name.startswith("_")]
 
 
-def publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
+def list_publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
     """Returns the tables that can be published: `silver.session_rows` and gold's tables, by name with schema.
 
     They may still lack the change feed that publishing needs.
@@ -41,15 +41,15 @@ def publishable_tables(settings: Settings) -> dict[str, PublishableTable]:
     found = {ROWS: PublishableTable(ROW_KEY, sends_all=True)}
     found |= {
         table.table_name: PublishableTable(table.row_keys, table.result_columns)
-        for table in add_final_tables(declared_gold_tables(settings))
+        for table in add_final_tables(list_declared_gold_tables(settings))
     }
-    products = {table: create_product(one) for table, one in _processor_products(settings).items()}
+    products = {table: create_product(one) for table, one in _list_processor_products(settings).items()}
     return found | {
         table: PublishableTable(product.row_keys, product.result_columns) for table, product in products.items()
     }
 
 
-def _processor_products(settings: Settings) -> dict[str, ProductSettings]:
+def _list_processor_products(settings: Settings) -> dict[str, ProductSettings]:
     """Returns gold's products with a source table, by table name. Their tables always have a change feed."""
     return {one.table: one for one in settings.gold.products if one.source is not None}
 
@@ -60,7 +60,7 @@ def require_publishable(settings: Settings, table: str) -> PublishableTable:
     Raises:
         UsageError: the table can never be published, or the configuration gives it no change feed.
     """
-    known = publishable_tables(settings)
+    known = list_publishable_tables(settings)
     if table in VIEWS:
         raise UsageError(
             f"publish: {table} is a view and has no change feed",
@@ -73,7 +73,7 @@ def require_publishable(settings: Settings, table: str) -> PublishableTable:
             fix=f"Publish one of {', '.join(known)}",
         )
     schema, name = table.split(".")
-    if schema == GOLD and name not in settings.gold.change_feed and table not in _processor_products(settings):
+    if schema == GOLD and name not in settings.gold.change_feed and table not in _list_processor_products(settings):
         raise UsageError(
             f"publish: {table} has no change feed, because gold.change_feed does not name it",
             fix=f"Set `gold: {{change_feed: [{', '.join((*settings.gold.change_feed, name))}]}}` and restart gold, "

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sessionlake.errors import BrokerError, ConfigError, UsageError
-from sessionlake.kafka.clients import client_config
+from sessionlake.kafka.clients import build_client_config
 from sessionlake.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def prepare_topic(settings: Settings, topic: str, *, first: bool, restart_hint: 
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        admin = AdminClient({**client_config(settings), "log_level": 0})
+        admin = AdminClient({**build_client_config(settings), "log_level": 0})
     except (ImportError, ConfigError):
         return None
     try:
@@ -131,24 +131,24 @@ def _require_matching_limits(admin: AdminClient, topic: str) -> None:
             f"publish: topic {topic} drops messages by age or size (cleanup.policy={config['cleanup.policy']}, "
             f"{spelled})",
             why="Later readers would miss rows that have not changed for long",
-            fix=_alter_hint(topic, "cleanup.policy=compact"),
+            fix=_suggest_alter(topic, "cleanup.policy=compact"),
         )
     if int(config["max.message.bytes"]) < _MIN_MESSAGE_LIMIT:
         raise BrokerError(
             f"publish: topic {topic} has max.message.bytes={config['max.message.bytes']}, but needs at least "
             f"{_MIN_MESSAGE_LIMIT}",
-            fix=_alter_hint(topic, "max.message.bytes=1048588"),
+            fix=_suggest_alter(topic, "max.message.bytes=1048588"),
         )
 
 
-def _alter_hint(topic: str, config: str) -> str:
+def _suggest_alter(topic: str, config: str) -> str:
     return f"Run `kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config {config}`"
 
 
 def _count_written_messages(settings: Settings, topic: str, partitions: list[int]) -> int:
     from confluent_kafka import Consumer, TopicPartition
 
-    consumer = Consumer({**client_config(settings), "group.id": "sessionlake-publish", "log_level": 0})
+    consumer = Consumer({**build_client_config(settings), "group.id": "sessionlake-publish", "log_level": 0})
     try:
         places = [TopicPartition(topic, number) for number in partitions]
         return sum(consumer.get_watermark_offsets(place, timeout=_TIMEOUT_SECONDS)[1] for place in places)

@@ -77,7 +77,7 @@ class BoundedLoader(yaml.SafeLoader):
         self._depth -= 1
 
 
-def error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
+def find_error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
     """Returns the line and column of a YAML error, both counted from 1; `(0, 0)` if its position is not known."""
     problem, context = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     # A quote or a bracket that is never closed is reported at the end of the text, but began where the context says.

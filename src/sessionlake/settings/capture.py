@@ -62,7 +62,7 @@ class PayloadSettings(Section):
 
     @field_validator("registry_url")
     @classmethod
-    def _address(cls, value: str | None) -> str | None:
+    def _check_address(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "http://none")
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("expected an address such as https://host:port, optionally with a path")
@@ -114,13 +114,13 @@ class CaptureSettings(Section):
 
     @field_validator("columns")
     @classmethod
-    def _declared(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_declared_columns(cls, value: dict[str, str]) -> dict[str, str]:
         parse_columns(value)
         return value
 
     @model_validator(mode="after")
     def _schemas_are_named(self) -> Self:
-        wrong = _wrong_formats(self.format, self.feeds, self.payload) or _wrong_payload(
+        wrong = _find_wrong_formats(self.format, self.feeds, self.payload) or _find_wrong_payload(
             self.payload_format, self.payload
         )
         if wrong:
@@ -157,7 +157,7 @@ class CaptureSettings(Section):
     @property
     def payload_format(self) -> PayloadFormat:
         """The format that `payload` is for: the one of messages or feeds that is not JSON; JSON if there is none."""
-        kinds = {self.format, *_formats_of(self.feeds)} - {PayloadFormat.JSON}
+        kinds = {self.format, *_list_formats(self.feeds)} - {PayloadFormat.JSON}
         return min(kinds, default=PayloadFormat.JSON)
 
     @property
@@ -166,14 +166,14 @@ class CaptureSettings(Section):
         return _columns_of(self.feeds) if self.feeds else parse_columns(self.columns)
 
 
-def _formats_of(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
+def _list_formats(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
     keys = {PayloadFormat.AVRO for feed in feeds if feed.key_format is KeyFormat.AVRO}
     return keys | {feed.format for feed in feeds}
 
 
-def _wrong_formats(kind: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSettings) -> str | None:
+def _find_wrong_formats(kind: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSettings) -> str | None:
     """Returns why `payload` cannot be for all formats; None if it can."""
-    kinds = sorted({kind, *_formats_of(feeds)} - {PayloadFormat.JSON})
+    kinds = sorted({kind, *_list_formats(feeds)} - {PayloadFormat.JSON})
     if len(kinds) > 1:
         return f"{' and '.join(kinds)} in one configuration need two sets of schemas; use one of them in all feeds"
     if any(feed.key_format is KeyFormat.AVRO for feed in feeds) and not payload.header:
@@ -201,7 +201,7 @@ def _columns_of(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
     """
     found: dict[str, tuple[Column, str]] = {}
     for settings in feeds:
-        for column in settings.made().table_columns():
+        for column in settings.build().table_columns():
             known, owner = found.setdefault(fold_case(column.name), (column, settings.name))
             if known != column:
                 raise ValueError(
@@ -211,7 +211,7 @@ def _columns_of(feeds: Sequence[FeedSettings]) -> tuple[Column, ...]:
     return tuple(column for column, _ in found.values())
 
 
-def _wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:
+def _find_wrong_payload(kind: PayloadFormat, payload: PayloadSettings) -> str | None:
     """Returns why the payload settings cannot be used with this format; None if they can."""
     if kind is PayloadFormat.JSON:
         return "is for format avro or protobuf; leave it out" if payload != PayloadSettings() else None

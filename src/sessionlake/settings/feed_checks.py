@@ -12,7 +12,7 @@ from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.settings.feed_code import NamedCheck
 from sessionlake.settings.feed_parts import CheckSettings, KeepSettings, RuleSettings
-from sessionlake.settings.feed_rules import known_column
+from sessionlake.settings.feed_rules import require_known_column
 
 
 def build_keep(
@@ -21,9 +21,9 @@ def build_keep(
     """Converts the limit of a table. Raises ValueError if a column or group does not exist."""
     if keep is None:
         return None
-    per = tuple(known_column(name, columns, "keep.per").name for name in keep.per)
+    per = tuple(require_known_column(name, columns, "keep.per").name for name in keep.per)
     _refuse_unknown_groups(keep.descending, per, rules, "keep.descending")
-    return Keep(per, known_column(keep.best, columns, "keep.best").name, tuple(keep.descending), keep.rows)
+    return Keep(per, require_known_column(keep.best, columns, "keep.best").name, tuple(keep.descending), keep.rows)
 
 
 def build_check(
@@ -57,14 +57,14 @@ def build_check(
         )
     _refuse_unknown_groups(check.crc32.groups, keep.per, rules, "check.crc32.groups")
     for name in check.crc32.columns:
-        column = known_column(name, columns, "check.crc32.columns")
+        column = require_known_column(name, columns, "check.crc32.columns")
         if column.sql != "string" and column.sql not in INTEGER_BITS:
             raise ValueError(
                 f"check.crc32.columns: {name!r} is {column.sql}, which does not keep the digits as they were sent; "
                 f"declare one more column for them, as in {name}_text: string, or {name}_text: {{type: string, "
                 "from: digits} if messages have JSON numbers"
             )
-    return Check(check.checksum, check.rows, check.crc32.made().load)
+    return Check(check.checksum, check.rows, check.crc32.build().load)
 
 
 def _refuse_unknown_groups(

@@ -68,7 +68,7 @@ class TimeSettings(Section):
     else_: Literal["kafka.timestamp"] | None = Field(None, alias="else")
     """The time of messages that have none at the path. Default: they go to quarantine."""
 
-    def made(self) -> Time:
+    def build(self) -> Time:
         """Converts the settings to the form that the package `feeds` uses."""
         how = "iso" if self.from_ == "iso" else _UNITS[self.unit]
         return Time(self.path, how, from_text=self.from_ == "text", or_kafka=self.else_ is not None)
@@ -114,7 +114,7 @@ class OrderSettings(Section):
             raise ValueError("an order has a seq, unless it is modulo alone, for the seq that a decoder class gives")
         return self
 
-    def made(self) -> Order:
+    def build(self) -> Order:
         """Converts the settings to the form that the package `feeds` uses."""
         if self.seq is None:
             return Order(Ordering.DECODER, modulo=self.modulo)
@@ -269,7 +269,7 @@ class Crc32Settings(Section):
     digits_only: bool = False
     """True leaves out points, and the zeros before the first other digit: `0.0510` becomes `510`."""
 
-    def made(self) -> Crc32:
+    def build(self) -> Crc32:
         """Converts the settings to the form that the package `feeds` uses."""
         between = self.separator
         if isinstance(between, str):

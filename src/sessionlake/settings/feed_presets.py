@@ -18,7 +18,7 @@ _KEY = "<key>"
 _PLAIN_NAME = re.compile(r"[A-Za-z_$@#][\w$@#-]*")
 
 
-def preset_names() -> tuple[str, ...]:
+def list_preset_names() -> tuple[str, ...]:
     """Returns the names of all presets, sorted."""
     names = (file.name for file in files(_FOLDER).iterdir())
     return tuple(sorted(name.removesuffix(".yml") for name in names if name.endswith(".yml")))
@@ -48,7 +48,7 @@ def apply_preset(settings: Any) -> Any:
 
 
 def _copy_preset(name: Any) -> dict[str, Any]:
-    names = preset_names()
+    names = list_preset_names()
     if name not in names:
         near = get_close_matches(str(name), names, 1, 0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -10,7 +10,7 @@ from typing import Any
 from sessionlake.feeds.feed import Body, Condition, Kind, Order, Ordering, Presence, Rows, Rule
 from sessionlake.feeds.numbers import Bounds
 from sessionlake.feeds.paths import Constant, Each, Path, parse_path
-from sessionlake.feeds.values import FeedColumn, typed_constant
+from sessionlake.feeds.values import FeedColumn, convert_constant
 from sessionlake.settings.feed_parts import (
     OTHERS,
     BoundsSettings,
@@ -75,17 +75,18 @@ def convert_rule(
             _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
     if rule.split is None:
         _refuse_elements([one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when")
+    scope = tuple((require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items())
     return Rule(
         number=number,
         kind=rule.is_,
         when=tuple(map(_build_condition, rule.when.items())),
         restart=rule.restart,
         session=rule.session,
-        time=rule.time.made() if rule.time else None,
+        time=rule.time.build() if rule.time else None,
         order=convert_order(rule.order),
         split=rule.split.each if rule.split else None,
         checksum=rule.checksum,
-        scope=tuple((known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items()),
+        scope=scope,
         rows=tuple(_rows(part, rule, feed, columns, key, where) for part in rule.rows),
     )
 
@@ -95,9 +96,9 @@ def _build_condition(item: tuple[str, Any]) -> Condition:
     if isinstance(wanted, BoundsSettings):
         if name == "body":
             raise ValueError("when: body is a type of values, which has no numbers; name a path")
-        ends = (exact_value(wanted.above), exact_value(wanted.below))
+        ends = (convert_to_exact_value(wanted.above), convert_to_exact_value(wanted.below))
         return Condition(parse_path(name), Bounds(*ends))
-    values = tuple(map(exact_value, wanted if isinstance(wanted, list) else [wanted]))
+    values = tuple(map(convert_to_exact_value, wanted if isinstance(wanted, list) else [wanted]))
     if name == "body":
         return Condition(None, tuple(Body(value) for value in values))
     if wanted in {Presence.PRESENT.value, Presence.ABSENT.value} if isinstance(wanted, str) else False:
@@ -105,7 +106,7 @@ def _build_condition(item: tuple[str, Any]) -> Condition:
     return Condition(parse_path(name), values)
 
 
-def exact_value(value: Scalar) -> Any:
+def convert_to_exact_value(value: Scalar) -> Any:
     """Returns a configured value in the type that values of messages have. A float becomes a decimal."""
     return Decimal(repr(value)) if isinstance(value, float) else value
 
@@ -125,7 +126,7 @@ def _rows(
     if isinstance(part.row, dict):
         takes_all = OTHERS in part.row
         values = tuple(
-            (known_column(name, columns, where), _typed(path, columns[name]))
+            (require_known_column(name, columns, where), _convert_constant(path, columns[name]))
             for name, path in part.row.items()
             if name != OTHERS
         )
@@ -156,10 +157,10 @@ def _rows(
     )
 
 
-def _typed(path: Path, column: FeedColumn) -> Path:
+def _convert_constant(path: Path, column: FeedColumn) -> Path:
     for one in path.alternatives:
         if isinstance(one, Constant):
-            typed_constant(one, column)
+            convert_constant(one, column)
         elif one.entries or any(isinstance(step, Each) for step in one.steps):
             raise ValueError(f"column {column.name!r}: {path.text!r} gives several values; name one of them, as in [0]")
     return path
@@ -170,7 +171,7 @@ def _convert_deleting_value(value: Scalar, column: FeedColumn) -> Any:
     if value is None:
         return None
     text = ("true" if value else "false") if isinstance(value, bool) else str(value)
-    return typed_constant(Constant(text), column)
+    return convert_constant(Constant(text), column)
 
 
 def _refuse_elements(paths: Any, where: str) -> None:
@@ -181,7 +182,7 @@ def _refuse_elements(paths: Any, where: str) -> None:
             raise ValueError(f"{where}: {path.text!r} gives several values; name one of them, as in [0]")
 
 
-def known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> FeedColumn:
+def require_known_column(name: str, columns: Mapping[str, FeedColumn], where: str) -> FeedColumn:
     """Returns the declared column of this name. Raises ValueError if there is none; `where` says where it is named."""
     if name not in columns:
         raise ValueError(f"{where}: there is no column {name!r}; declared are {', '.join(columns)}")
@@ -192,4 +193,4 @@ def convert_order(order: OrderSettings | str | None) -> Order | None:
     """Converts the settings of an order; None stays None."""
     if order is None or isinstance(order, str):
         return None if order is None else Order(Ordering(order))
-    return order.made()
+    return order.build()

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from sessionlake.feeds.feed import DecoderUse, Feed, KeyFormat, Kind, Order, Ordering, Time
 from sessionlake.feeds.paths import Access, Path, Start
-from sessionlake.feeds.values import FeedColumn, feed_column
+from sessionlake.feeds.values import FeedColumn, parse_feed_column
 from sessionlake.protocol.columns import BUILT_IN_COLUMNS
 from sessionlake.protocol.names import check_columns
 from sessionlake.protocol.payload import PayloadFormat
@@ -30,7 +30,13 @@ from sessionlake.settings.feed_parts import (
     TimeSettings,
 )
 from sessionlake.settings.feed_presets import apply_preset
-from sessionlake.settings.feed_rules import FeedDefaults, convert_order, convert_rule, exact_value, known_column
+from sessionlake.settings.feed_rules import (
+    FeedDefaults,
+    convert_order,
+    convert_rule,
+    convert_to_exact_value,
+    require_known_column,
+)
 from sessionlake.settings.section import Duration, Integrity, OnViolation, Regex, Section
 
 CHANGES_SUFFIX = "_changes"
@@ -107,14 +113,14 @@ class FeedSettings(Section):
         return apply_preset(value)
 
     @model_validator(mode="after")
-    def _usable(self) -> Self:
-        self.made()
+    def _check_combinations(self) -> Self:
+        self.build()
         return self
 
     @property
     def holds_rows(self) -> bool:
         """True if the rows of sessions must be in memory while messages are judged."""
-        return self.made().holds_rows
+        return self.build().holds_rows
 
     @property
     def modulo(self) -> int | None:
@@ -134,7 +140,7 @@ class FeedSettings(Section):
     @property
     def has_chains(self) -> bool:
         """True if sessions share a counter."""
-        return self.made().has_chains
+        return self.build().has_chains
 
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
@@ -189,7 +195,7 @@ class FeedSettings(Section):
         """Names of the feed's view of present rows, and of its view of changes."""
         return f"silver.{self.name}", f"silver.{self.name}{CHANGES_SUFFIX}"
 
-    def made(self) -> Feed:
+    def build(self) -> Feed:
         """Returns the settings in the form that the package `feeds` uses."""
         return _build_feed(self)
 
@@ -202,7 +208,7 @@ def _build_feed(settings: FeedSettings) -> Feed:
     """
     check_columns(dict.fromkeys(settings.columns, ""), BUILT_IN_COLUMNS, "silver", _INSTEAD)
     columns = {name: _build_column(name, given) for name, given in settings.columns.items()}
-    key = tuple(known_column(name, columns, "key") for name in settings.key)
+    key = tuple(require_known_column(name, columns, "key") for name in settings.key)
     for column in key:
         if column.sql.startswith(("array", "variant", "float", "double")):
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
@@ -216,12 +222,12 @@ def _build_feed(settings: FeedSettings) -> Feed:
         columns=columns,
         key=key,
         session=settings.session,
-        time=settings.time.made() if settings.time else Time(),
+        time=settings.time.build() if settings.time else Time(),
         order=convert_order(settings.order) or Order(Ordering.ARRIVAL),
         rules=tuple(
             convert_rule(number, rule, defaults, columns, key) for number, rule in enumerate(settings.messages, 1)
         ),
-        unavailable=tuple(map(exact_value, settings.unavailable)),
+        unavailable=tuple(map(convert_to_exact_value, settings.unavailable)),
         format=settings.format,
         key_format=settings.key_format,
         refuse_repeats=settings.repeats == "refuse",
@@ -286,4 +292,6 @@ def _build_decoder(settings: FeedSettings) -> DecoderUse | None:
 
 
 def _build_column(name: str, given: str | ColumnSettings) -> FeedColumn:
-    return feed_column(name, given) if isinstance(given, str) else feed_column(name, given.type, given.from_)
+    return (
+        parse_feed_column(name, given) if isinstance(given, str) else parse_feed_column(name, given.type, given.from_)
+    )

@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from sessionlake.errors import ConfigError
-from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, error_position, explain_yaml_error
+from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
 
 TARGET_VARIABLE = "SESSIONLAKE_TARGET"
 SCOPE_VARIABLE = "SESSIONLAKE_SECRET_SCOPE"
@@ -101,7 +101,7 @@ class SettingsFile:
     def find_paths(self) -> Iterator[tuple[KeyPath, Path]]:
         """Yields the paths of files that the settings name, each with the key of its setting."""
         for key in _PATHS:
-            found = _value_at(self.content, key)
+            found = _find_value_at(self.content, key)
             if _is_path(found):
                 yield key, Path(found)
             elif isinstance(found, dict):
@@ -113,7 +113,7 @@ class SettingsFile:
 
     def contains_secret(self, key: KeyPath, text: str) -> bool:
         """Returns True if a text contains a secret value of a setting or of one of its parts."""
-        parts = [_value_at(self.content, own) for own in self.secrets if own[: len(key)] == key]
+        parts = [_find_value_at(self.content, own) for own in self.secrets if own[: len(key)] == key]
         return any(key[: len(own)] == own for own in self.secrets) or any(
             str(part).casefold() in text.casefold() for part in parts if part
         )
@@ -162,7 +162,7 @@ def read_document(path: Path) -> Document:
         raise FileError(path, 0, f" is not valid YAML: byte {error.start} is not UTF-8") from None
     except yaml.YAMLError as error:
         why = f" is not valid YAML: {explain_yaml_error(error)}"
-        raise FileError(path, error_position(error, text)[0], why) from None
+        raise FileError(path, find_error_position(error, text)[0], why) from None
     if content is None:
         return Document(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
@@ -258,7 +258,7 @@ def _look_up_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | 
     return value
 
 
-def _value_at(content: Any, key: Sequence[str | int]) -> Any:
+def _find_value_at(content: Any, key: Sequence[str | int]) -> Any:
     """Returns the value of a key in nested dictionaries and lists; None if they do not have the key."""
     for part in key:
         try:
@@ -275,7 +275,7 @@ def _is_path(value: Any) -> TypeGuard[str]:
 def _resolve_paths(content: dict[str, Any], folder: Path) -> None:
     """Changes relative paths in the settings to paths from the configuration file's folder."""
     for *parents, last in _PATHS:
-        section = _value_at(content, parents)
+        section = _find_value_at(content, parents)
         found = section.get(last) if isinstance(section, dict) else None
         if _is_path(found):
             section[last] = str(folder / found)

@@ -103,7 +103,7 @@ def _read_recorded_decisions(reader: TableReader) -> dict[DecisionKey, list[tupl
     """Returns for each message the rows of `ops.decisions` about it, as decision time and decision, oldest first."""
     found: dict[DecisionKey, list[tuple[datetime, str]]] = {}
     for row in reader.read_rows(DECISIONS, columns=[*_PLACE, "decision", "decided_at"]):
-        place = _key_of_row(row)
+        place = _get_row_key(row)
         found.setdefault(place, []).append((row["decided_at"], row["decision"]))
     return {place: sorted(rows) for place, rows in found.items()}
 
@@ -213,10 +213,10 @@ def _read_followed_decisions(reader: TableReader) -> dict[DecisionKey, Decision]
     """Returns the decisions that batches of silver have followed, by message, from the ledger."""
     rows = to_dicts(LedgerReader(reader, "decisions").read_entries(("layer", operator.eq, SILVER)))
     items = (item for row in rows for item in row["decisions"] or ())
-    return {_key_of_row(item): Decision(item["decision"]) for item in items}
+    return {_get_row_key(item): Decision(item["decision"]) for item in items}
 
 
-def _key_of_row(row: Mapping[str, Any]) -> DecisionKey:
+def _get_row_key(row: Mapping[str, Any]) -> DecisionKey:
     return row["topic"], row["partition"], row["session_id"], row["offset"]
 
 
@@ -229,7 +229,7 @@ def _require_not_followed(settings: Settings, reader: TableReader, key: Decision
                 f"{layer} was interrupted while it committed a batch",
                 fix=f"Run `sessionlake run {layer.replace('-', ' ')} --once` first",
             )
-        waits = layer in stopped and _key_of_violation(stopped[layer]) == key
+        waits = layer in stopped and _get_violation_key(stopped[layer]) == key
         if not waits and has_read_message(reader, layer, topic, partition, offset):
             raise UsageError(f"{_describe_message(key)}: too late to withdraw: {layer} has processed it", fix=_TRACE)
 
@@ -273,7 +273,7 @@ def _describe_message(key: DecisionKey) -> str:
     return f"session {session!r}, topic {topic}, partition {partition}, offset {offset}"
 
 
-def _key_of_violation(violation: Violation) -> DecisionKey:
+def _get_violation_key(violation: Violation) -> DecisionKey:
     return violation.topic, violation.partition, violation.session_id, violation.offset
 
 
@@ -288,12 +288,12 @@ def _find_stop(settings: Settings, message_filter: _MessageFilter) -> tuple[Deci
     """
     stops = _read_stops(settings)
     mine = {
-        layer: _key_of_violation(stop)
+        layer: _get_violation_key(stop)
         for layer, stop in stops.items()
-        if message_filter.matches_message(_key_of_violation(stop))
+        if message_filter.matches_message(_get_violation_key(stop))
     }
     if not mine:
-        texts = (f"{layer} stopped at {_describe_message(_key_of_violation(stop))}" for layer, stop in stops.items())
+        texts = (f"{layer} stopped at {_describe_message(_get_violation_key(stop))}" for layer, stop in stops.items())
         places = "; ".join(texts)
         if SILVER not in stops:
             places = "; ".join(filter(None, ["silver is not known to have stopped", places]))

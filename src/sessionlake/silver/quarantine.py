@@ -11,8 +11,8 @@ import pyarrow as pa
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES, QUARANTINE
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.storage.offset_ranges import enclosing_ranges, offsets_condition
-from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
+from sessionlake.delta.storage.offset_ranges import build_offsets_condition, compute_enclosing_ranges
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, build_key_conditions
 from sessionlake.silver.fold.schemas import ShardReport
 from sessionlake.spark.frames import Rows, to_spark_frame
 
@@ -42,7 +42,7 @@ def add_raw_messages(spark: SparkSession, lake: Lake, rows: Rows, reports: Itera
 
 
 def _add_raw_messages_in_driver(bronze: TableReader, rows: pa.Table, max_bytes: int) -> pa.Table:
-    near = key_conditions(rows, _PLACE, bronze.read_table_schema(MESSAGES))
+    near = build_key_conditions(rows, _PLACE, bronze.read_table_schema(MESSAGES))
     found = bronze.read_arrow_table(MESSAGES, *near, columns=[*_PLACE, *_RAW], max_bytes=max_bytes)
     return rows.join(found, [*_PLACE], join_type="inner").select(_COLUMNS)
 
@@ -57,6 +57,6 @@ def join_raw_messages(bronze: DataFrame, rows: DataFrame, reports: Iterable[Shar
     """
     from pyspark.sql import functions as F
 
-    where = offsets_condition(enclosing_ranges(item for report in reports for item in report.quarantined))
+    where = build_offsets_condition(compute_enclosing_ranges(item for report in reports for item in report.quarantined))
     raw = bronze.where(where).select(*_PLACE, *_RAW)
     return F.broadcast(rows).join(raw, [*_PLACE]).select(*_COLUMNS)

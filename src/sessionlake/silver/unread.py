@@ -58,13 +58,13 @@ def _read_silences_after(spark: SparkSession, lake: Lake, bronze_version: int, c
     """Returns the silences written to bronze from a version on. Compaction does not repeat older silences."""
     found: set[Silence] = set()
 
-    def gather(rows: DataFrame, _: Txn) -> None:
+    def collect_batch(rows: DataFrame, _: Txn) -> None:
         found.update(select_silences(rows))
 
     options = {"startingVersion": bronze_version, **SKIP_REMOVALS}
     frame = lake.stream_table(spark, MESSAGES, lake.settings.silver.max_bytes_per_trigger, options)
     shutil.rmtree(checkpoint, ignore_errors=True)
     query = LayerQuery("unread silences", checkpoint)
-    query.start(frame, gather, trigger=timedelta(0), once=True).wait()
+    query.start(frame, collect_batch, trigger=timedelta(0), once=True).wait()
     shutil.rmtree(checkpoint)
     return frozenset(found)

@@ -17,7 +17,7 @@ _TOLERANCE = 1e-9
 _FOUND, _TRUTH, _OFTEN, _DUE = map(internal, ("found", "truth", "often", "due"))
 
 
-def magnitude_column_name(name: str) -> str:
+def build_magnitude_column_name(name: str) -> str:
     """Returns the name of the column with a result's magnitude: the same sum or average, over absolute values."""
     return internal(f"size:{name}")
 
@@ -56,7 +56,7 @@ def compare_rows(
         table: Name of the table, for the result.
         key_columns: Columns that identify a row.
         compared_columns: Columns to compare. They must be equal, unless `expected` has a column with the magnitude of
-            the values (`magnitude_column_name`): then they may differ by the tolerance times the magnitude.
+            the values (`build_magnitude_column_name`): then they may differ by the tolerance times the magnitude.
         actual: Rows of the table.
         expected: Expected rows.
     """
@@ -64,7 +64,7 @@ def compare_rows(
 
     figures = F.struct(*map(quote, compared_columns))
     left = actual.groupBy(*map(quote, key_columns)).agg(F.first(figures).alias(_FOUND), F.count("*").alias(_OFTEN))
-    sizes = [name for name in expected.columns if name in {*map(magnitude_column_name, compared_columns)}]
+    sizes = [name for name in expected.columns if name in {*map(build_magnitude_column_name, compared_columns)}]
     right = expected.select(
         *map(quote, key_columns),
         F.struct(*map(quote, compared_columns)).alias(_TRUTH),
@@ -75,7 +75,7 @@ def compare_rows(
     kinds = dict(expected.dtypes)
     same = reduce(
         lambda a, b: a & b,
-        (_values_are_equal(name, magnitude_column_name(name) in sizes, kinds[name]) for name in compared_columns),
+        (_values_are_equal(name, build_magnitude_column_name(name) in sizes, kinds[name]) for name in compared_columns),
     )
     wrong = F.col(_OFTEN).isNull() | (F.col(_OFTEN) > 1) | F.col(_DUE).isNull() | ~same
     rows, different = both.select(F.count(_DUE), F.count_if(wrong)).collect()[0]
@@ -97,11 +97,11 @@ def _values_are_equal(name: str, has_magnitude: bool, kind: str) -> Column:
     # Decimals are summed exactly, so they have no tolerance.
     near = F.lit(col=False) if kind.startswith("decimal") else _is_near(name, a, b)
     # Engines differ on sums that exceed the range of their type, so any value is accepted.
-    beyond = F.col(quote(magnitude_column_name(name))) == float("inf")
+    beyond = F.col(quote(build_magnitude_column_name(name))) == float("inf")
     return F.coalesce(near, F.lit(col=False)) | F.coalesce(beyond, F.lit(col=False)) | a.eqNullSafe(b)
 
 
 def _is_near(name: str, a: Column, b: Column) -> Column:
     from pyspark.sql import functions as F
 
-    return F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(magnitude_column_name(name))))
+    return F.abs(a - b) <= _TOLERANCE * F.greatest(F.abs(a), F.abs(b), F.col(quote(build_magnitude_column_name(name))))

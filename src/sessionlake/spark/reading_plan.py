@@ -194,13 +194,13 @@ class _PlanWalker:
         if self._node.isInstance(plan_part):
             self._check_node(plan_part, _read_class_name(plan_part), defined_names)
         else:
-            for part in self._child_parts(plan_part):
+            for part in self._list_child_parts(plan_part):
                 self.check_part(part, defined_names)
 
     def _check_node(self, node: Any, kind: str, defined_names: frozenset[str]) -> None:
         if kind not in _ALLOWED:
             raise UsageError(
-                f"the statement has {_class_name_without_package(kind)}, which may do more than read the lake's tables",
+                f"the statement has {_strip_package(kind)}, which may do more than read the lake's tables",
                 why="Only statements that read are run",
                 fix="Leave that part out",
             )
@@ -209,7 +209,7 @@ class _PlanWalker:
             return
         self._collect_names(node, kind, defined_names)
         if kind not in _LEAVES:
-            for part in self._child_parts(node):
+            for part in self._list_child_parts(node):
                 self.check_part(part, defined_names)
 
     def _check_with(self, node: Any, defined_names: frozenset[str]) -> None:
@@ -251,7 +251,7 @@ class _PlanWalker:
                 fix="Leave it out of the statement",
             )
 
-    def _child_parts(self, part: Any) -> Iterator[Any]:
+    def _list_child_parts(self, part: Any) -> Iterator[Any]:
         if self._many.isInstance(part):
             yield from _iterate_scala(part)
         elif self._product.isInstance(part):
@@ -273,7 +273,7 @@ def _read_class_name(java_object: Any) -> str:
     return str(java_object.getClass().getName())
 
 
-def _class_name_without_package(kind: str) -> str:
+def _strip_package(kind: str) -> str:
     """Returns a class name without its package, for example `InsertIntoDir`."""
     return kind.rpartition(".")[2].rstrip("$")
 

@@ -15,8 +15,8 @@ from sessionlake.local import class_archive
 from sessionlake.local.allocator import limit_malloc_arenas
 from sessionlake.local.gateway import JvmStart, describe_jvm_failure, prepare_jvm_start, stop_jvm
 from sessionlake.local.home import create_home
-from sessionlake.local.jars import fetch_spark_jars, pyspark_jars_folder
-from sessionlake.local.java import logging_flags, require_java
+from sessionlake.local.jars import fetch_spark_jars, find_pyspark_jars_folder
+from sessionlake.local.java import build_logging_flags, require_java
 from sessionlake.local.paths import process_folder
 from sessionlake.settings.model import Settings
 
@@ -166,9 +166,9 @@ def _prepare_jvm(
 ) -> tuple[Mapping[str, str], AbstractContextManager[None]]:
     java, jars = require_java(), fetch_spark_jars()
     logs = create_home(settings, "warehouse", "logs") / "logs"
-    flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *extra_flags, *logging_flags(logs / f"{app}.log")]
+    flags = [*_JVM, f"-Djava.io.tmpdir={process_folder()}", *extra_flags, *build_logging_flags(logs / f"{app}.log")]
     return prepare_jvm_start(
-        JvmStart(java, settings.driver_memory, flags, pyspark_jars_folder(), jars[0].parent, logs / f"{app}.out")
+        JvmStart(java, settings.driver_memory, flags, find_pyspark_jars_folder(), jars[0].parent, logs / f"{app}.out")
     )
 
 

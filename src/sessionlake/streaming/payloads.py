@@ -44,7 +44,7 @@ def build_feed_decoder(capture: CaptureSettings, shards: int) -> FeedDecoder | N
     """
     if not capture.feeds:
         return None
-    feeds = tuple(feed.made() for feed in capture.feeds)
+    feeds = tuple(feed.build() for feed in capture.feeds)
     for feed in feeds:
         feed.load_code()
     skew = milliseconds(capture.max_future_skew)

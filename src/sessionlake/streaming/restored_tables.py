@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, LEDGER, SILVER
-from sessionlake.delta.storage.commits import LoggedCommit, unrepaired_restore
+from sessionlake.delta.storage.commits import LoggedCommit, find_unrepaired_restore
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import LossError
 from sessionlake.ledger.books import VERSIONS, LedgerReader, to_dicts
@@ -40,11 +40,13 @@ def refuse_restored_tables(spark: SparkSession | None, lake: Lake, tables: Itera
         table for table in existing if not _has_only_batches(table, lake.latest_version(spark, table), known, entries)
     ]
     found = {table: _read_latest_commits(spark, lake, table) for table in suspects}
-    with_ledger = LEDGER in found and unrepaired_restore(found[LEDGER])
+    with_ledger = LEDGER in found and find_unrepaired_restore(found[LEDGER])
     for table in (table for table in tables if table in found):
         commits = found[table]
         last, left = commits[-1].version, _find_last_batch_version(spark, lake, table, commits[-1].version, known)
-        why = None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else unrepaired_restore(commits)
+        why = (
+            None if with_ledger and table.partition(".")[0] not in {SILVER, GOLD} else find_unrepaired_restore(commits)
+        )
         if last < left:
             why = f"it ends with version {last}, and {LEDGER} has a batch that left it at {left}"
         if why is not None:

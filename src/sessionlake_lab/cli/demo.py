@@ -44,7 +44,7 @@ from sessionlake_lab.cli.demo_sources import (
 from sessionlake_lab.cli.demo_view import DemoProgress
 from sessionlake_lab.compare import verify_session_rows
 from sessionlake_lab.simulate.books import BOOK_TOPIC, OrderBook, generate_book_messages, make_books
-from sessionlake_lab.simulate.readback import truth_from_broker
+from sessionlake_lab.simulate.readback import compute_truth_from_broker
 from sessionlake_lab.simulate.run import SimulationReport, build_scenario, send_scenario
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class _DemoRun:
                 report = self._run_live_phase(spark, sensors)
             _write_settings(self._sensors)
             out.print(f"{report.produced.messages:,} messages sent; comparing every session table with the truth …")
-            truth = _BackgroundThread(lambda: truth_from_broker(self._sensors))
+            truth = _BackgroundThread(lambda: compute_truth_from_broker(self._sensors))
             self._wait_for_thread(truth)
         finally:
             self._stop.set()

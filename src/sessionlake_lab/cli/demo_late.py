@@ -15,7 +15,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, RESTATEMENTS, RULE_EVENTS, SESSIONS
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import BrokerError
-from sessionlake.gold.changes import declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.document import parse_rules_file
 from sessionlake.protocol.types import Row
 from sessionlake.settings.model import Settings
@@ -125,7 +125,7 @@ def _round_to_tick(value: float) -> float:
 
 
 def _apply_rule(spark: SparkSession, settings: Settings, text: str) -> None:
-    written, problems = parse_rules_file(text, declared_columns(settings))
+    written, problems = parse_rules_file(text, get_value_columns(settings))
     if problems:
         raise RuntimeError(f"the demo's rule cannot be read: {problems[0]}")
     rules.apply_rules(spark, settings, written, lambda _: None, only=False)
@@ -146,10 +146,10 @@ def _send_messages(settings: Settings, session: Row, values: Sequence[bytes]) ->
     """Sends messages of the session and returns their offsets."""
     from confluent_kafka import KafkaException, Producer
 
-    from sessionlake.kafka.clients import client_config
+    from sessionlake.kafka.clients import build_client_config
 
     offsets: list[int] = []
-    producer = Producer(client_config(settings) | {"enable.idempotence": "true"})
+    producer = Producer(build_client_config(settings) | {"enable.idempotence": "true"})
     try:
         for value in values:
             producer.produce(

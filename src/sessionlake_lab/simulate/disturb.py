@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sessionlake_lab.simulate.block import END, FIRST, SlotBlock
-from sessionlake_lab.simulate.malformed import ValidMessage, malformed_variants
+from sessionlake_lab.simulate.malformed import ValidMessage, list_malformed_variants
 from sessionlake_lab.simulate.rows import to_json_name
 from sessionlake_lab.simulate.scenario import FaultRates
 
@@ -40,7 +40,7 @@ class FaultInjector:
 
     def __init__(self, scenario: Scenario, columns: Sequence[Column], rng: np.random.Generator) -> None:
         self._scenario, self._faults, self._rng = scenario, scenario.faults, rng
-        self._variants = malformed_variants(columns, too_large=True)
+        self._variants = list_malformed_variants(columns, too_large=True)
         self._sample = b'{"id":"r0",%b:null}' % to_json_name(columns[0].name)
         self._turn = 0
         self._held: dict[int, KafkaRecord] = {}

@@ -15,7 +15,7 @@ import numpy as np
 from sessionlake.protocol.columns import ID
 from sessionlake_lab.simulate.block import DELETE, END, FIRST, HEARTBEAT, SNAPSHOT, UPDATE, SlotBlock
 from sessionlake_lab.simulate.disturb import FaultInjector
-from sessionlake_lab.simulate.malformed import unusual_valid_forms
+from sessionlake_lab.simulate.malformed import list_unusual_valid_forms
 from sessionlake_lab.simulate.rows import RowFormatter, draw_hot_rows
 from sessionlake_lab.simulate.scenario import KafkaRecord, Scenario
 from sessionlake_lab.simulate.sensors import FAMILIES, SensorWorld
@@ -63,7 +63,7 @@ class _MessageGenerator:
         self._disturb = FaultInjector(scenario, columns, rng)
         self._latency = rng.integers(*_LATENCY_MS, scenario.session_count)
         self._addresses = _list_session_addresses(scenario)
-        self._odd = unusual_valid_forms()
+        self._odd = list_unusual_valid_forms()
 
     def generate_blocks(self) -> Iterator[list[KafkaRecord]]:
         slots, size = self._scenario.slot_count, self._scenario.slots_per_block

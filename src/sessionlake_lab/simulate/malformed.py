@@ -45,7 +45,7 @@ Broken = tuple[bytes | None, bytes]
 Variant = tuple[str, Callable[[ValidMessage], Broken]]
 
 
-def malformed_variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
+def list_malformed_variants(columns: Sequence[Column], *, too_large: bool) -> list[Variant]:
     """Returns all ways to break a message: pairs of the quarantine reason, and a function that makes key and value.
 
     In the list, reasons alternate.
@@ -54,13 +54,19 @@ def malformed_variants(columns: Sequence[Column], *, too_large: bool) -> list[Va
         columns: The declared columns. There is a variant for each wrong value of each column's type.
         too_large: True to include a value that exceeds the limit by one byte. It may have megabytes.
     """
-    found = [*_bad_keys(), *_bad_texts(), *_bad_headers(), *_bad_rows(), *_bad_columns(columns)]
+    found = [
+        *_list_bad_keys(),
+        *_list_bad_texts(),
+        *_list_bad_headers(),
+        *_list_bad_rows(),
+        *_list_bad_columns(columns),
+    ]
     if too_large:
         found.append(("too_large", lambda v: (v.key, _format_message(v).ljust(v.limit + 1))))
     return _alternate_between_reasons(found)
 
 
-def unusual_valid_forms() -> list[Callable[[bytes], bytes]]:
+def list_unusual_valid_forms() -> list[Callable[[bytes], bytes]]:
     """Returns functions that rewrite a compact message without changing its meaning."""
     return [
         lambda value: b" \r\n\t" + value.replace(b',"', b' ,\r\n\t "') + b"\n ",
@@ -83,7 +89,7 @@ def _alternate_between_reasons(variants_by_reason: list[Variant]) -> list[Varian
     return [variant for _, variant in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _bad_keys() -> list[Variant]:
+def _list_bad_keys() -> list[Variant]:
     keys: tuple[bytes | None, ...] = (
         None,
         b"",
@@ -96,7 +102,7 @@ def _bad_keys() -> list[Variant]:
     return [("bad_key", partial(_with_broken_key, key)) for key in keys]
 
 
-def _bad_texts() -> list[Variant]:
+def _list_bad_texts() -> list[Variant]:
     """Returns values that are not a JSON object."""
     deep = (b'"x":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, b'"x":' + b'{"y":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH)
     wrong = (
@@ -123,7 +129,7 @@ def _bad_texts() -> list[Variant]:
     ]
 
 
-def _bad_headers() -> list[Variant]:
+def _list_bad_headers() -> list[Variant]:
     """Returns objects with an invalid type, seq or ts."""
     kinds = (b"", b'"type":"Update"', b'"type":"delete"', b'"type":null', b'"type":1', b'"type":["update"]')
     # A missing seq is invalid only for some classes, so it is the last variant.
@@ -155,7 +161,7 @@ def _bad_headers() -> list[Variant]:
     ]
 
 
-def _bad_rows() -> list[Variant]:
+def _list_bad_rows() -> list[Variant]:
     """Returns objects with invalid rows, deleted or row ids."""
     lists = (b'"rows":null', b'"rows":{}', b'"rows":"r0"', b'"rows":[null]', b'"rows":[[]]')
     deletions = (b"null", b'"r0"', b"[1]", b'[""]', b'["%b"]' % (b"d" * (MAX_ROW_ID + 1)))
@@ -169,10 +175,12 @@ def _bad_rows() -> list[Variant]:
     ]
 
 
-def _bad_columns(columns: Sequence[Column]) -> list[Variant]:
+def _list_bad_columns(columns: Sequence[Column]) -> list[Variant]:
     """Returns rows with a column value of the wrong type. Values are never cast."""
     cells = [
-        b"%b:%b" % (to_json_name(column.name), text) for column in columns for text in _values_of_wrong_type(column)
+        b"%b:%b" % (to_json_name(column.name), text)
+        for column in columns
+        for text in _list_values_of_wrong_type(column)
     ]
     return _make_variants(
         "bad_column", cells, lambda v, text: _format_message(v, body=b'"rows":[{"id":"r0",%b}]' % text)
@@ -191,7 +199,7 @@ def _with_broken_key(key: bytes | None, victim: ValidMessage) -> Broken:
     return key, _format_message(victim)
 
 
-def _values_of_wrong_type(column: Column) -> list[bytes]:
+def _list_values_of_wrong_type(column: Column) -> list[bytes]:
     if column.json_type is JsonType.STRING:
         return [b"7", b"true", b'["OPEN"]']
     if column.json_type is JsonType.BOOLEAN:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 from sessionlake.errors import BrokerError
-from sessionlake.kafka.clients import consumer_config, require_broker
+from sessionlake.kafka.clients import build_consumer_config, require_broker
 from sessionlake.protocol.silence import Silence
 from sessionlake.settings.model import Settings, TopicRule
 from sessionlake.settings.section import milliseconds
@@ -23,7 +23,7 @@ TIMEOUT_S = 30.0
 FETCH = 10_000
 
 
-def truth_from_broker(
+def compute_truth_from_broker(
     settings: Settings, rules: CaptureRules | None = None, silences: Iterable[Silence] = ()
 ) -> ExpectedTables:
     """Returns the expected silver tables for all messages in the topics of `kafka.topic_pattern`.
@@ -89,7 +89,7 @@ def read_all_messages(settings: Settings) -> Iterator[KafkaMessage]:
         # A fetch that waits at one partition's end would delay the next partition's fetch.
         "fetch.wait.max.ms": 5,
     }
-    consumer = Consumer(consumer_config(settings, "truth") | config)
+    consumer = Consumer(build_consumer_config(settings, "truth") | config)
     try:
         for topic, partition in _list_partitions(consumer, settings):
             yield from _read_partition(consumer, topic, partition)

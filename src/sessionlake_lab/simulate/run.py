@@ -207,6 +207,6 @@ def _require_matching_prefix(settings: Settings, scenario: Scenario) -> None:
 
 def _write_truth(settings: Settings, folder: Path) -> None:
     from sessionlake_lab import truth as judge
-    from sessionlake_lab.simulate.readback import truth_from_broker
+    from sessionlake_lab.simulate.readback import compute_truth_from_broker
 
-    judge.write_tables(truth_from_broker(settings), folder)
+    judge.write_tables(compute_truth_from_broker(settings), folder)

@@ -70,7 +70,7 @@ class SensorFamily:
     states: tuple[str, str, str, str]
     ladder: bool = False
 
-    def quantity_of(self, columns: Sequence[Column], column: Column) -> PhysicalQuantity | None:
+    def get_quantity(self, columns: Sequence[Column], column: Column) -> PhysicalQuantity | None:
         """Returns the quantity that a numeric column has; None if sensors of this family do not send the column."""
         numeric = [one.name for one in columns if one.is_numeric]
         if self.metrics.keys() & numeric:
@@ -82,7 +82,7 @@ class SensorFamily:
         return [
             place
             for place, column in enumerate(columns)
-            if not column.is_numeric or self.quantity_of(columns, column) is not None
+            if not column.is_numeric or self.get_quantity(columns, column) is not None
         ]
 
 
@@ -136,7 +136,7 @@ class SensorWorld:
         self._noise = [np.zeros(shape, np.float32) for column in columns if column.is_numeric]
         self._ladder = np.array([family.ladder for family in FAMILIES])[self.family]
         self._metrics = [
-            _quantities_per_session(self.family, columns, column) for column in columns if column.is_numeric
+            _choose_quantities_per_session(self.family, columns, column) for column in columns if column.is_numeric
         ]
         self._anomalies = _SensorAnomalies(scenario, rng)
         width = len(str(scenario.rows - 1))
@@ -254,11 +254,11 @@ class _SensorAnomalies:
         return frozen, extra
 
 
-def _quantities_per_session(
+def _choose_quantities_per_session(
     family: NDArray[np.int64], columns: Sequence[Column], column: Column
 ) -> tuple[NDArray[np.float64], ...]:
     """Returns the fields of a numeric column's quantity for every session. Any one stands for a column not sent."""
-    kinds = [kind.quantity_of(columns, column) or next(iter(kind.metrics.values())) for kind in FAMILIES]
+    kinds = [kind.get_quantity(columns, column) or next(iter(kind.metrics.values())) for kind in FAMILIES]
     table = np.array([astuple(kind) for kind in kinds])
     return tuple(table[family, part] for part in range(table.shape[1]))
 

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from sessionlake.errors import BrokerError, UsageError
-from sessionlake.kafka.clients import client_config, require_broker
+from sessionlake.kafka.clients import build_client_config, require_broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -92,8 +92,8 @@ class _KafkaWriter:
         largest = settings.capture.max_message_bytes + ENVELOPE_BYTES
         require_broker(settings)
         # Errors are raised as exceptions. librdkafka's log lines would interrupt the progress display.
-        common = {**client_config(settings), "log_level": 2}
-        self._producer = Producer({**common, **_producer_config(largest, live=pace)})
+        common = {**build_client_config(settings), "log_level": 2}
+        self._producer = Producer({**common, **_build_producer_config(largest, live=pace)})
         self._admin = AdminClient(common)
         self._consumer = Consumer({**common, "group.id": "sessionlake-simulate", "enable.auto.commit": False})
         self._largest = largest
@@ -244,7 +244,7 @@ class _SendPace:
             now = time.monotonic() * 1000
 
 
-def _producer_config(largest: int, *, live: bool) -> dict[str, Any]:
+def _build_producer_config(largest: int, *, live: bool) -> dict[str, Any]:
     return {
         "enable.idempotence": True,
         "acks": "all",

@@ -27,7 +27,7 @@ class SessionTimeline:
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
         count, end = scenario.session_count, scenario.duration_s
-        begin = _sensor_starts(scenario, rng).repeat(scenario.sessions_per_sensor)
+        begin = _choose_sensor_starts(scenario, rng).repeat(scenario.sessions_per_sensor)
         joins = (rng.random(count) < scenario.joining) & (np.arange(count) % scenario.sessions_per_sensor > 0)
         start = np.where(joins, rng.uniform(begin, begin + 0.9 * (end - begin)), begin)
         fate = rng.random(count)
@@ -92,7 +92,7 @@ class SessionTimeline:
         return seqs
 
 
-def _sensor_starts(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.float64]:
+def _choose_sensor_starts(scenario: Scenario, rng: np.random.Generator) -> NDArray[np.float64]:
     """Returns the seconds at which each sensor's topic appears: 0, or for late sensors in the first half of the run."""
     starts = np.zeros(scenario.sensors)
     late = min(round(scenario.sensors * scenario.late_sensors), scenario.sensors - 1)

@@ -12,7 +12,7 @@ from typing import Any
 from sessionlake.cli.engines.kind_rules import KindRules
 from sessionlake.cli.engines.kinds import KindFinder, Kinds, is_added
 from sessionlake.cli.sql_names import is_explained, parse_statements
-from sessionlake.cli.sql_reading import find_tables_read, names_called
+from sessionlake.cli.sql_reading import find_tables_read, list_called_names
 from sessionlake.errors import UsageError
 
 TABLE_FEATURES = frozenset(
@@ -64,7 +64,7 @@ def explain_not_covered(sql: str, view_queries: Sequence[str], columns: Mapping[
     texts = {id(tree): text for text in (sql, *view_queries) for tree in parse_statements(text)}
 
     def name_of(node: Any) -> str:
-        names = names_called(node, texts[id(node.root())])
+        names = list_called_names(node, texts[id(node.root())])
         return min(names & FUNCTIONS or names)
 
     views = [tree for query in view_queries for tree in parse_statements(query)]

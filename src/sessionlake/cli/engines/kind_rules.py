@@ -24,7 +24,7 @@ from sessionlake.cli.engines.kinds import (
     TIME,
     KindFinder,
     Kinds,
-    arguments_of,
+    list_arguments,
 )
 
 _INTEGERS = frozenset({COUNT, SMALL, INTEGER})
@@ -104,7 +104,7 @@ class KindRules:
         """Returns why Sail may not call this function with these arguments."""
         from sqlglot import exp
 
-        given = arguments_of(node)
+        given = list_arguments(node)
         why: str | None = None
         if name == "exists" and isinstance(node.this, exp.Query | exp.Subquery):
             return "EXISTS with a subquery is not covered"

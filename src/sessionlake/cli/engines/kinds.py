@@ -99,17 +99,17 @@ class KindFinder:
             inner = node.expressions[0] if isinstance(node, exp.Distinct) else node.this
             return self.find_kinds(inner)
         if isinstance(node, exp.Column | exp.Dot):
-            return self._kinds_of_name(node.name.lower())
+            return self._find_kinds_of_name(node.name.lower())
         if isinstance(node, exp.Literal):
-            return frozenset({_kind_of_literal(node)})
+            return frozenset({_find_kind_of_literal(node)})
         if isinstance(node, exp.Cast):
             return frozenset({_OF_TYPE.get(node.to.this.name, UNKNOWN)})
         is_operation = isinstance(node, exp.Connector) or not isinstance(node, exp.Func)
         if is_operation and isinstance(node, exp.Binary | exp.Unary | exp.Predicate):
-            return self._kinds_of_operation(node)
-        return self._kinds_of_other(node)
+            return self._find_kinds_of_operation(node)
+        return self._find_kinds_of_other(node)
 
-    def _kinds_of_name(self, name: str) -> Kinds:
+    def _find_kinds_of_name(self, name: str) -> Kinds:
         if name in self._open:
             return frozenset()  # an alias of an expression with a column of the same name
         self._open.add(name)
@@ -119,7 +119,7 @@ class KindFinder:
             self._open.remove(name)
         return found | {UNKNOWN} if name in self._renamed or not found else found
 
-    def _kinds_of_operation(self, node: Any) -> Kinds:
+    def _find_kinds_of_operation(self, node: Any) -> Kinds:
         from sqlglot import exp
 
         if isinstance(node, exp.Neg):
@@ -131,10 +131,10 @@ class KindFinder:
         if isinstance(node, exp.Mod | exp.IntDiv):
             return frozenset({INTEGER})
         if isinstance(node, exp.Add | exp.Sub | exp.Mul):
-            return self._kinds_of_arithmetic(self.find_kinds(node.left), self.find_kinds(node.right))
+            return self._find_kinds_of_arithmetic(self.find_kinds(node.left), self.find_kinds(node.right))
         return frozenset({BOOLEAN})
 
-    def _kinds_of_arithmetic(self, left: Kinds, right: Kinds) -> Kinds:
+    def _find_kinds_of_arithmetic(self, left: Kinds, right: Kinds) -> Kinds:
         both = left | right
         if both <= {COUNT}:
             return both
@@ -144,7 +144,7 @@ class KindFinder:
             return both - {INTERVAL}
         return frozenset({INTEGER}) if both <= {COUNT, SMALL, INTEGER} else frozenset({UNKNOWN})
 
-    def _kinds_of_other(self, node: Any) -> Kinds:
+    def _find_kinds_of_other(self, node: Any) -> Kinds:
         from sqlglot import exp
 
         simple = {exp.Null: NULL, exp.Boolean: BOOLEAN, exp.Interval: INTERVAL, exp.HexString: BINARY}
@@ -158,15 +158,15 @@ class KindFinder:
         if isinstance(node, exp.Subquery | exp.Select):
             select = node.find(exp.Select)
             return self.find_kinds(select.selects[0]) if select and len(select.selects) == 1 else frozenset({UNKNOWN})
-        return self._kinds_of_call(node) if isinstance(node, exp.Func) else frozenset({UNKNOWN})
+        return self._find_kinds_of_call(node) if isinstance(node, exp.Func) else frozenset({UNKNOWN})
 
-    def _kinds_of_call(self, node: Any) -> Kinds:
+    def _find_kinds_of_call(self, node: Any) -> Kinds:
         name = self._name_of(node)
         if name in RESULT_KIND:
             return frozenset({RESULT_KIND[name]})
         if name not in _LIKE_ARGUMENTS:
             return frozenset({UNKNOWN})
-        given, places = arguments_of(node), _LIKE_ARGUMENTS[name]
+        given, places = list_arguments(node), _LIKE_ARGUMENTS[name]
         chosen = given if places is None else [given[place] for place in places if place < len(given)]
         found = frozenset[str]().union(*map(self.find_kinds, chosen))
         return found - {SMALL} | {COUNT} if name == "sum" and SMALL in found else found
@@ -179,7 +179,7 @@ def is_added(node: Any) -> bool:
     return isinstance(node, exp.TsOrDsToDate) and "start" not in node.meta
 
 
-def arguments_of(node: Any) -> list[Any]:
+def list_arguments(node: Any) -> list[Any]:
     """Returns the arguments of a function call, in order."""
     from sqlglot import exp
 
@@ -189,7 +189,7 @@ def arguments_of(node: Any) -> list[Any]:
     return found
 
 
-def kinds_of_fields(fields: Iterable[Mapping[str, Any]], bounded: Iterable[str] = ()) -> dict[str, Kinds]:
+def find_kinds_of_fields(fields: Iterable[Mapping[str, Any]], bounded: Iterable[str] = ()) -> dict[str, Kinds]:
     """Returns the kinds of columns and of all fields inside them, by name in lower case.
 
     Args:
@@ -218,7 +218,7 @@ def _add_type(found: dict[str, Kinds], name: str, kind: Any, bounded: Kinds) -> 
                 _add_type(found, "value", kind[part], bounded)
 
 
-def _kind_of_literal(node: Any) -> str:
+def _find_kind_of_literal(node: Any) -> str:
     if node.is_string:
         return TEXT
     if not node.this.isdigit():

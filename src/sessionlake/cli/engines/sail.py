@@ -17,15 +17,15 @@ from typing import IO, TYPE_CHECKING, Self
 from sessionlake.cli.engines.coverage import TABLE_FEATURES, explain_not_covered
 from sessionlake.cli.engines.expired_rows import describe_expired_rows
 from sessionlake.cli.engines.interface import Answer, EngineRefusalError, Statement
-from sessionlake.cli.engines.kinds import LAKE_COUNTS, Kinds, kinds_of_fields
-from sessionlake.cli.engines.versions import LakeAtVersions, insert_versions, version_clause
+from sessionlake.cli.engines.kinds import LAKE_COUNTS, Kinds, find_kinds_of_fields
+from sessionlake.cli.engines.versions import LakeAtVersions, build_version_clause, insert_versions
 from sessionlake.cli.sql_names import insert_arguments
 from sessionlake.cli.sql_reading import find_tables_read
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.errors import UsageError
-from sessionlake.gold.sql.views import DEFINITIONS, view_query
+from sessionlake.gold.sql.views import DEFINITIONS, build_view_query
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 
@@ -96,9 +96,9 @@ class SailEngine:
             raise EngineRefusalError("only parameters with plain texts are covered")
         names = _find_lake_names(sql)
         views = [name for name in names if name in DEFINITIONS]
-        tables = dict.fromkeys([*(name for name in names if name not in views), *_tables_of(views)])
+        tables = dict.fromkeys([*(name for name in names if name not in views), *_find_tables_of(views)])
         lake = _LakeInSail(self._settings, statement.versions)
-        queries = {view: view_query(lake, view) for view in views}
+        queries = {view: build_view_query(lake, view) for view in views}
         columns: dict[str, Kinds] = {}
         setup = [
             f"CREATE DATABASE IF NOT EXISTS {quote(schema)}"
@@ -106,11 +106,13 @@ class SailEngine:
         ]
         for table in tables:
             if table not in statement.versions:
+                if any(table in feed.views for feed in self._settings.capture.feeds):
+                    raise EngineRefusalError(f"{table} is a view of a feed")
                 if table in names:
                     raise EngineRefusalError(f"{table} does not exist yet")
                 continue  # a view counts it as a table without rows
             folder = lake.folder(table)
-            _add_kinds(columns, _covered_columns(lake, table, statement.versions[table]))
+            _add_kinds(columns, _list_covered_columns(lake, table, statement.versions[table]))
             setup.append(f"CREATE TABLE IF NOT EXISTS {_quote_name(table)} USING delta LOCATION '{folder}'")
         if why := explain_not_covered(sql, list(queries.values()), columns):
             raise EngineRefusalError(why)
@@ -140,7 +142,7 @@ class _LakeInSail(LakeAtVersions):
     """A lake whose tables have their two-level names in Sail's catalog."""
 
     def to_sql_identifier(self, table: str) -> str:
-        return _quote_name(table) + version_clause(self.versions, table)
+        return _quote_name(table) + build_version_clause(self.versions, table)
 
     def folder(self, table: str) -> Path:
         """Returns the table's folder.
@@ -164,11 +166,11 @@ def _find_lake_names(sql: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _tables_of(views: list[str]) -> list[str]:
+def _find_tables_of(views: list[str]) -> list[str]:
     return [table for view in views for table in DEFINITIONS[view].reads.values()]
 
 
-def _covered_columns(lake: Lake, table: str, version: int) -> Mapping[str, Kinds]:
+def _list_covered_columns(lake: Lake, table: str, version: int) -> Mapping[str, Kinds]:
     """Returns the kinds of a table's columns, by name.
 
     Raises:
@@ -184,7 +186,7 @@ def _covered_columns(lake: Lake, table: str, version: int) -> Mapping[str, Kinds
     fixed = {name for name, _ in TABLES[table].column_types if name != DECLARED} if table in TABLES else set()
     kinds = dict[str, Kinds]()
     for field in description.fields:
-        found = kinds_of_fields([field], LAKE_COUNTS if field["name"] in fixed else ())
+        found = find_kinds_of_fields([field], LAKE_COUNTS if field["name"] in fixed else ())
         _add_kinds(kinds, found)
     return kinds
 

@@ -26,7 +26,7 @@ class LakeAtVersions(Lake):
 
     def to_sql_identifier(self, table: str) -> str:
         """Returns the table's full, quoted name in SQL, followed by its version."""
-        return super().to_sql_identifier(table) + version_clause(self.versions, table)
+        return super().to_sql_identifier(table) + build_version_clause(self.versions, table)
 
 
 def read_versions(lake: Lake, tables: Iterable[str]) -> dict[str, int]:
@@ -48,7 +48,7 @@ def read_versions(lake: Lake, tables: Iterable[str]) -> dict[str, int]:
     return versions
 
 
-def version_clause(versions: Mapping[str, int], table: str) -> str:
+def build_version_clause(versions: Mapping[str, int], table: str) -> str:
     """Returns the SQL that follows a table's name to choose its version; empty if none is chosen for the table."""
     return f" VERSION AS OF {versions[table]}" if table in versions else ""
 
@@ -58,7 +58,7 @@ def insert_versions(sql: str, versions: Mapping[str, int]) -> str:
     return replace_names(
         sql,
         lambda one: (
-            f"{sql[one.start : one.end]}{version_clause(versions, str(one))}"
+            f"{sql[one.start : one.end]}{build_version_clause(versions, str(one))}"
             if one.is_table and not one.has_version
             else None
         ),

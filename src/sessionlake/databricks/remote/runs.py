@@ -65,8 +65,8 @@ def make_run_status(run: BaseRun | Run) -> RunStatus:
     return RunStatus(
         int(run.run_id or 0),
         state,
-        _ms_to_datetime(run.start_time),
-        _ms_to_datetime(run.end_time),
+        _convert_ms_to_datetime(run.start_time),
+        _convert_ms_to_datetime(run.end_time),
         (why.message if why is not None else None) or "",
         run.run_page_url or "",
     )
@@ -180,5 +180,5 @@ def read_outputs(client: WorkspaceClient, run: int) -> Iterator[TaskOutput]:
         yield TaskOutput(key, output.logs or "", bool(output.logs_truncated), "\n".join(errors))
 
 
-def _ms_to_datetime(ms: int | None) -> datetime | None:
+def _convert_ms_to_datetime(ms: int | None) -> datetime | None:
     return datetime.fromtimestamp(ms / 1000, UTC) if ms else None

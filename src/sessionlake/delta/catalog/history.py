@@ -50,7 +50,7 @@ def compute_minimum_retention(name: str, keep: timedelta) -> timedelta:
     return max(keep, _MINIMUM_OF_SOURCES.get(name, keep)) if keep else keep
 
 
-def file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedelta:
+def compute_file_retention(table: DeltaTable, name: str, kept: HistoryToKeep) -> timedelta:
     """Returns how long files must stay on the disk after a commit has removed them from the table.
 
     It is longer than `kept` says if a stream still has to read older versions. Then it is a power of two in hours, so

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.catalog.leases import LeaseRow
-from sessionlake.delta.schemas.ddl import sql_string
 from sessionlake.delta.schemas.names import LEASES
 from sessionlake.delta.schemas.tables import TABLES, arrow_schema
 from sessionlake.delta.storage.commits import LAST_COMMIT
-from sessionlake.delta.storage.conflicts import conflict_errors
-from sessionlake.delta.storage.interface import TableStorage, delta_writer
+from sessionlake.delta.storage.conflicts import list_conflict_errors
+from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.spark.frames import to_spark_frame
 from sessionlake.spark.interpreted import without_code_generation
@@ -63,13 +62,14 @@ class SparkLeases:
 
     def write_lease(self, lease: LeaseRow) -> bool:
         """Replaces the row with the lease's name. Returns False if Delta skipped the commit or it conflicted."""
+        from pyspark.sql import functions as F
+
         spark, txn = self._spark, Txn(f"lease:{lease.name}", lease.number)
         spark.conf.unset(LAST_COMMIT)
-        with _own_pool(spark), without_code_generation(spark), suppress(*conflict_errors()):
+        with _own_pool(spark), without_code_generation(spark), suppress(*list_conflict_errors()):
             row = to_spark_frame(spark, pa.Table.from_pylist([asdict(lease)], arrow_schema(LEASES)))
             # An UPDATE or a MERGE would read files first; replacing a partition does not.
-            replacing = delta_writer(row, LEASES, txn, "overwrite").option(
-                "replaceWhere", f"name = {sql_string(lease.name)}"
-            )
-            self._storage.save_to_table(replacing, LEASES)
+            writer = row.writeTo(self._storage.to_sql_identifier(LEASES)).options(**txn.writer_options(LEASES))
+            with self._storage.commit_lock(LEASES):
+                writer.overwrite(F.col("name") == lease.name)
         return spark.conf.get(LAST_COMMIT, None) is not None

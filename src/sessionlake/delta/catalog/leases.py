@@ -83,7 +83,8 @@ class LeaseRow:
 
     def create_refusal(self, settings: Settings) -> ClaimedError:
         """Returns the error for another process that wants the lease."""
-        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {_utc_text(self.expires_at)}"
+        until = _format_utc(self.expires_at)
+        fix = f"Stop it first. If it is gone for good, {self.name} can be taken over after {until}"
         return make_claimed_error(settings, self._lock_holder, self.name, fix)
 
 
@@ -273,12 +274,11 @@ class HeldLease:
         return wanted if self._table.write_lease(wanted) else self._table.read_lease(self.name)
 
     def _create_lost_lease_error(self, found: LeaseRow | None) -> ClaimedError:
-        if found is None or found.holder is None:
-            then = "another process has had it since"
-        else:
+        until, then = _format_utc(self._lease.expires_at), "another process has had it since"
+        if found is not None and found.holder is not None:
             then = f"another process {found.doing} now ({found})"
         return ClaimedError(
-            f"{self.name}: this process did not renew its lease before {_utc_text(self._lease.expires_at)}, and {then}",
+            f"{self.name}: this process did not renew its lease before {until}, and {then}",
             why="This process writes nothing more. What it has committed stays, and the other process continues",
             fix="Leave the other process running, or stop it and run the command again",
         )
@@ -289,14 +289,14 @@ def _describe_change(before: LeaseRow, **changed: object) -> LeaseRow:
     return replace(before, number=before.number + 1, **changed)  # type: ignore[arg-type]  # callers name fields of Lease
 
 
-def _utc_text(moment: datetime) -> str:
+def _format_utc(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
 
 
 def _warn_taken_over(before: LeaseRow) -> None:
     _LOG.warning(
         "%s: taken over from a process that %s and stands still, or is gone (%s); it last renewed its lease at %s",
-        before.name, before.doing, before, _utc_text(before.renewed_at),
+        before.name, before.doing, before, _format_utc(before.renewed_at),
     )  # fmt: skip
 
 

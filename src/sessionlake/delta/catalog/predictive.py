@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sessionlake.delta.catalog.history import file_retention
-from sessionlake.delta.schemas.properties import RETENTION, interval_text
+from sessionlake.delta.catalog.history import compute_file_retention
+from sessionlake.delta.schemas.properties import RETENTION, format_interval
 from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.upkeep import HistoryToKeep
 
@@ -36,5 +36,5 @@ def is_enabled(description: Iterable[tuple[str, str]]) -> bool:
 
 def keep_files(spark: SparkSession, storage: TableStorage, table: str, kept: HistoryToKeep) -> None:
     """Stores in a table property how long files must stay for the readers. The platform's VACUUM obeys it."""
-    span = file_retention(storage.open_delta_table(spark, table), table, kept)
-    storage.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
+    span = compute_file_retention(storage.open_delta_table(spark, table), table, kept)
+    storage.set_changed_properties(spark, table, {RETENTION: format_interval(span)})

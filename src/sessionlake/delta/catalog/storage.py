@@ -10,21 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sessionlake.delta.catalog import memory
-from sessionlake.delta.catalog.history import (
-    compute_minimum_retention,
-    file_retention,
-    first_read_options,
-    read_last_vacuum,
-)
+from sessionlake.delta.catalog import history, memory
 from sessionlake.delta.catalog.lease_table import SparkLeases
 from sessionlake.delta.catalog.leases import hold_lease, read_token, require_leases
 from sessionlake.delta.schemas.ddl import cluster_statement, create_statements
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.schemas.names import CLAIMED_TABLES, LEASES, WRITTEN_OUTSIDE_BATCHES
-from sessionlake.delta.schemas.properties import RETENTION, interval_text
+from sessionlake.delta.schemas.properties import RETENTION, format_interval
 from sessionlake.delta.storage.commits import NO_COMMIT, LoggedCommit, TableCommit
-from sessionlake.delta.storage.conflicts import conflict_errors, retry_on_conflict
+from sessionlake.delta.storage.conflicts import list_conflict_errors, retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.interface import PURGED, StagedRows, TableStorage
 from sessionlake.delta.storage.limits import DriverLimits
@@ -36,6 +30,7 @@ from sessionlake.delta.storage.spark_writes import (
     count_with_spark,
     erase_with_spark,
     merge_with_spark,
+    overwrite_rows,
     remove_with_spark,
     stage_with_spark,
 )
@@ -50,7 +45,7 @@ from sessionlake.spark.interpreted import temporary_spark_conf, without_code_gen
 
 if TYPE_CHECKING:
     from delta.tables import DeltaTable
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 # OPTIMIZE runs if a table has at least this many files, and more than this factor times the number of full files.
@@ -207,7 +202,7 @@ class CatalogStorage(TableStorage):
         within = self._to_sql_schema(table.partition(".")[0])
         if not spark.catalog.databaseExists(within):
             spark.sql(f"CREATE SCHEMA IF NOT EXISTS {within}")
-        wanted = schema.build_properties(compute_minimum_retention(table, self._settings.maintain.keep))
+        wanted = schema.build_properties(history.compute_minimum_retention(table, self._settings.maintain.keep))
         columns = schema.definitions_for(self._settings)
         for statement in create_statements(self.to_sql_identifier(table), schema, columns, wanted):
             spark.sql(statement)
@@ -270,8 +265,8 @@ class CatalogStorage(TableStorage):
     def latest_commits(self, spark: SparkSession | None, table: str, count: int) -> list[LoggedCommit]:
         session = _require_session(spark, self._settings)
         with without_code_generation(session):
-            history = self.open_delta_table(session, table).history(count)
-            found = history.select("version", "operation", "operationParameters").collect()
+            commits = self.open_delta_table(session, table).history(count)
+            found = commits.select("version", "operation", "operationParameters").collect()
         return sorted((LoggedCommit(*row) for row in found), key=lambda commit: commit.version)
 
     def created_at(self, spark: SparkSession | None, table: str) -> datetime | None:
@@ -307,14 +302,16 @@ class CatalogStorage(TableStorage):
     def merge_rows(self, spark: SparkSession, table: str, source: Rows, upsert: Upsert, txn: Txn) -> TableCommit:
         return merge_with_spark(self, spark, table, source, upsert, txn)
 
-    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
-        try:
-            writer.saveAsTable(self.to_sql_identifier(table))
-        finally:
-            memory.forget_cached_rows(self.to_sql_identifier(table))
+    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.commit_lock(table):
+            rows.write.format("delta").mode("append").options(**options).saveAsTable(self.to_sql_identifier(table))
+
+    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        with self.commit_lock(table):
+            overwrite_rows(rows, self.to_sql_identifier(table), options)
 
     def first_read_options(self, spark: SparkSession, table: str) -> dict[str, int]:
-        return first_read_options(self.open_delta_table(spark, table), table)
+        return history.first_read_options(self.open_delta_table(spark, table), table)
 
     # -- upkeep
 
@@ -333,7 +330,7 @@ class CatalogStorage(TableStorage):
             return None
         try:
             spark.sql(f"OPTIMIZE {self.to_sql_identifier(table)}").collect()
-        except conflict_errors():
+        except list_conflict_errors():
             return None
         return CompactionResult(before, self._count_files(spark, table)[0])
 
@@ -365,7 +362,7 @@ class CatalogStorage(TableStorage):
         """True if the last VACUUM was a day ago or earlier. Only VACUUM itself can tell how much it will remove."""
         del kept
         if table not in self._vacuums:
-            last = read_last_vacuum(self.open_delta_table(spark, table))
+            last = history.read_last_vacuum(self.open_delta_table(spark, table))
             self._vacuums[table] = _LONG_AGO if last is None else last["timestamp"].astimezone(UTC)
         return datetime.now(UTC) - self._vacuums[table] >= _VACUUM_EVERY
 
@@ -374,14 +371,14 @@ class CatalogStorage(TableStorage):
 
         Other programs that vacuum the table obey it, too. The platform removes log entries.
         """
-        span = file_retention(self.open_delta_table(spark, table), table, kept)
-        self.set_changed_properties(spark, table, {RETENTION: interval_text(span)})
+        span = history.compute_file_retention(self.open_delta_table(spark, table), table, kept)
+        self.set_changed_properties(spark, table, {RETENTION: format_interval(span)})
         with temporary_spark_conf(spark, _VACUUMS):
             spark.sql(f"VACUUM {self.to_sql_identifier(table)}").collect()
         return self._read_vacuum_result(spark, table)
 
     def _read_vacuum_result(self, spark: SparkSession, table: str) -> VacuumResult:
-        last = read_last_vacuum(self.open_delta_table(spark, table))
+        last = history.read_last_vacuum(self.open_delta_table(spark, table))
         self._vacuums[table] = datetime.now(UTC)
         metrics = {} if last is None else last["operationMetrics"]
         return VacuumResult(int(metrics.get("numFilesToDelete", 0)), int(metrics.get("sizeOfDataToDelete", 0)))

@@ -71,7 +71,7 @@ def finish_commit(delta: DeltaTable, version: int) -> None:
     folder = folder_of(delta)
     write_checksum(folder, version)
     interval = int(delta.metadata().configuration.get(CHECKPOINTS) or CHECKPOINT_INTERVAL)
-    if version - _last_checkpoint(folder) < interval:
+    if version - _find_last_checkpoint(folder) < interval:
         return
     try:
         write_checkpoint(open_table(folder))
@@ -87,7 +87,7 @@ def write_checkpoint(delta: DeltaTable) -> None:
     sync_to_disk(*filter(Path.is_file, written), log)
 
 
-def _last_checkpoint(folder: Path) -> int:
+def _find_last_checkpoint(folder: Path) -> int:
     """Returns the table version of the log's last checkpoint; -1 if there is none, or its number cannot be read."""
     try:
         return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_bytes())["version"])

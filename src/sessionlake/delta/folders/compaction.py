@@ -26,7 +26,7 @@ from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.upkeep import sql_identifier
 from sessionlake.delta.folders.writable import WritableTable, open_writable, spark_only_reason
-from sessionlake.delta.storage.conflicts import conflict_errors
+from sessionlake.delta.storage.conflicts import list_conflict_errors
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.upkeep import CompactionResult
 from sessionlake.spark.interpreted import temporary_spark_conf
@@ -63,13 +63,13 @@ class LiveFile:
     modified: int
 
 
-def size_to_merge_below(sizes: Sequence[int]) -> int | None:
+def compute_size_to_merge_below(sizes: Sequence[int]) -> int | None:
     """Returns the size in bytes below which files should be merged; None if no tier (class of size) has enough files.
 
     Args:
         sizes: the sizes of all files of the table, in bytes.
     """
-    tiers = [_size_class(size) for size in sizes]
+    tiers = [_compute_size_class(size) for size in sizes]
     return next((bound for n, bound in enumerate(_BOUNDS) if tiers.count(n) >= _ENOUGH[n]), None)
 
 
@@ -85,7 +85,7 @@ def find_files_to_merge(files: Sequence[LiveFile]) -> list[LiveFile]:
     for tier, enough in enumerate(_ENOUGH):
         for run in _group_neighbours(ordered, tier):
             closed = run[-1] is not ordered[-1] and len(run) >= _ENOUGH_CLOSED
-            if closed or sum(_size_class(file.size) == tier for file in run) >= enough:
+            if closed or sum(_compute_size_class(file.size) == tier for file in run) >= enough:
                 return _limit_group(run)
     return []
 
@@ -100,7 +100,7 @@ def _group_neighbours(files: Sequence[LiveFile], size_class: int) -> Iterator[li
     """
     together = (list(group) for _, group in groupby(files, key=lambda file: file.modified))
     for small, groups in groupby(
-        together, key=lambda group: all(_size_class(file.size) <= size_class for file in group)
+        together, key=lambda group: all(_compute_size_class(file.size) <= size_class for file in group)
     ):
         if small:
             yield [file for group in groups for file in group]
@@ -117,7 +117,7 @@ def _limit_group(run: Sequence[LiveFile]) -> list[LiveFile]:
     return taken
 
 
-def _size_class(size: int) -> int:
+def _compute_size_class(size: int) -> int:
     return bisect_right(_BOUNDS, size)
 
 
@@ -135,13 +135,13 @@ def compact_folder(spark: SparkSession, folder: Path) -> CompactionResult | None
         if not (table := open_writable(delta)).uses_vectors:
             return _merge_next_files(table)
     before = pa.table(delta.get_add_actions())["size_bytes"].to_pylist()
-    bound = size_to_merge_below(before)
+    bound = compute_size_to_merge_below(before)
     if bound is None:
         return None
     try:
         with temporary_spark_conf(spark, _optimize_settings(bound)):
             spark.sql(f"OPTIMIZE {sql_identifier(folder)}").collect()
-    except conflict_errors():
+    except list_conflict_errors():
         return None
     return CompactionResult(len(before), open_table(folder).get_add_actions().num_rows)
 

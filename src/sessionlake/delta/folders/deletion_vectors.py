@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sessionlake.local.paths import uri_to_path
+from sessionlake.local.paths import convert_uri_to_path
 from sessionlake.protocol.types import Int64s
 
 _VERSION = b"\x01"
@@ -60,7 +60,7 @@ def read_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s | None:
         folder: the table's folder.
         descriptor: the field `deletionVector` of an `add` action.
     """
-    path = vector_file(folder, descriptor)
+    path = build_vector_file(folder, descriptor)
     if path is None:
         return None
     with path.open("rb") as file:
@@ -71,7 +71,7 @@ def read_vector(folder: Path, descriptor: Mapping[str, Any]) -> Int64s | None:
     return _decode_rows(content) if is_intact and content.startswith(struct.pack("<iq", _MAGIC, 1)) else None
 
 
-def vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
+def build_vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
     """Returns the path of the file with a deletion vector; None if the vector is stored in the log itself.
 
     Args:
@@ -80,7 +80,7 @@ def vector_file(folder: Path, descriptor: Mapping[str, Any]) -> Path | None:
     """
     kind, encoded = descriptor["storageType"], descriptor["pathOrInlineDv"]
     if kind == "p":
-        return uri_to_path(encoded)
+        return convert_uri_to_path(encoded)
     if kind != "u":
         return None
     below, name = encoded[:-_NAME], encoded[-_NAME:]

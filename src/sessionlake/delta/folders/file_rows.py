@@ -37,7 +37,7 @@ class ParquetFooter:
     def from_metadata(cls, content: pq.FileMetaData) -> ParquetFooter:
         """Returns the footer, computed from PyArrow's metadata of the file."""
         sizes = [content.row_group(number).num_rows for number in range(content.num_row_groups)]
-        return cls(content, np.cumsum([0, *sizes]), _dictionary_columns(content))
+        return cls(content, np.cumsum([0, *sizes]), _list_dictionary_columns(content))
 
     @classmethod
     def read_footer(cls, path: Path) -> ParquetFooter:
@@ -50,7 +50,7 @@ class ParquetFooter:
         return int(_PARSED * self.metadata.serialized_size + self.first_rows.nbytes)
 
 
-def _dictionary_columns(content: pq.FileMetaData) -> frozenset[str]:
+def _list_dictionary_columns(content: pq.FileMetaData) -> frozenset[str]:
     if not content.num_row_groups:
         return frozenset()
     group = content.row_group(0)
@@ -97,7 +97,7 @@ def read_rows(path: Path, rows: Int64s, columns: Sequence[str], footer: ParquetF
         return pa.Table.from_batches(parts, plain)
 
 
-def column_or_nulls(rows: pa.Table, column: pa.Field, row_count: int) -> pa.Array | pa.ChunkedArray:
+def get_column_or_nulls(rows: pa.Table, column: pa.Field, row_count: int) -> pa.Array | pa.ChunkedArray:
     """Returns one column of rows that were read from a file, cast to the table's type.
 
     All values are null if the file lacks the column because it is older.

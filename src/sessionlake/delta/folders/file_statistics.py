@@ -44,7 +44,7 @@ def parse_statistics(stats: str | None) -> dict[str, Any]:
     return json.loads(stats or "{}", parse_float=Decimal)
 
 
-def corrected_stats(stats: str | None, rows: int) -> str | None:
+def correct_stats(stats: str | None, rows: int) -> str | None:
     """Returns corrected statistics of a file as JSON text. None if they are correct, or if the file has none.
 
     Earlier versions of sessionlake escaped characters beyond U+FFFF, and wrote infinities, which JSON does not have.

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.folders.commits import finish_commit, sync_files, sync_to_disk
-from sessionlake.delta.folders.file_statistics import corrected_stats, encode_json
+from sessionlake.delta.folders.file_statistics import correct_stats, encode_json
 from sessionlake.delta.folders.parquet import WrittenFile
 from sessionlake.delta.folders.table_files import Action, TableFile
 from sessionlake.delta.folders.writable import (
     READER_FEATURES,
     VECTORS,
     WritableTable,
-    features_of,
+    list_features,
     open_writable,
     spark_only_reason,
 )
@@ -48,18 +48,18 @@ def set_property(delta: DeltaTable, key: str, value: str) -> bool:
         if spark_only_reason(delta):
             return False
         feature = _FEATURES_OF.get(key) if value == "true" else None
-        wanted = features_of(delta) | ({feature} if feature else set[str]())
+        wanted = list_features(delta) | ({feature} if feature else set[str]())
         info = {
             "operation": "SET TBLPROPERTIES",
             "operationParameters": {"properties": encode_json({key: value}).decode()},
         }
-        if write_commit(open_writable(delta), info, metadata_actions(delta, wanted, {key: value})):
+        if write_commit(open_writable(delta), info, build_metadata_actions(delta, wanted, {key: value})):
             return True
         delta.update_incremental()
     return False
 
 
-def metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[str, str]) -> list[Action]:
+def build_metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[str, str]) -> list[Action]:
     """Returns the actions that set a table's features and properties: `protocol`, if features change, and `metaData`.
 
     delta-rs would also list features that the table does not use, and every reader would have to support them.
@@ -69,7 +69,7 @@ def metadata_actions(delta: DeltaTable, features: set[str], properties: Mapping[
         properties: properties to set; others keep their values.
     """
     described, actions = delta.metadata(), list[Action]()
-    if features != features_of(delta):
+    if features != list_features(delta):
         asked = sorted(features & READER_FEATURES)
         versions = {"minReaderVersion": 3 if asked else 1, "minWriterVersion": 7}
         listed = {"writerFeatures": sorted(features)} | ({"readerFeatures": asked} if asked else {})
@@ -92,7 +92,7 @@ def commit_append(table: WritableTable, files: Sequence[WrittenFile], txn: Actio
 
     Args:
         files: new files in the table's folder.
-        txn: action from `txn_action`.
+        txn: action from `build_txn_action`.
 
     Returns:
         False if another process committed this version first. Nothing is committed then.
@@ -100,7 +100,7 @@ def commit_append(table: WritableTable, files: Sequence[WrittenFile], txn: Actio
     return write_commit(
         table,
         _create_write_info("Append", files),
-        [txn, *(add_action(file, current_time_ms()) for file in files)],
+        [txn, *(add_action(file, read_current_time_ms()) for file in files)],
         files,
     )
 
@@ -117,13 +117,13 @@ def commit_overwrite(
     Args:
         replaced_files: files of the table's version, which the commit removes.
         files: new files in the table's folder.
-        txn: action from `txn_action`; None without a transaction.
+        txn: action from `build_txn_action`; None without a transaction.
         metadata: stored with the commit, as `userMetadata` in the table's history.
 
     Returns:
         False if another process committed this version first. Nothing is committed then.
     """
-    now = current_time_ms()
+    now = read_current_time_ms()
     info = _create_write_info("Overwrite", files) | ({"userMetadata": metadata} if metadata else {})
     actions = [] if txn is None else [txn]
     actions += [remove_action(file, now) for file in replaced_files]
@@ -159,7 +159,7 @@ def commit_replacement(
     """
     if not {file.log_key for file in replaced_files} <= {file.log_key for file in table.data_files}:
         return None
-    now = current_time_ms()
+    now = read_current_time_ms()
     actions = [*others, *(remove_action(file, now, changes_rows=changes_rows) for file in replaced_files)]
     actions += [add_action(file, at, changes_rows=changes_rows) for file, at in files]
     # A DELETE without a predicate would count as a deletion of all rows.
@@ -175,7 +175,7 @@ def commit_corrected_stats(table: WritableTable) -> bool:
         True if nothing had to be corrected, or the corrections were committed. False if another process committed this
         version first, and the caller must try again.
     """
-    found = ((file, corrected_stats(file.add.get("stats"), file.row_count)) for file in table.data_files)
+    found = ((file, correct_stats(file.add.get("stats"), file.row_count)) for file in table.data_files)
     actions = [{"add": file.add | _NO_PARTITION | {"dataChange": False, "stats": new}} for file, new in found if new]
     return not actions or write_commit(table, {"operation": "COMPUTE STATISTICS", "operationParameters": {}}, actions)
 
@@ -183,19 +183,19 @@ def commit_corrected_stats(table: WritableTable) -> bool:
 _NO_PARTITION: Action = {"partitionValues": {}}
 
 
-def current_time_ms() -> int:
+def read_current_time_ms() -> int:
     """Returns the present wall-clock time in milliseconds since 1970, the unit of times in actions."""
     return int(time.time() * 1000)
 
 
-def txn_action(app: str, batch: int) -> Action:
+def build_txn_action(app: str, batch: int) -> Action:
     """Returns the `txn` action, by which writers recognise a repeated commit and skip it.
 
     Args:
         app: application id of the transaction.
         batch: version of the transaction.
     """
-    return {"txn": {"appId": app, "version": batch, "lastUpdated": current_time_ms()}}
+    return {"txn": {"appId": app, "version": batch, "lastUpdated": read_current_time_ms()}}
 
 
 def add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) -> Action:
@@ -205,15 +205,15 @@ def add_action(file: WrittenFile, now: int, *, changes_rows: bool = True) -> Act
         now: the file's modification time in milliseconds since 1970.
         changes_rows: True if the file has new or changed rows. False if it only has rows moved from other files.
     """
-    return {"add": file_fields(file) | {"modificationTime": now, "dataChange": changes_rows, "stats": file.stats}}
+    return {"add": build_file_fields(file) | {"modificationTime": now, "dataChange": changes_rows, "stats": file.stats}}
 
 
-def file_fields(file: WrittenFile) -> Action:
+def build_file_fields(file: WrittenFile) -> Action:
     """Returns the fields of a new file that `add` and `cdc` actions share: path, size and partition values."""
     return {"path": encode_path_for_log(file.path), "size": file.size} | _NO_PARTITION
 
 
-def marked_add_action(file: TableFile, vector: Action) -> Action:
+def build_marked_add_action(file: TableFile, vector: Action) -> Action:
     """Returns the `add` action that replaces a file's entry by one with a new deletion vector.
 
     Args:
@@ -255,7 +255,7 @@ def write_commit(
     """
     own, version, log = uuid.uuid4(), table.table_version + 1, table.folder / "_delta_log"
     said: Action = {
-        "commitInfo": {"timestamp": current_time_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}
+        "commitInfo": {"timestamp": read_current_time_ms(), "engineInfo": "sessionlake", "txnId": str(own), **info}
     }
     content = b"".join(encode_json(action) + b"\n" for action in (said, *actions))
     unnamed, entry = log / f".{own}.json", log / f"{version:020}.json"

@@ -21,11 +21,11 @@ from sessionlake.delta.folders.deletion_vectors import write_vectors
 from sessionlake.delta.folders.file_rows import read_files
 from sessionlake.delta.folders.log import (
     add_action,
-    current_time_ms,
-    file_fields,
-    marked_add_action,
+    build_file_fields,
+    build_marked_add_action,
+    build_txn_action,
+    read_current_time_ms,
     remove_action,
-    txn_action,
     write_commit,
 )
 from sessionlake.delta.folders.parquet import FileWriter, WrittenFile, conform_batch, gather_batches
@@ -84,14 +84,14 @@ def merge_by_marking(
     rows = chain(*moved, _yield_batches([merged.updated, merged.inserted], schema))
     written = next(iter(table.open_writer().write_files(gather_batches(rows))), None)
     feed_file = _write_change_file(folder, merged.change_rows(), schema) if table.has_change_feed and merged else None
-    now = current_time_ms()
+    now = read_current_time_ms()
     files, vectors = [one for one in (written, feed_file) if one], list[Path]()
     changes = [remove_action(file, now) for file in absorbed]
     changes += _create_file_actions({file: former[file] for file in former if file not in absorbed}, vectors, now)
     changes += [] if written is None else [add_action(written, now)]
-    changes += [] if feed_file is None else [{"cdc": file_fields(feed_file) | {"dataChange": False}}]
+    changes += [] if feed_file is None else [{"cdc": build_file_fields(feed_file) | {"dataChange": False}}]
     info = {"operation": "MERGE", "operationMetrics": merged.build_metrics()}
-    if write_commit(table, info, [txn_action(app, batch), *changes], files, *vectors):
+    if write_commit(table, info, [build_txn_action(app, batch), *changes], files, *vectors):
         return True
     for path in (*(folder / one.path for one in files), *vectors):
         path.unlink(missing_ok=True)
@@ -159,7 +159,7 @@ class _MergeResult:
         former = _find_former_rows(found, source, upsert)
         given = np.concatenate([_NO_ROWS, *(one.key_places for one in former)])
         gone = _find_deletes(source, upsert)[given]
-        read = schema.names if all_columns else [*upsert.keys, *_unmerged_columns(upsert, schema)]
+        read = schema.names if all_columns else [*upsert.keys, *_list_unmerged_columns(upsert, schema)]
         held = read_found_rows(
             former, source.select(list(upsert.keys)), pa.schema([schema.field(name) for name in read])
         )
@@ -215,7 +215,7 @@ def _find_deletes(source: pa.Table, upsert: Upsert) -> Bools:
     return pc.fill_null(source[DELETE], False).to_numpy()
 
 
-def _unmerged_columns(upsert: Upsert, schema: pa.Schema) -> list[str]:
+def _list_unmerged_columns(upsert: Upsert, schema: pa.Schema) -> list[str]:
     """Returns the columns that a replaced row may keep: all except key columns and columns always set by the source."""
     return [name for name in schema.names if name not in {*upsert.keys, *upsert.columns}]
 
@@ -228,7 +228,7 @@ def _create_updated_rows(stored_rows: pa.Table, source_rows: pa.Table, upsert: U
         source_rows: for each replaced row, the source row with its key.
     """
     columns: dict[str, Any] = {name: source_rows[name] for name in (*upsert.keys, *upsert.columns)}
-    columns |= {name: stored_rows[name] for name in _unmerged_columns(upsert, schema)}
+    columns |= {name: stored_rows[name] for name in _list_unmerged_columns(upsert, schema)}
     for i, name in enumerate(upsert.optional_columns):
         new = source_rows[name].cast(schema.field(name).type)
         columns[name] = pc.if_else(pc.list_element(source_rows[WRITTEN], i), new, columns[name])
@@ -287,5 +287,5 @@ def _create_file_actions(marked: Mapping[TableFile, Int64s], written: list[Path]
     if left:
         vectors, path = write_vectors(next(iter(left)).folder, [*left.values()])
         written.append(path)
-        actions += [marked_add_action(file, vector) for file, vector in zip(left, vectors, strict=True)]
+        actions += [build_marked_add_action(file, vector) for file, vector in zip(left, vectors, strict=True)]
     return actions

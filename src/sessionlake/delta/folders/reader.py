@@ -88,7 +88,9 @@ class FolderReader(TableReader):
                 every = frozenset(pa.table(delta.get_add_actions())["path"].to_pylist())
                 return FilesRead(every, len(every))
             files = list_live_files(delta, read_vectors=False)
-            return FilesRead(frozenset(file.add["path"] for file in _candidate_files(files, conditions)), len(files))
+            return FilesRead(
+                frozenset(file.add["path"] for file in _select_candidate_files(files, conditions)), len(files)
+            )
 
     @contextmanager
     def _open_for_reading(self, table: str) -> Iterator[DeltaTable]:
@@ -136,13 +138,15 @@ def _read_rows(
         return
     # Spark may write times as INT96. Arrow would read them as nanoseconds, which end in the year 2262.
     form = ParquetFileFormat(read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-    paths = [str(file.full_path) for file in _candidate_files(list_live_files(delta, read_vectors=False), conditions)]
+    paths = [
+        str(file.full_path) for file in _select_candidate_files(list_live_files(delta, read_vectors=False), conditions)
+    ]
     # delta-rs' own file system calls Python from Arrow's threads, which aborts a process that is about to end.
     dataset = FileSystemDataset.from_paths(paths, schema, form, LocalFileSystem())
     yield from dataset.to_batches(columns=names, filter=wanted)
 
 
-def _candidate_files(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:
+def _select_candidate_files(files: Sequence[TableFile], conditions: Sequence[Condition]) -> list[TableFile]:
     """Returns the files that may have a matching row: their statistics do not contradict any condition."""
     return [file for file in files if all(_may_meet(file, *condition) for condition in conditions)]
 

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from sessionlake.delta.folders.commits import discard_uncommitted, write_checkpoint
 from sessionlake.delta.folders.compaction import replace_files
 from sessionlake.delta.folders.file_rows import read_files
-from sessionlake.delta.folders.log import TimedFile, commit_replacement, metadata_actions
+from sessionlake.delta.folders.log import TimedFile, build_metadata_actions, commit_replacement
 from sessionlake.delta.folders.parquet import COMPACT_CODEC, gather_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
-from sessionlake.delta.folders.writable import VECTORS, WritableTable, features_of, open_writable, used_features
+from sessionlake.delta.folders.writable import VECTORS, WritableTable, list_features, list_used_features, open_writable
 from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.errors import LakeError
@@ -89,15 +89,15 @@ def purge_vectors(folder: Path) -> int:
 
 
 def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> bool:
-    features = used_features(table.delta) - {VECTORS}
-    if not marked and features == features_of(table.delta):
+    features = list_used_features(table.delta) - {VECTORS}
+    if not marked and features == list_features(table.delta):
         return True
     done, placed = False, list[TimedFile]()
     try:
         for file in marked:
             parts = table.open_writer(COMPACT_CODEC).write_files(gather_batches(read_files([file], table.schema)))
             placed += [(part, file.add["modificationTime"]) for part in parts]
-        actions = metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
+        actions = build_metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
         done = bool(commit_replacement(table, marked, placed, "REORG", actions, changes_rows=False))
     finally:
         discard_uncommitted(table.folder, [] if done else [part.path for part, _ in placed], table.table_version)

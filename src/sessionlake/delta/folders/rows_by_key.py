@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.file_keys import FileKeyCache
-from sessionlake.delta.folders.file_rows import ParquetFooter, column_or_nulls, read_rows
+from sessionlake.delta.folders.file_rows import ParquetFooter, get_column_or_nulls, read_rows
 from sessionlake.delta.folders.key_index import KeyIndex, PrefixIndex, SearchKeys
 from sessionlake.delta.folders.table_files import TableFile
 from sessionlake.delta.storage.reading import TooLargeError
@@ -170,7 +170,9 @@ class KeyIndexCache:
             return []
         self._known.begin_search(files)
         asked = _KeySearch.from_rows(rows, names, schema)
-        ends = {name: _value_bounds(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)}
+        ends = {
+            name: _compute_value_bounds(distinct) for name, (_, distinct) in zip(names, asked.keys.columns, strict=True)
+        }
         seen, found, near = list[_FileMatch](), list[FoundRows](), 0
         for file in files:
             if file.may_have_keys(ends):
@@ -210,7 +212,7 @@ def _are_among(rows: Int64s, sorted_rows: Int64s) -> Bools:
     return np.append(sorted_rows, -1)[place] == rows
 
 
-def _value_bounds(values: pa.Array) -> tuple[object, object]:
+def _compute_value_bounds(values: pa.Array) -> tuple[object, object]:
     ends = to_value(pc.min_max(values))
     return ends["min"], ends["max"]
 
@@ -298,7 +300,7 @@ def read_found_rows(
         size += rows.nbytes
         if max_bytes is not None and size > max_bytes:
             raise TooLargeError(f"{one.file.folder}: the rows of {keys.num_rows} keys have more than {max_bytes} bytes")
-        parts.append(pa.table([column_or_nulls(rows, column, len(one.rows)) for column in others], schema=others))
+        parts.append(pa.table([get_column_or_nulls(rows, column, len(one.rows)) for column in others], schema=others))
     given = keys.select(known).take(pa.array(np.concatenate([_NO_ROWS, *(one.key_places for one in found_rows)])))
     rest = pa.concat_tables(parts)
     rest = rest.combine_chunks() if size <= _IN_ONE_PIECE else rest

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sessionlake.delta.folders.commits import discard_uncommitted
-from sessionlake.delta.folders.log import commit_append, commit_overwrite, txn_action
+from sessionlake.delta.folders.log import build_txn_action, commit_append, commit_overwrite
 from sessionlake.delta.folders.parquet import WrittenFile, column_types, write_with_arrow, write_with_spark
 from sessionlake.delta.folders.table_files import TableFile, open_table
 from sessionlake.delta.folders.writable import WritableTable, open_writable
@@ -61,7 +61,7 @@ class StagedFiles:
         Holds the table's lock if MERGE or Spark also commits to the table, since Spark can overwrite a commit that came
         first. Tables that only get appends are committed to by this class alone, which needs no lock.
         """
-        place, action = self._place, txn_action(txn.app_id_for(self._place.table), txn.version)
+        place, action = self._place, build_txn_action(txn.app_id_for(self._place.table), txn.version)
         known = open_writable(self._delta)
         waits = APPEND_ONLY not in known.configuration or known.uses_vectors
         with place.commit_lock(place.table) if waits else nullcontext():
@@ -80,7 +80,7 @@ class StagedFiles:
             LakeError: the table no longer has some of the former files.
         """
         place = self._place
-        action = None if txn is None else txn_action(txn.app_id_for(place.table), txn.version)
+        action = None if txn is None else build_txn_action(txn.app_id_for(place.table), txn.version)
 
         def overwrite_files(table: WritableTable) -> bool:
             there = {file.full_path: file for file in table.data_files}

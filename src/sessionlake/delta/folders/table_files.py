@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.json import decode
 
-from sessionlake.delta.folders.deletion_vectors import read_vector, vector_file
+from sessionlake.delta.folders.deletion_vectors import build_vector_file, read_vector
 from sessionlake.delta.folders.file_statistics import encode_json, parse_statistics
 from sessionlake.errors import LakeError
-from sessionlake.local.paths import find_logged_file, uri_to_path
+from sessionlake.local.paths import convert_uri_to_path, find_logged_file
 from sessionlake.protocol.types import Int64s
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TableFile:
         None if this file has no deletion vector, or if the vector is stored in the log.
         """
         vector = self.add.get("deletionVector")
-        return vector_file(self.folder, vector) if vector else None
+        return build_vector_file(self.folder, vector) if vector else None
 
     @property
     def row_count(self) -> int:
@@ -183,13 +183,13 @@ def _read_deleted_rows(delta: DeltaTable, folder: Path, adds: Iterable[Action]) 
     if len(read) < len(marked):
         vectors = pa.table(delta.deletion_vectors())
         for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-            read[uri_to_path(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
+            read[convert_uri_to_path(url)] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False))
     return read
 
 
 def folder_of(delta: DeltaTable) -> Path:
     """Returns the table's folder."""
-    return uri_to_path(delta.table_uri)
+    return convert_uri_to_path(delta.table_uri)
 
 
 def read_add_actions(folder: Path, version: int) -> Iterable[Action]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.json import decode
 
 from sessionlake.delta.folders.commits import sync_to_disk, write_checkpoint
-from sessionlake.delta.folders.deletion_vectors import vector_file
+from sessionlake.delta.folders.deletion_vectors import build_vector_file
 from sessionlake.delta.folders.history import committed_at
 from sessionlake.delta.folders.table_files import Action, list_live_files, open_table
 from sessionlake.delta.folders.writable import has_vectors, spark_only_reason
@@ -53,13 +53,13 @@ def find_lost_files(folder: Path) -> list[str]:
 
 def has_expired_files(folder: Path, retention: HistoryToKeep) -> bool:
     """True if more than 100 versions can be removed from the table's log, so that `vacuum` is worth running."""
-    before = _kept_log_time(retention)
+    before = _compute_kept_log_time(retention)
     versions = (file for file in _log_folder(folder).glob("*.json") if file.stem.isdigit())
     passed = (file for file in versions if retention.first_unread is None or int(file.stem) < retention.first_unread)
     return sum(1 for file in passed if file.stat().st_mtime < before) > _WORTHWHILE
 
 
-def _kept_log_time(kept: HistoryToKeep) -> float:
+def _compute_kept_log_time(kept: HistoryToKeep) -> float:
     return time.time() - min(kept.file_span, kept.log_span or kept.file_span).total_seconds()
 
 
@@ -72,7 +72,7 @@ def vacuum_folder(spark: SparkSession, folder: Path, kept: HistoryToKeep) -> Vac
     moment = time.time() - kept.file_span.total_seconds()
     needed = None if kept.first_unread is None else committed_at(folder, kept.first_unread)
     freed = _vacuum_files(spark, folder, moment if needed is None else min(moment, needed - _WRITING_SECONDS))
-    _remove_log(folder, _kept_log_time(kept), kept.first_unread)
+    _remove_log(folder, _compute_kept_log_time(kept), kept.first_unread)
     return freed
 
 
@@ -90,12 +90,12 @@ def _date_removed_files(folder: Path, before: float) -> None:
         moment = commit.stat().st_mtime
         if moment < before:
             continue
-        for file in _removed_by(commit, folder):  # a clone's log may also name files of the original table
+        for file in _list_files_removed_by(commit, folder):  # a clone's log may also name files of the original table
             if file.is_relative_to(folder) and file.is_file() and file.stat().st_mtime < moment:
                 os.utime(file, (moment, moment))
 
 
-def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
+def _list_files_removed_by(commit: Path, folder: Path) -> Iterator[Path]:
     """Yields the full paths of the files that a commit removed from the table: data files and their deletion vectors.
 
     Args:
@@ -106,7 +106,7 @@ def _removed_by(commit: Path, folder: Path) -> Iterator[Path]:
             action: Action = decode(line)["remove"]
             yield find_logged_file(folder, action["path"])
             vector = action.get("deletionVector")
-            if vector and (file := vector_file(folder, vector)) is not None:
+            if vector and (file := build_vector_file(folder, vector)) is not None:
                 yield file
 
 

@@ -97,10 +97,10 @@ class WritableTable:
         Args:
             codec: Parquet's compression codec.
         """
-        indexed = split_names(self.configuration.get(STATISTICS_COLUMNS, "")) or self._default_indexed_columns()
+        indexed = split_names(self.configuration.get(STATISTICS_COLUMNS, "")) or self._list_default_indexed_columns()
         return FileWriter(str(self.folder), self.schema, indexed, codec)
 
-    def _default_indexed_columns(self) -> tuple[str, ...]:
+    def _list_default_indexed_columns(self) -> tuple[str, ...]:
         """Returns the columns that get statistics if no table property names them: the first 32 that are not nested."""
         flat = [field.name for field in self.schema if not pa.types.is_nested(field.type)]
         return tuple(flat[:_INDEXED])
@@ -126,7 +126,7 @@ def spark_only_reason(delta: DeltaTable) -> str | None:
     protocol = delta.protocol()
     if protocol.min_reader_version > _LATEST_READER or protocol.min_writer_version > _LISTED:
         return f"protocol ({protocol.min_reader_version}, {protocol.min_writer_version})"
-    if unknown := features_of(delta) - _KNOWN - _UNUSED.keys():
+    if unknown := list_features(delta) - _KNOWN - _UNUSED.keys():
         return f"the table feature {', '.join(sorted(unknown))}"
     if used := _find_used_features(delta):
         return f"the table feature {', '.join(sorted(used))} in use"
@@ -148,7 +148,7 @@ def _find_used_features(delta: DeltaTable) -> set[str]:
     return {feature for feature, marks in _UNUSED.items() if any(mark in said for mark in marks)}
 
 
-def features_of(delta: DeltaTable) -> set[str]:
+def list_features(delta: DeltaTable) -> set[str]:
     """Returns the names of all features that the table's protocol lists or implies."""
     protocol = delta.protocol()
     if protocol.min_writer_version >= _LISTED:
@@ -156,9 +156,9 @@ def features_of(delta: DeltaTable) -> set[str]:
     return {*_LEGACY[protocol.min_writer_version]}
 
 
-def used_features(delta: DeltaTable) -> set[str]:
+def list_used_features(delta: DeltaTable) -> set[str]:
     """Returns the names of the features that the table really uses, without those that its protocol only lists."""
-    return {feature for feature in features_of(delta) if feature not in _UNUSED} | _find_used_features(delta)
+    return {feature for feature in list_features(delta) if feature not in _UNUSED} | _find_used_features(delta)
 
 
 def has_vectors(delta: DeltaTable) -> bool:

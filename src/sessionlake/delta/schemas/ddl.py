@@ -11,12 +11,12 @@ from sessionlake.protocol.names import quote
 _LAST_OF_BMP = "\uffff"
 
 
-def sql_string(value: str) -> str:
+def quote_sql_string(value: str) -> str:
     """Returns the value as a SQL string literal."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def feed_condition(topics: FeedTopics | None) -> str:
+def build_feed_condition(topics: FeedTopics | None) -> str:
     """Returns the SQL condition that the column `topic` has a topic that the feed reads; true without a feed."""
     if topics is None:
         return "true"
@@ -24,13 +24,15 @@ def feed_condition(topics: FeedTopics | None) -> str:
 
 
 def _matches_sql(pattern: str) -> str:
-    anchored = sql_string(rf"\A(?:{pattern})\z")
+    anchored = quote_sql_string(rf"\A(?:{pattern})\z")
     return f"topic RLIKE {anchored}"
 
 
 def columns_ddl(columns: Iterable[Column]) -> str:
     """Returns a list of columns in SQL (name, type and comment), for `CREATE TABLE` and `ADD COLUMNS`."""
-    return ", ".join(f"{quote(column.name)} {column.sql} COMMENT {sql_string(column.comment)}" for column in columns)
+    return ", ".join(
+        f"{quote(column.name)} {column.sql} COMMENT {quote_sql_string(column.comment)}" for column in columns
+    )
 
 
 def create_statements(
@@ -49,10 +51,12 @@ def create_statements(
     # Delta cuts CLUSTER BY out of CREATE TABLE by position, and miscounts characters beyond U+FFFF.
     is_miscounted = max(identifier + listed) > _LAST_OF_BMP
     divided = f" PARTITIONED BY ({quote(schema.partition_by)})" if schema.partition_by else ""
-    with_properties = ", ".join(f"{sql_string(key)} = {sql_string(value)}" for key, value in properties.items())
+    with_properties = ", ".join(
+        f"{quote_sql_string(key)} = {quote_sql_string(value)}" for key, value in properties.items()
+    )
     yield (
         f"CREATE TABLE IF NOT EXISTS {identifier} ({listed}) USING delta{'' if is_miscounted else by}{divided}"
-        f" COMMENT {sql_string(schema.comment)} TBLPROPERTIES ({with_properties})"
+        f" COMMENT {quote_sql_string(schema.comment)} TBLPROPERTIES ({with_properties})"
     )
     if by and is_miscounted:
         yield cluster_statement(identifier, schema.cluster_by)

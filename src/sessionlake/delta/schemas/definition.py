@@ -17,7 +17,7 @@ from sessionlake.delta.schemas.properties import (
     DELETION_VECTORS,
     RETENTION,
     STATISTICS_COLUMNS,
-    interval_text,
+    format_interval,
     join_names,
 )
 from sessionlake.protocol.columns import has_bounds
@@ -134,7 +134,7 @@ class TableSchema:
         Args:
             keep: how long files of old versions stay readable.
         """
-        found = _LOG | {RETENTION: interval_text(keep)}
+        found = _LOG | {RETENTION: format_interval(keep)}
         found |= {APPEND_ONLY: "true"} if self.append_only else _MERGED if self.is_merged else {}
         if self.statistics_columns:
             found[STATISTICS_COLUMNS] = join_names(self.statistics_columns)

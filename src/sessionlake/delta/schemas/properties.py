@@ -36,12 +36,12 @@ def split_names(value: str) -> tuple[str, ...]:
     return tuple(name.strip("`") for name in _LISTED.findall(value))
 
 
-def interval_text(span: timedelta) -> str:
+def format_interval(span: timedelta) -> str:
     """Returns a duration as the value of a Delta property, as in `interval 3600 seconds`."""
     return f"interval {int(span.total_seconds())} seconds"
 
 
 def parse_interval(value: str | None) -> timedelta:
-    """Returns the duration in a property value written by `interval_text`; zero for any other text and for None."""
+    """Returns the duration in a property value written by `format_interval`; zero for any other text and for None."""
     found = re.fullmatch(r"interval (\d+) seconds", value or "")
     return timedelta(seconds=int(found[1])) if found else timedelta(0)

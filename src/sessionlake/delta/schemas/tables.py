@@ -31,6 +31,6 @@ def arrow_schema(table: str) -> pa.Schema:
     return to_arrow_schema(StructType.fromDDL(", ".join(f"{name} {sql}" for name, sql in TABLES[table].column_types)))
 
 
-def fixed_columns(table: str) -> tuple[str, ...]:
+def list_fixed_columns(table: str) -> tuple[str, ...]:
     """Returns the names of a table's columns, without the declared capture columns."""
     return tuple(name for name, _ in TABLES[table].column_types if name != DECLARED)

@@ -102,7 +102,7 @@ class LoggedCommit:
         return _NOWHERE if version is None else int(version)
 
 
-def unrepaired_restore(commits: Sequence[LoggedCommit]) -> str | None:
+def find_unrepaired_restore(commits: Sequence[LoggedCommit]) -> str | None:
     """Returns a sentence about a RESTORE that lost commits which are still missing; None if there is none.
 
     A RESTORE to an older version drops the rows of all later commits. Delta still remembers their transactions and

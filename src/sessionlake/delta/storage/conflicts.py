@@ -17,12 +17,12 @@ def retry_on_conflict(write: Callable[[], T]) -> T:
         write: may be called several times, so it must have the same effect as one call.
     """
     for _ in range(_ATTEMPTS - 1):
-        with suppress(*conflict_errors()):
+        with suppress(*list_conflict_errors()):
             return write()
     return write()
 
 
-def conflict_errors() -> tuple[type[Exception], ...]:
+def list_conflict_errors() -> tuple[type[Exception], ...]:
     """Returns the exception classes for commit conflicts. Delta has no common base class for them."""
     from delta import exceptions as delta
 

@@ -46,12 +46,12 @@ class OutOfRangeTime(int):
         return self > other or self == other
 
 
-def ms_to_time(ms: int) -> datetime | OutOfRangeTime:
+def convert_ms_to_time(ms: int) -> datetime | OutOfRangeTime:
     """Converts milliseconds since 1970 to a UTC datetime, or to an `OutOfRangeTime` outside datetime's range."""
     return _EPOCH + timedelta(milliseconds=ms) if FIRST_MS <= ms <= LAST_MS else OutOfRangeTime(ms)
 
 
-def nearest_datetime(ms: int) -> datetime:
+def find_nearest_datetime(ms: int) -> datetime:
     """Converts milliseconds since 1970 to a datetime in UTC; outside datetime's range, to its first or last."""
     return _EPOCH + timedelta(milliseconds=min(max(ms, FIRST_MS), LAST_MS))
 
@@ -70,7 +70,7 @@ def format_time(time: datetime | OutOfRangeTime | int, timespec: str = "millisec
         time: the time; an integer is in milliseconds since 1970.
         timespec: precision, as for `datetime.isoformat`.
     """
-    found = ms_to_time(time) if isinstance(time, int) and not isinstance(time, OutOfRangeTime) else time
+    found = convert_ms_to_time(time) if isinstance(time, int) and not isinstance(time, OutOfRangeTime) else time
     if isinstance(found, OutOfRangeTime):
         return str(found)
     in_utc = found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)

@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sessionlake.delta.schemas.ddl import sql_string
+from sessionlake.delta.schemas.ddl import quote_sql_string
 from sessionlake.delta.schemas.definition import TableSchema
 from sessionlake.delta.storage.commits import LoggedCommit, TableCommit
 from sessionlake.delta.storage.description import TableDescription
 from sessionlake.delta.storage.expired import RowSelection
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.limits import DriverLimits
-from sessionlake.delta.storage.reading import TableReader, key_conditions
+from sessionlake.delta.storage.reading import TableReader, build_key_conditions
 from sessionlake.delta.storage.session_rows import SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upkeep import CompactionResult, HistoryToKeep, VacuumResult
@@ -32,15 +32,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from delta.tables import DeltaTable
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PURGED = "sessionlake.purged"
 """Table property that stores the reason of the last `purge_history`."""
-
-
-def delta_writer(rows: DataFrame, table: str, txn: Txn, mode: str) -> DataFrameWriter:
-    """Returns Spark's writer for the rows. Delta skips its write if the transaction is already committed."""
-    return rows.write.format("delta").mode(mode).options(txnAppId=txn.app_id_for(table), txnVersion=txn.version)
 
 
 class StagedRows(Protocol):
@@ -208,7 +203,7 @@ class TableStorage(ABC):
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
         """Sets a Delta property in a separate commit."""
         with self.commit_lock(table):
-            assigned = f"{sql_string(key)} = {sql_string(value)}"
+            assigned = f"{quote_sql_string(key)} = {quote_sql_string(value)}"
             spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} SET TBLPROPERTIES ({assigned})")
 
     def set_retention(self, spark: SparkSession, table: str) -> None:
@@ -273,9 +268,7 @@ class TableStorage(ABC):
 
     def replace_rows(self, spark: SparkSession | None, table: str, rows: pa.Table, txn: Txn | None) -> None:
         """Replaces all rows of a small table in one commit; a replay of the same transaction changes nothing."""
-        frame = to_spark_frame(spark, rows)
-        writer = frame.write.format("delta") if txn is None else delta_writer(frame, table, txn, "append")
-        self.save_to_table(writer.mode("overwrite"), table)
+        self.replace_with_spark(to_spark_frame(spark, rows), table, {} if txn is None else txn.writer_options(table))
 
     def overwrite_table(self, table: str, rows: DataFrame, txn: Txn, metadata: str, *, columns: bool = False) -> None:
         """Replaces all rows of a table; a replay of the same transaction changes nothing.
@@ -284,8 +277,8 @@ class TableStorage(ABC):
             metadata: stored with the commit, as `userMetadata` in the table's history.
             columns: True to replace the table's columns by the columns of `rows`, too.
         """
-        writer = delta_writer(rows, table, txn, "overwrite")
-        self.save_to_table(writer.options(userMetadata=metadata, overwriteSchema=columns), table)
+        options = {"userMetadata": metadata, "overwriteSchema": columns}
+        self.replace_with_spark(rows, table, txn.writer_options(table) | options)
 
     def delete_all_rows(self, spark: SparkSession, table: str, txn: Txn) -> None:
         """Deletes all rows of a table; a replay of the same transaction deletes nothing."""
@@ -319,7 +312,7 @@ class TableStorage(ABC):
             TooLargeError: the table's rows of these keys do not fit into memory.
         """
         reader = self.reader(spark)
-        conditions = key_conditions(rows, upsert.keys, reader.read_table_schema(table))
+        conditions = build_key_conditions(rows, upsert.keys, reader.read_table_schema(table))
         held = reader.read_arrow_table(table, *conditions, max_bytes=self.limits.driver_bytes)
         if held.num_rows:
             return self.merge_rows(spark, table, combine(rows, held), upsert, txn)
@@ -333,8 +326,15 @@ class TableStorage(ABC):
         fault_point(f"sure:{table}")
 
     @abstractmethod
-    def save_to_table(self, writer: DataFrameWriter, table: str) -> None:
-        """Runs Spark's writer with this table as its target."""
+    def append_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        """Appends rows in one commit. The options are those of Spark's Delta writer."""
+
+    @abstractmethod
+    def replace_with_spark(self, rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+        """Replaces all rows in one commit. The options are those of Spark's Delta writer.
+
+        The table's properties and comments stay, its clustering keys do not.
+        """
 
     # -- upkeep
 

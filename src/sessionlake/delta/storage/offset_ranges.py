@@ -15,7 +15,7 @@ OffsetRanges = Mapping[TopicPartition, tuple[int, int]]
 """One range of offsets for each topic-partition: its first and last offset, both included."""
 
 
-def enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
+def compute_enclosing_ranges(spans: Iterable[tuple[str, int, int, int]]) -> OffsetRanges:
     """Returns for each topic-partition the smallest range that contains all its spans.
 
     Args:
@@ -65,11 +65,11 @@ def subtract_runs(
         yield {place: parts[number] for place, parts in left.items() if len(parts) > number}
 
 
-def offsets_condition(spans: OffsetRanges) -> Column:
+def build_offsets_condition(spans: OffsetRanges) -> Column:
     """Returns the Spark condition for rows whose offset is in its topic-partition's range. Delta skips other files."""
     from pyspark.sql import functions as F
 
-    return _any_of(
+    return _build_any_condition(
         [
             (F.col("topic") == topic) & (F.col("partition") == partition) & F.col("offset").between(first, last)
             for (topic, partition), (first, last) in spans.items()
@@ -77,11 +77,11 @@ def offsets_condition(spans: OffsetRanges) -> Column:
     )
 
 
-def _any_of(conditions: Sequence[Column]) -> Column:
+def _build_any_condition(conditions: Sequence[Column]) -> Column:
     """Combines conditions with OR in a balanced tree. A chain of thousands would overflow the stack in Spark."""
     from pyspark.sql import functions as F
 
     if len(conditions) <= 1:
         return conditions[0] if conditions else F.lit(col=False)
     middle = len(conditions) // 2
-    return _any_of(conditions[:middle]) | _any_of(conditions[middle:])
+    return _build_any_condition(conditions[:middle]) | _build_any_condition(conditions[middle:])

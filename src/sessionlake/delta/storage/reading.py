@@ -59,7 +59,7 @@ def _to_comparable(value: Any) -> Any:
     return pa.scalar(time_to_micros(value), pa.timestamp("us", "UTC")) if isinstance(value, OutOfRangeTime) else value
 
 
-def key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
+def build_key_conditions(rows: pa.Table, keys: Sequence[str], schema: pa.Schema) -> list[Condition]:
     """Returns conditions that select table rows with the same keys as `rows`, and perhaps further rows.
 
     There is one condition per key column on its values, or two on its minimum and maximum if it has over 1,000 values.
@@ -181,7 +181,7 @@ class TableReader(ABC):
         Raises:
             TooLargeError: the result is larger than `max_bytes`.
         """
-        names = [] if sessions is None else session_columns(sessions)
+        names = [] if sessions is None else list_session_columns(sessions)
         wanted = None if sessions is None else _join_columns(sessions, names)
         found, size = [], 0
         for batch in self.read_batches(table, *conditions, columns=columns):
@@ -231,7 +231,7 @@ class TableReader(ABC):
         return found
 
 
-def session_columns(sessions: pa.Table) -> list[str]:
+def list_session_columns(sessions: pa.Table) -> list[str]:
     """Returns the names of the columns of `SESSION` (topic, partition, session id) that this table has."""
     return [name for name in SESSION if name in sessions.column_names]
 

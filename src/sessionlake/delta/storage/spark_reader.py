@@ -19,7 +19,7 @@ from sessionlake.delta.storage.reading import (
     TooLargeError,
     count_by_key,
     group_by_key,
-    session_columns,
+    list_session_columns,
 )
 from sessionlake.delta.storage.values import to_rows
 from sessionlake.protocol.names import quote
@@ -64,7 +64,7 @@ class SparkReader(TableReader):
             return
         try:
             with without_code_generation(self._spark):
-                frame = self._filtered_frame(table, conditions, columns)
+                frame = self._build_filtered_frame(table, conditions, columns)
                 found = frame.toArrow()
         except Exception as error:
             if not RESULT_TOO_BIG.matches_failure(parse_failure(error)):
@@ -86,7 +86,7 @@ class SparkReader(TableReader):
             return super().read_arrow_table(table, *conditions, columns=columns, sessions=sessions)
         try:
             with without_code_generation(self._spark):
-                frame = self._select_sessions(self._filtered_frame(table, conditions), sessions)
+                frame = self._select_sessions(self._build_filtered_frame(table, conditions), sessions)
                 frame = frame if columns is None else frame.select(*map(quote, columns))
                 most = max_bytes // (_CELL_BYTES * len(frame.columns))
                 found = frame.limit(most + 1).toArrow()
@@ -103,7 +103,7 @@ class SparkReader(TableReader):
 
         if sessions is None:
             return frame
-        names = session_columns(sessions)
+        names = list_session_columns(sessions)
         named = sessions.select(names).group_by(names).aggregate([])
         return frame.join(F.broadcast(to_spark_frame(self._spark, named)), names, "left_semi")
 
@@ -112,7 +112,7 @@ class SparkReader(TableReader):
     ) -> tuple[pa.Table, int]:
         same = {"versionAsOf": self._storage.latest_version(self._spark, table)}
         with without_code_generation(self._spark):
-            found = self._filtered_frame(table, conditions, columns, same).toArrow()
+            found = self._build_filtered_frame(table, conditions, columns, same).toArrow()
             return found, self._storage.read(self._spark, table, same).count()
 
     def is_known_empty(self, table: str) -> bool:
@@ -151,14 +151,16 @@ class SparkReader(TableReader):
         if not self.exists(table):
             return []
         with without_code_generation(self._spark):
-            return to_rows(self._filtered_frame(table, (), columns).limit(max_rows).toArrow())
+            return to_rows(self._build_filtered_frame(table, (), columns).limit(max_rows).toArrow())
 
     def count_by(self, table: str, by: Sequence[str], *conditions: Condition) -> Counter[tuple[Any, ...]]:
         """Counts the rows of each group on the cluster, with Spark."""
         if not self.exists(table):
             return Counter()
         with without_code_generation(self._spark):
-            return count_by_key(self._filtered_frame(table, conditions).groupBy(*map(quote, by)).count().toArrow())
+            return count_by_key(
+                self._build_filtered_frame(table, conditions).groupBy(*map(quote, by)).count().toArrow()
+            )
 
     def find_highest_values(
         self, table: str, column: str, by: Sequence[str], *conditions: Condition
@@ -170,16 +172,19 @@ class SparkReader(TableReader):
             return {}
         with without_code_generation(self._spark):
             return group_by_key(
-                self._filtered_frame(table, conditions).groupBy(*map(quote, by)).agg(F.max(quote(column))).toArrow()
+                self._build_filtered_frame(table, conditions)
+                .groupBy(*map(quote, by))
+                .agg(F.max(quote(column)))
+                .toArrow()
             )
 
     def has_rows(self, table: str, *conditions: Condition) -> bool:
         if not self.exists(table):
             return False
         with without_code_generation(self._spark):
-            return not self._filtered_frame(table, conditions).isEmpty()
+            return not self._build_filtered_frame(table, conditions).isEmpty()
 
-    def _filtered_frame(
+    def _build_filtered_frame(
         self,
         table: str,
         conditions: Sequence[Condition],

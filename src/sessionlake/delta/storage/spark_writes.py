@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ from sessionlake.delta.schemas.properties import DELETION_VECTORS
 from sessionlake.delta.storage.commits import LAST_COMMIT, TableCommit
 from sessionlake.delta.storage.conflicts import retry_on_conflict
 from sessionlake.delta.storage.expired import RowSelection
-from sessionlake.delta.storage.interface import TableStorage, delta_writer
+from sessionlake.delta.storage.interface import TableStorage
 from sessionlake.delta.storage.session_rows import ERASED_VALUES, SessionRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -61,9 +61,8 @@ class StagedFrame:
 
         Delta skips the append if the transaction is already committed.
         """
-        retry_on_conflict(
-            lambda: self._storage.save_to_table(delta_writer(self._rows, self._table, txn, "append"), self._table)
-        )
+        options = txn.writer_options(self._table)
+        retry_on_conflict(lambda: self._storage.append_with_spark(self._rows, self._table, options))
 
 
 @contextmanager
@@ -95,7 +94,9 @@ def merge_with_spark(
     """
     frame = to_spark_frame(spark, source)
     known = source if isinstance(source, pa.Table) else frame
-    same = reduce(and_, (_pruning_bounds(known, name) for name in upsert.pruned_by), _same_keys_condition(upsert))
+    same = reduce(
+        and_, (_build_pruning_bounds(known, name) for name in upsert.pruned_by), _build_same_keys_condition(upsert)
+    )
 
     def execute_merge() -> TableCommit:
         storage.require_lease(table)
@@ -110,6 +111,21 @@ def merge_with_spark(
 
     with temporary_spark_conf(spark, txn.session_conf(table) | dict(settings or {})):
         return retry_on_conflict(execute_merge)
+
+
+def overwrite_rows(rows: DataFrame, table: str, options: Mapping[str, Any]) -> None:
+    """Replaces all rows of a table in a catalog.
+
+    It overwrites the table's data. `saveAsTable` would replace the table itself: a Hive metastore then stores its
+    columns, and streams refuse the table after a column is added.
+
+    Args:
+        table: three-level name of the table.
+        options: options of Spark's Delta writer.
+    """
+    from pyspark.sql import functions as F
+
+    rows.writeTo(table).options(**options).overwrite(F.lit(True))
 
 
 def count_with_spark(storage: TableStorage, spark: SparkSession, table: str, chosen: RowSelection) -> int:
@@ -163,7 +179,7 @@ def rewrite_with_spark(
         retry_on_conflict(execute_rewrite)
 
 
-def _same_keys_condition(upsert: Upsert) -> Column:
+def _build_same_keys_condition(upsert: Upsert) -> Column:
     from pyspark.sql import functions as F
 
     return reduce(and_, (F.col(f"t.{quote(name)}") == F.col(f"s.{quote(name)}") for name in upsert.keys))
@@ -188,7 +204,7 @@ def _add_merge_clauses(builder: DeltaMergeBuilder, upsert: Upsert) -> DeltaMerge
     return builder
 
 
-def _pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
+def _build_pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """Returns a condition that limits a column of the table to the values in the source, so that MERGE skips files.
 
     Without such a condition, MERGE would read the keys in all files of the table. It still does for bytes and for times
@@ -196,7 +212,7 @@ def _pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """
     from pyspark.sql import functions as F
 
-    column, distinct = F.col(f"t.{quote(name)}"), _distinct_values(source, name)
+    column, distinct = F.col(f"t.{quote(name)}"), _build_distinct_values_condition(source, name)
     if pa.types.is_binary(distinct.type) or distinct.type == _LOCAL_TIME:
         return F.lit(col=True)
     if len(distinct) <= _NAMED:
@@ -224,7 +240,7 @@ def _create_literals(values: pa.Array | pa.ChunkedArray) -> list[Column]:
     return [F.lit(value) for value in values.to_pylist()]
 
 
-def _distinct_values(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+def _build_distinct_values_condition(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
     """Returns the distinct values of a column; of a Spark frame at most `_NAMED` + 1 of them."""
     if isinstance(source, pa.Table):
         found = pc.unique(source[name])

@@ -61,6 +61,10 @@ class Txn:
         """Returns Delta's `txnAppId` for writes to this table (two-level name)."""
         return f"{self.app_id}:{table}"
 
+    def writer_options(self, table: str) -> dict[str, str]:
+        """Returns the options with which Spark's Delta writer commits to the table as this transaction."""
+        return {"txnAppId": self.app_id_for(table), "txnVersion": str(self.version)}
+
     def session_conf(self, table: str) -> dict[str, str]:
         """Returns the Spark settings with which a MERGE, UPDATE or DELETE on the table commits as this transaction."""
         return {

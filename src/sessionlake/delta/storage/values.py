@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as t
 
-from sessionlake.delta.storage.far_times import OutOfRangeTime, ms_to_time
+from sessionlake.delta.storage.far_times import OutOfRangeTime, convert_ms_to_time
 
 _DAY_MS = 86_400_000
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
@@ -60,7 +60,7 @@ def _read_far_times(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 def _to_timestamp(at: int, kind: pa.TimestampType) -> datetime | OutOfRangeTime:
     ms, rest = (at * 1000, 0) if kind.unit == "s" else divmod(at, _PER_MS[kind.unit])
-    found = ms_to_time(ms)
+    found = convert_ms_to_time(ms)
     if isinstance(found, OutOfRangeTime):
         return found
     exact = found + timedelta(microseconds=rest * 1000 // _PER_MS.get(kind.unit, 1))
@@ -68,5 +68,5 @@ def _to_timestamp(at: int, kind: pa.TimestampType) -> datetime | OutOfRangeTime:
 
 
 def _to_date(day: int) -> date | OutOfRangeTime:
-    found = ms_to_time(day * _DAY_MS)
+    found = convert_ms_to_time(day * _DAY_MS)
     return found if isinstance(found, OutOfRangeTime) else found.date()

@@ -24,7 +24,7 @@ def propose_change_capture(sample: Sample) -> _Found | None:
         return None
     bodies = [_find_envelope(one.value, prefix) for one in sample.messages]
     rows = [body[name] for body in bodies for name in ("before", "after") if isinstance(body.get(name), dict)]
-    names = usable_names(rows)
+    names = list_usable_names(rows)
     key = _key(sample, names, rows)
     if not names or not key:
         return None
@@ -53,7 +53,7 @@ def _find_envelope(value: Any, prefix: str) -> dict[str, Any]:
     return found if isinstance(found, dict) and isinstance(found.get("op"), str) else {}
 
 
-def usable_names(rows: Sequence[dict[str, Any]]) -> list[str]:
+def list_usable_names(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Returns the names of fields that can be names of columns; of those that differ only in case, the first."""
     found: dict[str, str] = {}
     for name in (name for row in rows for name in row if _is_column_name(name)):

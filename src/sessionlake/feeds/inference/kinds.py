@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,14 @@ from sessionlake.feeds.inference.words import KINDS, OF_SNAPSHOT, OF_UPDATE, ran
 _MOST_KINDS = 20
 _LONGEST = 40
 _LEAST_SHARE = 0.3
+_FEW_ALIKE = 3
+"""A field with more values whose messages look alike is less likely to name kinds; it may name sessions."""
+_MOST_ALIKE = 0.3
+"""Most values of a second field, as a share, whose messages look like those of another value."""
+_MOST_FIELDS = 2
+"""Most fields that together name a kind, such as a channel and an action."""
+_LEAST_GAIN = 0.1
+"""Least share of messages that a second field must separate from messages of another form."""
 
 
 @dataclass
@@ -32,63 +40,116 @@ class KindGroup:
 
 def group_by_kind(messages: Sequence[Sampled]) -> list[KindGroup]:
     """Returns the kinds of messages, in the order of their first message. Kinds without a condition are last."""
-    named = find_kind_field(messages)
+    return _group_by_fields(messages, ())
+
+
+def _group_by_fields(messages: Sequence[Sampled], used: tuple[str, ...]) -> list[KindGroup]:
+    """Groups messages by the field that separates them best, and each group by a second one if that separates more.
+
+    Args:
+        messages: The messages.
+        used: The fields by which they were separated from others already.
+    """
+    named = find_kind_field(messages, used)
     if named is None:
         return _group_by_arrays(messages)
-    groups: dict[Any, KindGroup] = {}
+    groups: dict[str, list[Sampled]] = {}
     without = []
     for one in messages:
         label = one.scalars.get(named)
         if isinstance(label, str):
-            groups.setdefault(label, KindGroup({named: label}, label=label)).messages.append(one)
+            groups.setdefault(label, []).append(one)
         else:
             without.append(one)
-    rest = _group_by_arrays(without)
+    found = [
+        KindGroup({named: label, **group.when}, group.messages, f"{label} {group.label}".strip())
+        for label, members in groups.items()
+        for group in _divide_group(members, (*used, named))
+    ]
+    rest = _group_by_fields(without, ()) if without else []
     for group in rest:
         group.when = {named: "absent", **group.when} if not group.when else group.when
-    return [*groups.values(), *rest]
+    return [*found, *rest]
 
 
-def find_kind_field(messages: Sequence[Sampled]) -> str | None:
-    """Returns the path of the field that best says what kind a message is; None if no field does."""
+def _divide_group(messages: list[Sampled], used: tuple[str, ...]) -> list[KindGroup]:
+    """Divides messages of one kind, if a second field or their arrays tell all of them apart."""
+    if len(used) < _MOST_FIELDS:
+        inner = _group_by_fields(messages, used)
+        if len(inner) > 1 and all(group.when for group in inner):
+            return inner
+    return [KindGroup({}, messages)]
+
+
+def find_kind_field(messages: Sequence[Sampled], used: Collection[str] = ()) -> str | None:
+    """Returns the path of the field that best says what kind a message is; None if no field does.
+
+    Args:
+        messages: The messages.
+        used: Fields by which the messages were separated from others. A further field must have the name of a kind,
+            and separate many of the rest.
+    """
     values: defaultdict[str, Counter[Any]] = defaultdict(Counter)
     for one in messages:
         for path, value in one.scalars.items():
             values[path][value if isinstance(value, str) else type(value)] += 1
-    scores = {path: _score_field(path, counts, messages) for path, counts in values.items()}
-    best = max(scores, key=lambda path: (scores[path], -len(path)), default=None)
+    forms = [_describe_form(one) for one in messages]
+    without = max(Counter(forms).values(), default=0)
+    scores = {}
+    for path in values.keys() - {*used}:
+        if _may_be_kind(path, values[path], 0 if used else len(messages)):
+            typical = _find_typical_forms(messages, forms, path)
+            after = sum(count for _, count in typical)
+            gain = (after - without) / len(messages)
+            alike = len(typical) - len({form for form, _ in typical})
+            separates = rank(name_of(path), KINDS) and (gain >= _LEAST_GAIN or without < after == len(messages))
+            separates = separates and alike <= _MOST_ALIKE * len(typical)
+            scores[path] = _score_field(path, values[path], gain, alike) if separates or not used else 0
+    best = max(sorted(scores), key=lambda path: (scores[path], -len(path)), default=None)
     return best if best is not None and scores[best] > 1 else None
 
 
-def _score_field(path: str, counts: Counter[Any], messages: Sequence[Sampled]) -> float:
-    """Returns how well a field separates messages into kinds; 0 if it cannot."""
+def _may_be_kind(path: str, counts: Counter[Any], messages: int) -> bool:
     labels = [value for value in counts if isinstance(value, str)]
-    known = rank(name_of(path), KINDS)
     if len(labels) != len(counts) or not 1 <= len(labels) <= _MOST_KINDS or path.startswith("[") or path == "body":
-        return 0
-    if counts.total() < _LEAST_SHARE * len(messages) or any(len(label) > _LONGEST for label in labels):
-        return 0
-    speaks = any(OF_SNAPSHOT.search(label) or OF_UPDATE.search(label) for label in labels)
-    if len(labels) == counts.total() and not speaks:  # a different value in each message
-        return 0
-    gain = _compute_purity(messages, path) - _compute_purity(messages, None)
-    if len(labels) == 1 and gain <= 0 and not speaks:
-        return 0
-    depth = path.count(".")
-    return (2 + known / len(KINDS) if known else 0) + 2 * speaks * bool(known) + 3 * max(0.0, gain) - depth / 4
+        return False
+    return counts.total() >= _LEAST_SHARE * messages and all(len(label) <= _LONGEST for label in labels)
 
 
-def _compute_purity(messages: Sequence[Sampled], path: str | None) -> float:
-    """Returns the share of messages that have the most frequent form among those of the same value at the path."""
+def _score_field(path: str, counts: Counter[Any], gain: float, alike: int) -> float:
+    """Returns how well a field separates messages into kinds; 0 if it cannot.
+
+    Args:
+        path: The path of the field.
+        counts: How often each value occurs.
+        gain: How much purer the messages with the same value are.
+        alike: Number of values whose messages look like those of another value.
+    """
+    known = rank(name_of(path), KINDS)
+    speaks = any(OF_SNAPSHOT.search(label) or OF_UPDATE.search(label) for label in counts)
+    if len(counts) == counts.total() and not speaks:  # a different value in each message
+        return 0
+    if len(counts) == 1 and gain <= 0 and not speaks:
+        return 0
+    score = (2 + known / len(KINDS) if known else 0) + 2 * speaks * bool(known) + 3 * max(0.0, gain)
+    return score - path.count(".") / 4 - max(0, alike - _FEW_ALIKE) / 4
+
+
+def _find_typical_forms(
+    messages: Sequence[Sampled], forms: Sequence[frozenset[str]], path: str
+) -> list[tuple[frozenset[str], int]]:
+    """Returns for each value at the path: the most frequent form of its messages, and how many have it."""
     groups: defaultdict[Any, Counter[frozenset[str]]] = defaultdict(Counter)
-    for one in messages:
-        label = one.scalars.get(path) if path else None
-        groups[label if isinstance(label, str) else None][_describe_form(one)] += 1
-    return sum(max(forms.values()) for forms in groups.values()) / max(1, len(messages))
+    for one, form in zip(messages, forms, strict=True):
+        label = one.scalars.get(path)
+        groups[label if isinstance(label, str) else None][form] += 1
+    return [found.most_common(1)[0] for found in groups.values()]
 
 
 def _describe_form(one: Sampled) -> frozenset[str]:
-    return frozenset([*one.scalars, *(source.path for source in one.sources)])
+    first = [(source.path, item) for source in one.sources for item in source.elements[:1] if isinstance(item, dict)]
+    fields = [f"{path}.{name}" for path, item in first for name in item]
+    return frozenset([*one.scalars, *(source.path for source in one.sources), *fields])
 
 
 def _group_by_arrays(messages: Sequence[Sampled]) -> list[KindGroup]:
@@ -109,14 +170,14 @@ def _group_by_arrays(messages: Sequence[Sampled]) -> list[KindGroup]:
         first = next(((type(one.value), source.name) for source in one.sources), (type(one.value), None))
         label = root(first) if first[1] is not None else first
         groups.setdefault(label, KindGroup({})).messages.append(one)
-    found = sorted(groups.values(), key=lambda group: _common_array(group) is None or len(group.messages))
+    found = sorted(groups.values(), key=lambda group: _find_common_array(group) is None or len(group.messages))
     if len(found) > 1:
         for group in found:
             group.when = _find_condition(group, found)
     return sorted(found, key=lambda group: not group.when)
 
 
-def _common_array(group: KindGroup) -> str | None:
+def _find_common_array(group: KindGroup) -> str | None:
     """Returns the path of an array that all messages of a kind have, without its `[*]`; None if there is none."""
     paths = [{source.path for source in one.sources if source.name} for one in group.messages]
     common = sorted(set.intersection(*paths)) if paths else []
@@ -129,5 +190,5 @@ def _find_condition(group: KindGroup, groups: Sequence[KindGroup]) -> dict[str, 
     same = [one for one in groups if one is not group and isinstance(one.messages[0].value, own)]
     if not same:
         return {"body": "array" if own is list else "object"}
-    path = _common_array(group)
+    path = _find_common_array(group)
     return {} if path is None else {path: "present"}

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise, product
 from typing import Any
 
 from sessionlake.feeds.inference.sample import Sampled, name_of
-from sessionlake.feeds.inference.types import is_iso_time, unit_of
-from sessionlake.feeds.inference.words import SEQS, SESSIONS, TIMES, is_time, rank
+from sessionlake.feeds.inference.types import find_unit, is_iso_time
+from sessionlake.feeds.inference.words import LOOSE_SESSIONS, SEQS, SESSIONS, TIMES, is_identifier, is_time, rank
 
 _DIGITS = re.compile(r"-?(0|[1-9]\d{0,18})")
 _NUMBER = re.compile(r"\d{9,19}(\.\d{1,9})?")
+_OF_FIRST = re.compile(r"(?i:first|start|begin)|^U$")
+"""Names of the first seq that a message covers, even if each message of the sample covers one."""
 _USUAL = 0.9
 """Share of neighbouring messages that must fit an order."""
 _FEWEST = 2
@@ -23,6 +25,8 @@ _FEWEST = 2
 _MANY = 20
 """With so many neighbouring messages, a number that rises by one gives the order whatever its name is."""
 _LONGEST_NAME = 100
+_MANY_ROWS = 2
+"""Fewest rows of a table, on average, if a field with a loose name is the session."""
 _FEW = 4
 """With fewer messages, a name decides alone, because no value can repeat."""
 BY_PLACE = ["kafka.topic", "kafka.partition"]
@@ -43,20 +47,22 @@ class Choice:
     why: str = ""
 
 
-def choose_session(messages: Sequence[Sampled], kind: str | None) -> Choice:
+def choose_session(messages: Sequence[Sampled], used: Collection[str], arrays: Collection[str] = ()) -> Choice:
     """Chooses the path of the session id.
 
     Args:
         messages: The messages that have rows.
-        kind: Path of the field that says what kind a message is; None if none does. It is never the session.
+        used: Paths of the fields that say what kind a message is. They are never the session.
+        arrays: Paths of the arrays that have the rows; none if each message is a row.
     """
     values: defaultdict[str, Counter[Any]] = defaultdict(Counter)
     for one in messages:
         for path, value in one.scalars.items():
-            if _can_name(value) and path != kind:
+            if _can_name(value) and path not in used:
                 values[path][value] += 1
+    identified = max((len(counts) for path, counts in values.items() if is_identifier(name_of(path))), default=0)
     scores = {
-        path: _session_score(path, counts, len(messages))
+        path: _score_session(path, counts, len(messages), len(messages) if arrays else identified)
         for path, counts in values.items()
         if counts.total() == len(messages)
     }
@@ -64,6 +70,8 @@ def choose_session(messages: Sequence[Sampled], kind: str | None) -> Choice:
     if best:
         found = len(values[best[0]])
         return Choice(best[0], tuple(best[1:4]), f"{found:,} different values in {len(messages):,} messages")
+    if (in_rows := _find_session_in_rows(messages, arrays)) is not None:
+        return Choice(in_rows, why="all rows of a message have the same value")
     keys = Counter(one.record.key for one in messages)
     if None not in keys and len(keys) * 2 <= len(messages):
         return Choice("kafka.key", why=f"{len(keys):,} different keys in {len(messages):,} messages")
@@ -74,12 +82,31 @@ def _can_name(value: Any) -> bool:
     return type(value) is int or (isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and not is_iso_time(value))
 
 
-def _session_score(path: str, counts: Counter[Any], messages: int) -> float:
+def _find_session_in_rows(messages: Sequence[Sampled], arrays: Collection[str]) -> str | None:
+    """Returns the path of a field of the first row that all rows of a message have alike; None if there is none."""
+    rows = [[source.elements for source in one.sources if source.path in arrays] for one in messages]
+    if len({*arrays}) != 1 or any(len(found) != 1 or not found[0] for found in rows):
+        return None
+    elements = [found[0] for found in rows]
+    if not all(isinstance(item, dict) for items in elements for item in items):
+        return None
+    for name in sorted({*elements[0][0]}, key=lambda name: -rank(name, SESSIONS)):
+        values = [{item.get(name) if _can_name(item.get(name)) else None for item in items} for items in elements]
+        is_alike = all(len(found) == 1 and None not in found for found in values)
+        if rank(name, SESSIONS) and is_alike and any(len(items) > 1 for items in elements):
+            return f"{next(iter(arrays)).removesuffix('[*]')}[0].{name}"
+    return None
+
+
+def _score_session(path: str, counts: Counter[Any], messages: int, rows: int) -> float:
+    """Returns how well a field names the session; 0 if it cannot. `rows` is about the number of rows of all tables."""
     known = rank(name_of(path), SESSIONS) / len(SESSIONS)
     repeats = len(counts) * 2 <= messages
     in_array = path.startswith("[") and isinstance(next(iter(counts)), str) and len(counts) > 1 and repeats
-    if known and (repeats or messages < _FEW):
+    if known and (repeats or messages < _FEW or len(counts) < messages == rows):
         return 2 + known - path.count(".") / 20
+    if repeats and 1 < len(counts) * _MANY_ROWS <= rows and (loose := rank(name_of(path), LOOSE_SESSIONS)):
+        return 1 + loose / len(LOOSE_SESSIONS)
     return 1.0 if in_array else 0
 
 
@@ -111,7 +138,7 @@ def _time_setting(path: str, values: Sequence[Any]) -> dict[str, Any] | None:
     in_text = all(isinstance(value, str) and _NUMBER.fullmatch(value) for value in values)
     if not in_text and not all(type(value) in (int, Decimal) for value in values):
         return None
-    units = {unit_of(Decimal(value)) for value in values}
+    units = {find_unit(Decimal(value)) for value in values}
     unit = units.pop() if len(units) == 1 else None
     if unit is None or not (is_time(name_of(path)) or rank(name_of(path), TIMES)):
         return None
@@ -192,7 +219,7 @@ def _propose_linked_order(pairs: Any, paths: Sequence[str], moving: Sequence[str
         if _compute_share(pairs, lambda one, two, a=last, b=other: two[b] == one[a]) >= _USUAL:
             return {"seq": last, "after": other}
         follows = _compute_share(pairs, lambda one, two, a=last, b=other: two[b] == one[a] + 1)
-        several = any(two[other] < two[last] for _, two in pairs)
+        several = any(two[other] < two[last] for _, two in pairs) or _OF_FIRST.search(name_of(other))
         if follows >= _USUAL and several:
             return {"seq": last, "first": other}
     return None

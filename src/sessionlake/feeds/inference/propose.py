@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sessionlake.feeds.inference.arrays import Table
 from sessionlake.feeds.inference.change_capture import propose_change_capture
-from sessionlake.feeds.inference.kinds import KindGroup, find_kind_field, group_by_kind
+from sessionlake.feeds.inference.kinds import KindGroup, group_by_kind
 from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
-from sessionlake.feeds.inference.sample import Sample, Sampled
-from sessionlake.feeds.inference.tables import Table, deleting_values, find_table
+from sessionlake.feeds.inference.sample import Sample, Sampled, name_of
+from sessionlake.feeds.inference.tables import find_deleting_values, find_table
 from sessionlake.feeds.inference.upserts import propose_upserts
-from sessionlake.feeds.inference.words import OF_SNAPSHOT
+from sessionlake.feeds.inference.words import OF_DELETE, OF_SNAPSHOT, OF_UPDATE
 
 _HEARTBEAT = re.compile(r"heartbeat|keep_?alive|^ping$|^hb$", re.IGNORECASE)
 _MUCH_LONGER = 5
@@ -46,14 +47,13 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     Returns:
         The proposal; None if no message of the sample has rows.
     """
-    head = {"name": feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
+    head = {"name": propose_feed_name(name), "topics": "|".join(map(re.escape, topics)).replace(r"\-", "-")}
     captured = propose_change_capture(sample) or propose_upserts(sample)
     if captured is not None:
         settings, seen, notes = captured
         return Proposal(head | settings, seen, notes)
-    kind_field = find_kind_field(sample.messages)
     kinds = group_by_kind(sample.messages)
-    parts = _find_parts(kinds, kind_field)
+    parts = _find_parts(kinds)
     if parts is None:
         return None
     table, session, messages = parts
@@ -69,7 +69,7 @@ def propose_feed(sample: Sample, name: str, topics: Sequence[str]) -> Proposal |
     rules = _rules(kinds, table, order, session.setting)
     has_snapshot = any(rule["is"] == "snapshot" for rule in rules)
     settings["starts_with"] = None if has_snapshot else "anything"
-    settings["messages"] = [*_tombstone_rule(sample), *rules]
+    settings["messages"] = [*_propose_tombstone_rule(sample), *rules]
     seen = {f"columns.{column}": inferred.seen for column, inferred in table.columns.items() if inferred.seen}
     return Proposal(
         {key: value for key, value in settings.items() if value is not None},
@@ -89,13 +89,13 @@ def _choose_order(table: Table, messages: Sequence[Sampled], sample: Sample, ses
     return choose_order(messages, sample.messages, function, lambda one: id(one) in snapshots)
 
 
-def feed_name(name: str) -> str:
+def propose_feed_name(name: str) -> str:
     """Returns a valid name of a feed, made from the name of a topic or file."""
     plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
     return plain[:60] if re.match(r"[a-z]", plain) else f"feed_{plain}"[:60].rstrip("_")
 
 
-def _find_parts(kinds: Sequence[KindGroup], kind_field: str | None) -> tuple[Table, Choice, list[Sampled]] | None:
+def _find_parts(kinds: Sequence[KindGroup]) -> tuple[Table, Choice, list[Sampled]] | None:
     """Returns the table, the session and the messages with rows.
 
     The table may depend on the session, and the session is a field of the messages that have rows. So the table is
@@ -104,29 +104,39 @@ def _find_parts(kinds: Sequence[KindGroup], kind_field: str | None) -> tuple[Tab
     table = find_table(kinds, _create_session_reader(None), None)
     if table is None:
         return None
-    messages = _in_order(table)
-    session = choose_session(messages, kind_field)
+    messages = _sort_sampled(table)
+    used = {path for group in table.kinds for path in group.when}
+    arrays = {part["each"] for parts in table.rows for part in parts if "each" in part}
+    session = choose_session(messages, used, arrays)
     path = session.setting if isinstance(session.setting, str) else None
     table = find_table(kinds, _create_session_reader(session.setting), path) or table
-    return table, session, _in_order(table)
+    return table, session, _sort_sampled(table)
 
 
-def _in_order(table: Table) -> list[Sampled]:
+def _sort_sampled(table: Table) -> list[Sampled]:
     messages = [one for group in table.kinds for one in group.messages]
     return sorted(messages, key=lambda one: (one.record.topic, one.record.partition, one.record.offset))
 
 
 def _create_session_reader(setting: Any) -> Callable[[Sampled], Any]:
     if isinstance(setting, str) and setting != "kafka.key":
-        return lambda one: one.scalars.get(setting)
+        return lambda one: one.scalars.get(setting, _find_in_first_row(one, setting))
     if setting == "kafka.key":
         return lambda one: one.record.key
     return lambda one: (one.record.topic, one.record.partition)
 
 
+def _find_in_first_row(one: Sampled, path: str) -> Any:
+    """Returns the value at a path such as `data[0].symbol`; None if the message has none."""
+    array, _, name = path.rpartition("[0].")
+    rows = next((source.elements for source in one.sources if source.path == f"{array}[*]"), [])
+    return rows[0].get(name) if rows and isinstance(rows[0], dict) else None
+
+
 def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any) -> list[dict[str, Any]]:
     """Returns the rules. Kinds without rows are ignored, all of one field in one rule."""
-    rules, ignored = [], []
+    rules: list[dict[str, Any]] = []
+    ignored: list[KindGroup] = []
     for group in sorted(kinds, key=lambda group: not group.when):
         number = next((n for n, one in enumerate(table.kinds) if one is group), None)
         if number is None:
@@ -141,13 +151,21 @@ def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any
         if is_snapshot and order.setting is not None:
             rule |= _build_restart(group, order.setting)
         rule["rows"] = [dict(part) for part in table.rows[number]]
-        if not is_snapshot and (delete := deleting_values(table, group, table.rows[number])):
-            for part in rule["rows"]:
-                part["delete"] = delete
-                if delete is True and part["row"] == "all":
-                    part["row"] = "key"
+        if not is_snapshot:
+            _add_deletes(rule["rows"], find_deleting_values(table, group, table.rows[number]))
         rules.append(rule)
-    return _sorted_rules([*rules, *_build_ignoring_rules(ignored)])
+    needed = [[*rule["when"].items()][:1] for rule in rules if "when" in rule]
+    return _sort_rules([*rules, *_build_ignoring_rules(ignored, needed)])
+
+
+def _add_deletes(parts: list[dict[str, Any]], values: dict[str, Any] | bool) -> None:
+    """Adds the setting `delete` to the rows of an update, also to those in an array with a name such as `deleted`."""
+    for part in parts:
+        delete = values or OF_DELETE.search(name_of(part.get("each", "").removesuffix("[*]"))) is not None
+        if delete:
+            part["delete"] = delete
+        if delete is True and part["row"] == "all":
+            part["row"] = "key"
 
 
 def _build_restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +175,7 @@ def _build_restart(group: KindGroup, order: dict[str, Any]) -> dict[str, Any]:
     return {"restart": True} if has_other else {"restart": True, "order": {"seq": order["seq"]}}
 
 
-def _sorted_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sort_rules(rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns rules with a condition first, because a rule without one reads everything that is left."""
     return sorted(rules, key=lambda rule: ("when" not in rule, [*rule.get("when", {})] == ["body"]))
 
@@ -171,36 +189,46 @@ def _is_heartbeat(group: KindGroup, order: Choice, session: Any) -> bool:
 
 
 def _is_snapshot(group: KindGroup, number: int, table: Table) -> bool:
-    if group.label:
+    if OF_SNAPSHOT.search(group.label) or OF_UPDATE.search(group.label):
         return OF_SNAPSHOT.search(group.label) is not None
     others = [one for place, one in enumerate(table.kinds) if place != number]
     if not others or "each" not in table.rows[number][0]:
         return False
-    most = max(_mean_rows(one) for one in others)
-    return _mean_rows(group) >= _MUCH_LONGER * max(1.0, most)
+    most = max(_compute_mean_rows(one) for one in others)
+    return _compute_mean_rows(group) >= _MUCH_LONGER * max(1.0, most)
 
 
-def _mean_rows(group: KindGroup) -> float:
+def _compute_mean_rows(group: KindGroup) -> float:
     return sum(len(source.elements) for one in group.messages for source in one.sources) / len(group.messages)
 
 
-def _build_ignoring_rules(groups: Sequence[KindGroup]) -> list[dict[str, Any]]:
-    """Returns rules that ignore kinds. Values of the same field are in one rule."""
-    values: dict[str, list[Any]] = {}
+def _build_ignoring_rules(groups: Sequence[KindGroup], needed: Sequence[Any]) -> list[dict[str, Any]]:
+    """Returns rules that ignore kinds. Kinds that differ in the last condition only are in one rule.
+
+    Args:
+        groups: The ignored kinds.
+        needed: First conditions of the other kinds. Without them, a first condition alone selects the ignored ones.
+    """
+    merged: dict[tuple[Any, ...], tuple[dict[str, Any], str, list[Any]]] = {}
     rules = []
     for group in groups:
-        if group.label and len(group.when) == 1:
-            [(path, value)] = group.when.items()
-            values.setdefault(path, []).append(value)
-        elif group.when:
-            rules.append({"when": group.when, "is": "ignore"})
+        conditions = [*group.when.items()][: None if [*group.when.items()][:1] in needed else 1]
+        *first, (path, value) = conditions or [("", None)]
+        if group.label and value not in {"present", "absent"}:
+            values = merged.setdefault((*first, path), (dict(first), path, []))[2]
+            values += [value] * (value not in values)
         else:
-            rules.append({"is": "ignore"})
-    merged = [{"when": {path: found if len(found) > 1 else found[0]}, "is": "ignore"} for path, found in values.items()]
-    return [*merged, *rules]
+            rules.append({"when": group.when, "is": "ignore"} if group.when else {"is": "ignore"})
+    return [
+        *(
+            {"when": {**first, path: found if len(found) > 1 else found[0]}, "is": "ignore"}
+            for first, path, found in merged.values()
+        ),
+        *rules,
+    ]
 
 
-def _tombstone_rule(sample: Sample) -> list[dict[str, Any]]:
+def _propose_tombstone_rule(sample: Sample) -> list[dict[str, Any]]:
     return [{"when": {"body": "tombstone"}, "is": "ignore"}] if sample.tombstones else []
 
 

@@ -86,7 +86,7 @@ def take_sample(records: Iterable[KafkaRecord]) -> Sample:
             messages.append(Sampled(record, value))
         else:
             others.append(record)
-    wrapped = _wrapping_arrays(messages)
+    wrapped = _list_wrapping_arrays(messages)
     for one in messages:
         _take_apart(one, one.value, "", "", wrapped, 0)
         if isinstance(one.value, list):
@@ -114,16 +114,18 @@ def _is_scalar(value: Any) -> bool:
     return not isinstance(value, dict | list)
 
 
-def _wrapping_arrays(messages: list[Sampled]) -> set[str]:
-    """Returns paths of arrays that always have one object, which in turn has arrays of rows: `data[0].bids`."""
+def _list_wrapping_arrays(messages: list[Sampled]) -> set[str]:
+    """Returns paths of arrays of objects with arrays of rows, if there is always one such object: `data[0].bids`."""
     longest: dict[str, int] = {}
-    deep: set[str] = set()
     for one in messages:
         for path, items in _find_arrays(one.value, "", 0):
-            longest[path] = max(longest.get(path, 0), len(items))
-            if any(isinstance(item, dict) and any(_is_rows(inner) for inner in item.values()) for item in items):
-                deep.add(path)
-    return {path for path in deep if longest[path] == 1}
+            if _has_rows_inside(items):
+                longest[path] = max(longest.get(path, 0), len(items))
+    return {path for path, most in longest.items() if most == 1}
+
+
+def _has_rows_inside(items: list[Any]) -> bool:
+    return any(isinstance(item, dict) and any(_is_rows(inner) for inner in item.values()) for item in items)
 
 
 def _find_arrays(value: Any, path: str, depth: int) -> Iterator[tuple[str, list[Any]]]:
@@ -157,7 +159,7 @@ def _take_apart(one: Sampled, value: Any, path: str, name: str, wrapped: set[str
             below = path_of(path, inner)
             if below is not None:
                 _take_apart(one, item, below, inner, wrapped, depth + 1)
-    elif path in wrapped and len(value) == 1:
+    elif path in wrapped and _has_rows_inside(value):
         _take_apart(one, value[0], f"{path}[0]", name, wrapped, depth)
     elif _is_rows(value):
         one.sources.append(Source(f"{path}[*]", name, value))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sessionlake.feeds.inference.change_capture import declare_columns, usable_names
+from sessionlake.feeds.inference.change_capture import declare_columns, list_usable_names
 from sessionlake.feeds.inference.sample import Sample
 from sessionlake.feeds.inference.words import SESSIONS, is_identifier, rank
 
@@ -13,9 +13,9 @@ _USUAL = 0.9
 
 def propose_upserts(sample: Sample) -> tuple[dict[str, Any], dict[str, str], list[str]] | None:
     """Returns settings, what was seen, and notes for such messages; None if the messages have another form."""
-    field = _field_of_key(sample)
+    field = _find_field_of_key(sample)
     rows = [one.value for one in sample.messages]
-    if field is None or field not in (names := usable_names(rows)):
+    if field is None or field not in (names := list_usable_names(rows)):
         return None
     settings, seen = declare_columns(names, rows, [field])
     is_text = settings["columns"][field] == "string"
@@ -23,7 +23,7 @@ def propose_upserts(sample: Sample) -> tuple[dict[str, Any], dict[str, str], lis
     return {"uses": "upsert", **({} if is_text else {"key_format": "json"}), **settings}, seen, notes
 
 
-def _field_of_key(sample: Sample) -> str | None:
+def _find_field_of_key(sample: Sample) -> str | None:
     """Returns the field that has the same text as the Kafka key in nearly all messages; None if there is none."""
     if not sample.messages or not all(isinstance(one.value, dict) for one in sample.messages):
         return None

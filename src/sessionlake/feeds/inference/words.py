@@ -7,14 +7,18 @@ import re
 KINDS = (
     "op", "action", "type", "event", "e", "method", "kind", "msg_type", "messagetype", "message_type", "event_type",
     "eventtype", "cmd", "command", "operation", "channel", "table",
+    "subject", "feed", "ch", "m",
 )  # fmt: skip
 """Names of fields that say what kind of message it is, best first."""
 SESSIONS = (
     "symbol", "instrument_name", "product_id", "instid", "instrument", "pair", "market", "s", "device_id", "deviceid",
     "device", "sensor_id", "sensorid", "station_id", "station", "machine_id", "machine", "vehicle_id", "asset_id",
     "asset", "plant", "site", "thing", "account_id", "account", "ticker", "sym", "sensor", "node", "edge_node",
+    "instrument_id", "market_id", "currency_pair",
 )  # fmt: skip
 """Names of fields that say to which table a message belongs, best first."""
+LOOSE_SESSIONS = ("contract", "code", "cd", "id", "channel", "topic", "stream", "ch")
+"""Names of fields that say to which table a message belongs if its rows are in arrays, best first."""
 TIMES = (
     "event_time", "eventtime", "ts_ms", "timestamp", "ts", "time", "e", "t", "datetime", "date", "at", "created_at",
     "updated_at", "occurred_at", "measured_at", "published_at",
@@ -38,7 +42,13 @@ OF_SNAPSHOT = re.compile(r"snapshot|partial|initial|\binit\b|\bfull\b|image|refr
 OF_UPDATE = re.compile(
     r"update|change|delta|diff|modif|insert|upsert|delete|remove|create|l2|^[cud]$|^add$", re.IGNORECASE
 )
-OF_DELETE = re.compile(r"delete|remove|^d$", re.IGNORECASE)
+OF_CHANGE = re.compile(r"(insert|update|delete|remove|create|add|modif|chang)(e?d|s|ied)?", re.IGNORECASE)
+OF_DELETE = re.compile(r"delete|remove|cancel|^d$", re.IGNORECASE)
+CHECKSUMS = ("checksum", "check_sum", "crc", "crc32", "cs")
+"""Names of fields that have a checksum of the table."""
+OF_QUANTITY = re.compile(r"(^|_)(qty|quantity|size|amount|volume|sz|q|v|s)$", re.IGNORECASE)
+OF_PRICE = re.compile(r"(^|_)(price|px)(_|$)", re.IGNORECASE)
+OF_BOOK = re.compile(r"book|depth|level|l2|quote", re.IGNORECASE)
 _EXACT = re.compile(
     r"price|qty|quantity|amount|size|total|balance|cost|fee|tax|volume|bid|ask|rate|strike|notional", re.IGNORECASE
 )

@@ -27,13 +27,13 @@ def write_feed(proposal: Proposal, comments: list[str]) -> str:
     lines += ["capture:", "  feeds:"]
     first = "    - "
     for key, value in proposal.settings.items():
-        for line in _key_lines(proposal, key, value):
+        for line in _format_key_lines(proposal, key, value):
             lines.append(first + line)
             first = "      "
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _key_lines(proposal: Proposal, key: str, value: Any) -> Iterator[str]:
+def _format_key_lines(proposal: Proposal, key: str, value: Any) -> Iterator[str]:
     if key == "columns":
         yield "columns:"
         for name, setting in value.items():
@@ -41,13 +41,13 @@ def _key_lines(proposal: Proposal, key: str, value: Any) -> Iterator[str]:
     elif key == "messages":
         yield "messages:"
         for rule in value:
-            yield from _rule_lines(rule)
+            yield from _format_rule_lines(rule)
     else:
         text = f"'{value}'" if key == "topics" and "'" not in value else flow(value)
         yield _add_comment(f"{key}: {text}", proposal.seen.get(key))
 
 
-def _rule_lines(rule: dict[str, Any]) -> Iterator[str]:
+def _format_rule_lines(rule: dict[str, Any]) -> Iterator[str]:
     line = f"  - {flow(rule)}"
     if len(line) + 6 <= _WIDTH:
         yield line

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sessionlake.feeds.decoder import Delete, Event, Message, Put
-from sessionlake.feeds.trees import message_class, parse_tree
+from sessionlake.feeds.trees import build_message_class, parse_tree
 
 _SCHEMA = """
 FeedMessage: header 1 FeedHeader, entity 2 repeated FeedEntity
@@ -50,7 +50,7 @@ _RELATIONSHIP = ("SCHEDULED", "ADDED", "UNSCHEDULED", "CANCELED", "4", "REPLACEM
 _KINDS = ("trip_update", "vehicle", "alert", "shape", "stop", "trip_modifications", "unknown")
 _OF_POSITION = ("latitude", "longitude", "bearing", "odometer", "speed")
 _FULL_DATASET, _DIFFERENTIAL = 0, 1
-_FeedMessage = message_class("FeedMessage", _SCHEMA)
+_FeedMessage = build_message_class("FeedMessage", _SCHEMA)
 
 
 class GtfsRealtime:
@@ -60,20 +60,20 @@ class GtfsRealtime:
         """Yields one event; none for a tombstone.
 
         The event is a snapshot of all entities. For a differential feed it is an update with some, which has no place
-        in the order, because two of them may have the same timestamp.
+        in the order, because two of them may have the same timestamp. Without a timestamp, which version 1.0 allows,
+        a message has the time of Kafka, and no place in the order.
         """
         if message.value is None:
             return
         found = parse_tree(_FeedMessage, message.value)
         header = found.get("header", {})
-        if "timestamp" not in header:
-            raise ValueError("the header has no timestamp, which orders the messages")
-        at, rows = header["timestamp"], _rows(found["entity"])
+        seq, rows = header.get("timestamp"), _rows(found["entity"])
+        ts = message.timestamp if seq is None else seq * 1000
         incrementality = header.get("incrementality", _FULL_DATASET)
         if incrementality == _FULL_DATASET:
-            yield Event(kind="snapshot", ts=at * 1000, seq=at, rows=rows)
+            yield Event(kind="snapshot", ts=ts, seq=seq, rows=rows)
         elif incrementality == _DIFFERENTIAL:
-            yield Event(ts=at * 1000, rows=rows)
+            yield Event(ts=ts, rows=rows)
         else:
             raise ValueError(f"the incrementality {incrementality} is unknown")
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from sessionlake.feeds.decoder import Event, Message, Put, decode_text
 from sessionlake.feeds.numbers import make_finite
-from sessionlake.feeds.trees import message_class, parse_tree
+from sessionlake.feeds.trees import build_message_class, parse_tree
 
 _SCHEMA = """
 Payload: timestamp 1 uint64, metrics 2 repeated Metric, seq 3 uint64, uuid 4 string, body 5 bytes
@@ -62,7 +62,7 @@ _QUALITY = "Quality"
 """Name of the property that says how good a value is: 0 is bad, 192 good, 500 stale."""
 _FIXED_TYPES = {_QUALITY: "Int32"}
 """Data types of the properties that the specification defines."""
-_Payload = message_class("Payload", _SCHEMA)
+_Payload = build_message_class("Payload", _SCHEMA)
 Find = Callable[[Mapping[str, Any]], Mapping[str, Any] | None]
 
 

@@ -39,18 +39,18 @@ class DecimalSum(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
-        return (name, f"decimal({MOST_DIGITS},{self.scale})"), (units_column(name), "string")
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+        return (name, f"decimal({MOST_DIGITS},{self.scale})"), (build_units_column(name), "string")
 
-    def event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_event_states(self, name: str, events: pa.Table) -> Columns:
         # `merge_groups` reads units from decimals, too. It makes the texts once per row, not per event.
-        return {name: events[self.of], units_column(name): events[self.of]}
+        return {name: events[self.of], build_units_column(name): events[self.of]}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
-        return {units_column(name): left[units_column(name)] + right[units_column(name)]}
+        return {build_units_column(name): left[build_units_column(name)] + right[build_units_column(name)]}
 
     def merge_groups(self, name: str, parts: pa.Table, groups: RowGroups) -> Columns:
-        units = units_column(name)
+        units = build_units_column(name)
         held = {units: read_units(parts[units])}
         merged = groups.merge_rows(held, lambda one, other: self.combine(name, one, other))[units].tolist()
         return {name: _to_decimals(merged, self.scale), units: pa.array(map(str, merged), pa.string())}
@@ -59,12 +59,12 @@ class DecimalSum(Aggregate):
     def description(self) -> str:
         return f"Exact sum of {self.of}; null if it has more than {MOST_DIGITS} digits"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         return f"try_sum({quote(self.of)})"
 
-    def magnitude_sql(self) -> str:
+    def build_error_scale_sql(self) -> str:
         # SQL has no sum if a sum of some of the values has too many digits. Then any result is accepted.
-        return f"IF({self.result_sql()} IS NULL, double('Infinity'), 0D)"
+        return f"IF({self.build_result_sql()} IS NULL, double('Infinity'), 0D)"
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,21 @@ class DecimalMean(Derived):
 
     def compute(self, results: Columns) -> Any:
         # Python divides integers exactly and rounds once.
-        units, counts = read_units(results[units_column(self.sum)]).tolist(), results[self.count].tolist()
+        units, counts = read_units(results[build_units_column(self.sum)]).tolist(), results[self.count].tolist()
         return np.array([total / (n * 10**self.scale) for total, n in zip(units, counts, strict=True)], np.float64)
 
     @property
     def description(self) -> str:
         return f"Mean of {self.value}: the double nearest to the exact mean"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         return f"avg(CAST({quote(self.value)} AS DOUBLE))"
 
-    def magnitude_sql(self) -> str:
+    def build_error_scale_sql(self) -> str:
         return f"avg(abs(CAST({quote(self.value)} AS DOUBLE)))"
 
 
-def units_column(name: str) -> str:
+def build_units_column(name: str) -> str:
     """Returns the name of the column that stores the units of a `DecimalSum`.
 
     Args:

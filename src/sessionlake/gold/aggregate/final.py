@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.gold.aggregate.late import NEVER, first_live_bucket, merge_latest
-from sessionlake.gold.aggregate.product import APPEND, Product, bucket_starts_ms
+from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket, merge_latest
+from sessionlake.gold.aggregate.product import APPEND, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.protocol.arrow import number_combinations
 from sessionlake.protocol.types import Int64s, TopicPartition
@@ -92,7 +92,7 @@ class FinalTable:
         """All columns of the table in order, as pairs of name and Spark SQL type. The last one is the batch."""
         return (*self.copied_columns, (BATCH, "bigint"))
 
-    def first_open_buckets(self, stream_times: PartitionTimes) -> dict[TopicPartition, int]:
+    def compute_first_open_buckets(self, stream_times: PartitionTimes) -> dict[TopicPartition, int]:
         """Returns, by topic-partition, the start in ms of the first bucket that is still open.
 
         All earlier buckets are final. Topic-partitions whose stream time is unknown (`NEVER`) are left out.
@@ -101,7 +101,9 @@ class FinalTable:
             stream_times: Stream time by topic-partition, in ms.
         """
         known = {place: time for place, time in stream_times.items() if time > NEVER}
-        return {place: first_live_bucket(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()}
+        return {
+            place: compute_first_live_bucket(time, self.bucket_ms, self.lateness_ms) for place, time in known.items()
+        }
 
     def ends_of_last_buckets(self, last_starts: PartitionTimes) -> dict[TopicPartition, int]:
         """Returns, by topic-partition, the end in ms of the last bucket that was appended.
@@ -136,7 +138,7 @@ class AppendProgress:
         """
         return {
             place: end
-            for place, end in self.final_table.first_open_buckets(stream_times).items()
+            for place, end in self.final_table.compute_first_open_buckets(stream_times).items()
             if end > self.appended_until.get(place, NEVER)
         }
 
@@ -166,7 +168,7 @@ def select_newly_final(rows: pa.Table, since: PartitionTimes, until: PartitionTi
             has.
         until: By topic-partition, the first bucket start in ms that is still open, from `append_limits`.
     """
-    start = bucket_starts_ms(rows)
+    start = compute_bucket_starts_ms(rows)
     return rows.filter(pa.array((start >= look_up_limits(rows, since)) & (start < look_up_limits(rows, until))))
 
 

@@ -40,7 +40,7 @@ class Aggregate(ABC):
         return ()
 
     @abstractmethod
-    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         """Returns the columns that the aggregate stores, as pairs of name and Spark SQL type. The result comes first.
 
         Args:
@@ -48,7 +48,7 @@ class Aggregate(ABC):
         """
 
     @abstractmethod
-    def event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_event_states(self, name: str, events: pa.Table) -> Columns:
         """Returns the aggregate's columns for each event as if it were alone: one value per event."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class Aggregate(ABC):
             parts: Rows with the aggregate's columns, any number per group.
             groups: Which rows of `parts` belong together.
         """
-        held = {column: parts[column].to_numpy() for column, _ in self.stored_columns(name)}
+        held = {column: parts[column].to_numpy() for column, _ in self.list_state_columns(name)}
         with np.errstate(over="ignore", invalid="ignore"):  # finite doubles may add up to infinity
             return groups.merge_rows(held, lambda one, other: self.combine(name, one, other))
 
@@ -73,13 +73,13 @@ class Aggregate(ABC):
         return f"Computed by the aggregate {type(self).__name__}"
 
     @abstractmethod
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         """Returns the Spark SQL expression that computes the result from all events of a row.
 
         `sessionlake verify gold` compares its value with the merged result.
         """
 
-    def magnitude_sql(self) -> str | None:
+    def build_error_scale_sql(self) -> str | None:
         """Returns the SQL of the size of the numbers that were summed; None if the result is exact.
 
         A comparison with the SQL result tolerates an error in proportion to this size.
@@ -91,10 +91,10 @@ class Aggregate(ABC):
 class Count(Aggregate):
     """The number of events."""
 
-    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "bigint"),)
 
-    def event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_event_states(self, name: str, events: pa.Table) -> Columns:
         return {name: np.ones(events.num_rows, np.int64)}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
@@ -104,7 +104,7 @@ class Count(Aggregate):
     def description(self) -> str:
         return "Number of values"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         return "count(*)"
 
 
@@ -126,11 +126,11 @@ class Sum(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The second column is the rounding error of the sum.
         return (name, "double"), (_state_column(name, "rest"), "double")
 
-    def event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_event_states(self, name: str, events: pa.Table) -> Columns:
         values = _read_doubles(events, self.of)
         if not self.squared:
             return {name: values, _state_column(name, "rest"): np.zeros(len(values))}
@@ -153,11 +153,11 @@ class Sum(Aggregate):
     def description(self) -> str:
         return f"Sum of the squares of {self.of}" if self.squared else f"Sum of {self.of}"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum({of})"
 
-    def magnitude_sql(self) -> str | None:
+    def build_error_scale_sql(self) -> str | None:
         of = quote(self.of)
         return f"sum({of} * {of})" if self.squared else f"sum(abs({of}))"
 
@@ -180,10 +180,10 @@ class Extreme(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, self.type),)
 
-    def event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_event_states(self, name: str, events: pa.Table) -> Columns:
         return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]}
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
@@ -195,7 +195,7 @@ class Extreme(Aggregate):
         end = "Highest" if self.greatest else "Lowest"
         return f"{end} event time, ms since 1970" if self.of == "ts" else f"{end} {self.of}"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         return f"{'max' if self.greatest else 'min'}({quote(self.of)})"
 
 
@@ -219,11 +219,11 @@ class Endmost(Aggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of, *(column for _, column, _ in ORDER))
 
-    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         # The other columns store the event's place in `ORDER`.
         return (name, self.type), *((_state_column(name, part), sql) for part, _, sql in ORDER)
 
-    def event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_event_states(self, name: str, events: pa.Table) -> Columns:
         places = {_state_column(name, part): events[column].to_numpy() for part, column, _ in ORDER}
         return {name: _read_doubles(events, self.of) if self.type == "double" else events[self.of]} | places
 
@@ -235,13 +235,13 @@ class Endmost(Aggregate):
             sides = ({part: side[_state_column(name, part)][ties] for part, _, _ in ORDER} for side in (left, right))
             later[ties] = find_later(*sides)
         picked = later if self.last else ~later
-        return {column: np.where(picked, right[column], left[column]) for column, _ in self.stored_columns(name)}
+        return {column: np.where(picked, right[column], left[column]) for column, _ in self.list_state_columns(name)}
 
     @property
     def description(self) -> str:
         return f"{'Last' if self.last else 'First'} {self.of} in event time"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         return f"{'max' if self.last else 'min'}_by({quote(self.of)}, {ORDER_SQL})"
 
 
@@ -264,11 +264,11 @@ class Derived(ABC):
         """
 
     @abstractmethod
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         """Returns the Spark SQL expression that computes the value from all events of a row; null without a value."""
 
     @abstractmethod
-    def magnitude_sql(self) -> str:
+    def build_error_scale_sql(self) -> str:
         """Returns the SQL of the size of the numbers that the value was computed from.
 
         A comparison with the SQL result tolerates an error in proportion to this size.
@@ -296,10 +296,10 @@ class Mean(Derived):
     def description(self) -> str:
         return f"Mean of {self.value}"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         return f"avg({quote(self.value)})"
 
-    def magnitude_sql(self) -> str:
+    def build_error_scale_sql(self) -> str:
         return f"avg(abs({quote(self.value)}))"
 
 
@@ -337,12 +337,12 @@ class Variance(Derived):
     def description(self) -> str:
         return f"Sample variance of {self.value}; null if there is one, or squares are beyond the range of doubles"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         value = quote(self.value)
         squares = f"count({value}) * sum({value} * {value})"
         return f"CASE WHEN {squares} < double('Infinity') THEN var_samp({value}) END"
 
-    def magnitude_sql(self) -> str:
+    def build_error_scale_sql(self) -> str:
         # Comparisons multiply this by 1e-9. The product is the possible error of SQL's own variance.
         value = quote(self.value)
         apart = f"max(abs({value})) * coalesce(stddev_samp({value}), 0)"

@@ -74,7 +74,7 @@ def stream_times_by_partition(changes: pa.Table) -> dict[TopicPartition, int]:
     return dict(zip(zip(topics.to_pylist(), partitions.to_pylist(), strict=True), times.tolist(), strict=True))
 
 
-def latest_by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
+def find_latest_by_topic(times: Mapping[TopicPartition, int]) -> dict[str, int]:
     """Returns, by topic, the highest time among the topic's partitions, in ms."""
     found: dict[str, int] = {}
     for (topic, _), time in times.items():
@@ -87,7 +87,7 @@ def merge_latest(times: Mapping[T, int], newer_times: Mapping[T, int]) -> dict[T
     return {**times, **{name: max(time, times.get(name, time)) for name, time in newer_times.items()}}
 
 
-def first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
+def compute_first_live_bucket(stream_time: int, bucket_ms: int, retention_ms: int) -> int:
     """Returns the start in ms of the first bucket that has not expired at a stream time.
 
     A bucket expires once stream time has reached its end plus the retention. All arguments are in ms.

@@ -95,7 +95,7 @@ def hash_session_ids(session_ids: pa.Array | pa.ChunkedArray) -> Int64s:
     return np.array([int(digest, 16) for digest in digests], np.int64)[code]
 
 
-def session_hash_sql(column: str) -> str:
+def build_session_hash_sql(column: str) -> str:
     """Returns the Spark SQL expression of the hash that `hash_session_ids` computes.
 
     Args:

@@ -26,10 +26,10 @@ from sessionlake.gold.aggregate.sources import (
     EventSource,
     Rows,
     are_session_keys,
-    key_field,
+    build_key_field,
 )
-from sessionlake.protocol.columns import arrow_type
-from sessionlake.protocol.names import ddl_of, internal
+from sessionlake.protocol.columns import get_arrow_type
+from sessionlake.protocol.names import build_ddl, internal
 from sessionlake.protocol.types import Int64s
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 
@@ -107,7 +107,7 @@ class Product:
     @property
     def columns_ddl(self) -> str:
         """All columns of the table as Spark DDL."""
-        return ddl_of(self.column_types)
+        return build_ddl(self.column_types)
 
     @property
     def result_columns(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Product:
     def key_fields(self) -> dict[str, str]:
         """For each column of `row_keys`, the name of the events' column that it is read from."""
         is_apart = isinstance(self.source, Rows)
-        own = {name: key_field(place) if is_apart else name for place, name in enumerate(self.keys)}
+        own = {name: build_key_field(place) if is_apart else name for place, name in enumerate(self.keys)}
         own |= {PARTITION: PARTITION} if PARTITION in self.row_keys else {}
         return own if self.bucket_ms is None else own | {START: START_FIELD}
 
@@ -148,7 +148,7 @@ class Product:
         return tuple(
             column
             for name, one in self.aggregates.items()
-            for column in (((name, one.type),) if isinstance(one, Derived) else one.stored_columns(name))
+            for column in (((name, one.type),) if isinstance(one, Derived) else one.list_state_columns(name))
         )
 
     @cached_property
@@ -163,7 +163,7 @@ class Product:
     def _arrow_schema(self) -> pa.Schema:
         return pa.schema(
             [
-                (name, _TIME if sql == "timestamp" else _ARROW.get(sql) or arrow_type(sql))
+                (name, _TIME if sql == "timestamp" else _ARROW.get(sql) or get_arrow_type(sql))
                 for name, sql in self.column_types
             ]
         )
@@ -192,11 +192,11 @@ class Product:
         events = ensure_order_columns(events) if "position" in events.column_names else events
         if self.bucket_ms is not None:
             events = _drop_unstorable_times(events, self.bucket_ms)
-            events = events.append_column(START_FIELD, _bucket_starts(events["ts"].to_numpy(), self.bucket_ms))
+            events = events.append_column(START_FIELD, _build_bucket_starts(events["ts"].to_numpy(), self.bucket_ms))
         events = events.combine_chunks()  # columns are read several times
         begun: dict[str, Any] = {name: events[field] for name, field in self.key_fields.items()}
         for name, aggregate in self._merging_aggregates.items():
-            begun |= aggregate.event_states(name, events)
+            begun |= aggregate.build_event_states(name, events)
         return self.merge_rows(pa.table(begun))
 
     def aggregate_rows(self, keys: pa.Table, values: pa.Table) -> pa.Table:
@@ -224,7 +224,7 @@ class Product:
         if self.bucket_ms is None:
             return self.merge_rows(rows)
         place = rows.column_names.index(START)
-        start = _bucket_starts(bucket_starts_ms(rows), self.bucket_ms)
+        start = _build_bucket_starts(compute_bucket_starts_ms(rows), self.bucket_ms)
         return self.merge_rows(rows.set_column(place, START, start))
 
     def merge_rows(self, parts: pa.Table, stored: pa.Table | None = None) -> pa.Table:
@@ -266,12 +266,12 @@ def _drop_unstorable_times(events: pa.Table, bucket_ms: int) -> pa.Table:
     return events.filter(pa.array(inside & (np.floor_divide(ts, bucket_ms) * bucket_ms >= FIRST_MS)))
 
 
-def bucket_starts_ms(rows: pa.Table) -> Int64s:
+def compute_bucket_starts_ms(rows: pa.Table) -> Int64s:
     """Returns the start of each row's bucket (`window_start`), in ms since 1970."""
     found: Int64s = rows[START].cast(pa.int64()).to_numpy() // 1000
     return found
 
 
-def _bucket_starts(ts: Any, bucket_ms: int) -> pa.Array:
+def _build_bucket_starts(ts: Any, bucket_ms: int) -> pa.Array:
     start: Any = np.floor_divide(ts, bucket_ms) * (bucket_ms * 1000)
     return pa.array(start).cast(_TIME)

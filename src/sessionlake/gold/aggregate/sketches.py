@@ -45,16 +45,16 @@ class SketchAggregate(Aggregate):
     entry_type: ClassVar[np.dtype[Any]]
     combine_entries: ClassVar[np.ufunc]
 
-    def stored_columns(self, name: str) -> tuple[tuple[str, str], ...]:
+    def list_state_columns(self, name: str) -> tuple[tuple[str, str], ...]:
         return ((name, "binary"),)
 
-    def event_states(self, name: str, events: pa.Table) -> Columns:
+    def build_event_states(self, name: str, events: pa.Table) -> Columns:
         entries = np.zeros(events.num_rows, self.entry_type)
-        entries["code"], entries["number"] = self._entries_of_events(events)
+        entries["code"], entries["number"] = self._build_entries_of_events(events)
         return {name: _pack_entries(entries, np.ones(events.num_rows, np.int64))}
 
     @abstractmethod
-    def _entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
+    def _build_entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
         """Returns the code of each event, and the number of each event."""
 
     def combine(self, name: str, left: Columns, right: Columns) -> Columns:
@@ -100,7 +100,7 @@ class Buckets(SketchAggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def _entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
+    def _build_entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
         values = events[self.of].to_numpy().astype(np.float64)
         bucket = np.abs(values).view(np.int64) >> _DROPPED
         return np.where(values < 0, _NEGATIVES - 1 - bucket, _NEGATIVES + bucket), 1
@@ -109,7 +109,7 @@ class Buckets(SketchAggregate):
     def description(self) -> str:
         return f"Number of {self.of}s in each bucket of numbers, for quantiles"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         # The exact values, which the buckets approximate.
         return f"sort_array(collect_list({quote(self.of)}))"
 
@@ -138,19 +138,19 @@ class Quantile(Derived):
         before = np.concatenate([[0], until])[ends - lengths]
         count = np.concatenate([[0], until])[ends] - before
         rank = np.maximum(np.ceil(self.share * count), 1).astype(np.int64)
-        return _bucket_middle(entries["code"][np.searchsorted(until, before + rank)].astype(np.int64))
+        return _compute_bucket_middle(entries["code"][np.searchsorted(until, before + rank)].astype(np.int64))
 
     @property
     def description(self) -> str:
         return f"Quantile {self.share:g} of {self.value}, within 0.8 %"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         place = f"CAST(greatest(ceil({self.share}D * count({quote(self.value)})), 1) AS INT)"
         return f"sort_array(collect_list({quote(self.value)}))[{place} - 1]"
 
-    def magnitude_sql(self) -> str:
+    def build_error_scale_sql(self) -> str:
         # Comparisons multiply this by 1e-9. The numbers nearest to zero share one bucket.
-        return f"{QUANTILE_ERROR * 1e9}D * abs({self.result_sql()}) + 1e-290"
+        return f"{QUANTILE_ERROR * 1e9}D * abs({self.build_result_sql()}) + 1e-290"
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Registers(SketchAggregate):
     def input_columns(self) -> tuple[str, ...]:
         return (self.of,)
 
-    def _entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
+    def _build_entries_of_events(self, events: pa.Table) -> tuple[Any, Any]:
         code, distinct = encode_as_codes(events[self.of])
         digests = (blake2b(text, digest_size=8).digest() for text in distinct.cast(pa.binary()).to_pylist())
         hashed = np.frombuffer(b"".join(digests), "<u8")
@@ -188,7 +188,7 @@ class Registers(SketchAggregate):
     def description(self) -> str:
         return f"Registers of HyperLogLog, of {self.of}s"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         # The exact set, which the registers approximate.
         return f"collect_set({quote(self.of)})"
 
@@ -226,11 +226,11 @@ class Distinct(Derived):
     def description(self) -> str:
         return f"Number of different {self.value}s, with a standard error of 0.8 %"
 
-    def result_sql(self) -> str:
+    def build_result_sql(self) -> str:
         return f"count(DISTINCT {quote(self.value)})"
 
-    def magnitude_sql(self) -> str:
-        return f"{_OFF * 1e9}D * {self.result_sql()} + {_FEW * 1e9}D"
+    def build_error_scale_sql(self) -> str:
+        return f"{_OFF * 1e9}D * {self.build_result_sql()} + {_FEW * 1e9}D"
 
 
 def unpack_entries(rows: pa.Array | pa.ChunkedArray, entry: np.dtype[Any]) -> tuple[Any, Int64s]:
@@ -253,7 +253,7 @@ def _pack_entries(entries: Any, lengths: Int64s) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
 
 
-def _bucket_middle(code: Int64s) -> Any:
+def _compute_bucket_middle(code: Int64s) -> Any:
     """Returns the value in the middle of each bucket. For the bucket nearest to zero it is zero.
 
     Args:

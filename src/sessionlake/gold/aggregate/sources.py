@@ -53,17 +53,17 @@ class DeclaredColumns:
     decimals: tuple[str, ...] = ()
 
 
-def value_field(index: int) -> str:
+def build_value_field(index: int) -> str:
     """Returns the name that a declared column of numbers has in tables of changes, by its index among them."""
     return f"value:{index}"
 
 
-def text_field(index: int) -> str:
+def build_text_field(index: int) -> str:
     """Returns the name, in changes, of the declared column of texts at this index."""
     return f"text:{index}"
 
 
-def decimal_field(index: int) -> str:
+def build_decimal_field(index: int) -> str:
     """Returns the name, in changes, of the decimal column at this index."""
     return f"decimal:{index}"
 
@@ -110,7 +110,7 @@ class Points(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
-        fields = [(name, value_field(i)) for i, name in enumerate(declared.numbers)]
+        fields = [(name, build_value_field(i)) for i, name in enumerate(declared.numbers)]
         found = _extract_set_values(changes, fields, "metric", pa.float64(), copied_columns)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
@@ -127,7 +127,7 @@ class Texts(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
-        fields = [(name, text_field(i)) for i, name in enumerate(declared.texts)]
+        fields = [(name, build_text_field(i)) for i, name in enumerate(declared.texts)]
         return _extract_set_values(changes, fields, "column", pa.string(), copied_columns)
 
 
@@ -152,7 +152,7 @@ class DecimalPoints(EventSource):
     def extract_events(
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
-        name = decimal_field(declared.decimals.index(self.column))
+        name = build_decimal_field(declared.decimals.index(self.column))
         kind = changes.schema.field(name).type
         return _extract_set_values(changes, [(self.column, name)], "metric", kind, copied_columns)
 
@@ -219,7 +219,7 @@ class Rows(EventSource):
             changes: Rows with the columns of `copied_columns`. Also with `ts` (ms), `value` (a double or a text) and
                 the `order_field` columns, each only if this source names it.
             declared: Not used.
-            copied_columns: Further columns that aggregates read, and the keys with the names from `key_field`.
+            copied_columns: Further columns that aggregates read, and the keys with the names from `build_key_field`.
         """
         del declared
         names = [*copied_columns, *(["ts"] if self.time else []), *(["value"] if self.value else [])]
@@ -245,7 +245,7 @@ def order_field(index: int) -> str:
     return internal(f"order:{index}")
 
 
-def key_field(index: int) -> str:
+def build_key_field(index: int) -> str:
     """Returns the name, in events, of the key column at this index.
 
     The name differs from all columns that aggregates read.

@@ -94,7 +94,7 @@ def split_range(
     yield from split_range(last, end, step, finer)
 
 
-def answer_product(keys: Sequence[str], step: int | None) -> Product:
+def compute_product(keys: Sequence[str], step: int | None) -> Product:
     """Returns the product that merges rows of the tables of metrics into the answer of a query.
 
     `first` and `last` are left out unless `keys` identify a series. The order of points is only known within one

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import delete_all_rows, next_txn, replace_rows
+from sessionlake.delta.commit import create_next_txn, delete_all_rows, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_MATCHES, RULE_RESULTS, RULE_STATUS, RULE_TIMES, RULES
 from sessionlake.delta.storage.reading import TableReader
@@ -109,7 +109,7 @@ def reset_rules(spark: SparkSession, lake: Lake) -> None:
         replace_rows(spark, lake, RULE_TIMES, TIMES.empty_table())
         replace_rows(spark, lake, RULE_STATUS, _STATUS.empty_table())
     if lake.exists(spark, RULE_MATCHES):  # new rules search all changes for their events
-        delete_all_rows(spark, lake, RULE_MATCHES, next_txn(spark, lake, RULE_MATCHES, "forget"))
+        delete_all_rows(spark, lake, RULE_MATCHES, create_next_txn(spark, lake, RULE_MATCHES, "forget"))
 
 
 class RuleLoader:
@@ -133,8 +133,10 @@ class RuleLoader:
         if version == self._version:
             return self._loaded
         before, now = self._read_rules(spark, txn.version)
-        self._loaded = before if _status_rows(now) == _status_rows(before) else self._record_rules(spark, now, txn)
-        self._version = version if _status_rows(now) == _status_rows(self._loaded) else None
+        self._loaded = (
+            before if _build_status_rows(now) == _build_status_rows(before) else self._record_rules(spark, now, txn)
+        )
+        self._version = version if _build_status_rows(now) == _build_status_rows(self._loaded) else None
         return self._loaded
 
     def find_changed_rules(self, spark: SparkSession, batch: int) -> tuple[list[LoadedRule], list[LoadedRule]] | None:
@@ -147,7 +149,7 @@ class RuleLoader:
         if version == self._version or (version == 0 and not self._lake.exists(spark, RULE_STATUS)):
             return None  # version 0 is an empty table, and without a status no rule was loaded before
         before, now = self._read_rules(spark, batch)
-        if _status_rows(now) != _status_rows(before):
+        if _build_status_rows(now) != _build_status_rows(before):
             return before, now
         self._version, self._loaded = version, before
         return None
@@ -163,7 +165,7 @@ class RuleLoader:
         """Records rules that were applied to all that gold has read."""
         if not now:
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table())
-        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_status_rows(now), _STATUS))
+        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_build_status_rows(now), _STATUS))
         self._version = None  # the next call compares the table with what is recorded now
 
     def _record_rules(self, spark: SparkSession, now: list[LoadedRule], txn: Txn) -> list[LoadedRule]:
@@ -171,11 +173,11 @@ class RuleLoader:
         self._lake.prepare_tables(spark, RULE_RESULTS)
         if not now:  # the next rule then starts from everything that was read by then
             replace_rows(spark, self._lake, RULE_TIMES, TIMES.empty_table(), txn)
-        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_status_rows(now), _STATUS), txn)
+        replace_rows(spark, self._lake, RULE_STATUS, pa.Table.from_pylist(_build_status_rows(now), _STATUS), txn)
         return read_recorded_rules(self._lake.reader(spark), self._declared)
 
 
-def _status_rows(rules: Iterable[LoadedRule]) -> list[Row]:
+def _build_status_rows(rules: Iterable[LoadedRule]) -> list[Row]:
     return [one.status_row for one in rules]
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, merge_rows, next_txn, replace_rows
+from sessionlake.delta.commit import append_rows, create_next_txn, merge_rows, replace_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RULE_EVENTS, RULE_MATCHES, RULE_RESULTS, RULE_TIMES
-from sessionlake.delta.storage.far_times import nearest_datetime
+from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TableReader
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -37,11 +37,11 @@ from sessionlake.gold.alerts.stored import (
     update_text_times,
 )
 from sessionlake.gold.batch.rows import BatchRows
-from sessionlake.gold.changes import declared_columns
+from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
 from sessionlake.gold.rules.batch import LogRow, RuleBatch, log_changes
-from sessionlake.gold.rules.patterns import MATCH, Event, events_to_find
+from sessionlake.gold.rules.patterns import MATCH, Event, list_events_to_find
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import MINUTE_MS
 from sessionlake.gold.tables.expiry import BucketExpiry
@@ -79,7 +79,7 @@ class RuleStep:
     """
 
     def __init__(self, lake: Lake, settings: Settings, expiry: BucketExpiry) -> None:
-        self._lake, self._declared, self._expiry = lake, declared_columns(settings), expiry
+        self._lake, self._declared, self._expiry = lake, get_value_columns(settings), expiry
         self.lock = threading.Lock()
         self._once = OnceTopics(settings.capture)
         self._loader = RuleLoader(lake, self._declared, settings.gold.retention.shortest_retention)
@@ -142,7 +142,7 @@ class RuleStep:
         matches = self._store_matches_of_new_rules(spark, reader, wider)
         data = RuleBatch(times, times, pa.table({}), matches, self._expiry.first_bucket_times)
         rows = log_changes([], new, data, StoredInLake(self._lake.reader(spark)))
-        self._append_log_rows(spark, rows, next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
+        self._append_log_rows(spark, rows, create_next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
         self._loader.record_applied_rules(spark, now)
         if now and not stored:
             self._replace_stream_times(spark, times, None)
@@ -158,7 +158,7 @@ class RuleStep:
         conditions = ("_ts", operator.ge, min(wider.values())), ("_batch", operator.le, progress.batch)
         rows = find_events(reader, list(wider), self._declared, self._once, *conditions)
         if rows.num_rows:
-            txn = next_txn(spark, self._lake, RULE_MATCHES, _BETWEEN)
+            txn = create_next_txn(spark, self._lake, RULE_MATCHES, _BETWEEN)
             merge_rows(spark, self._lake, RULE_MATCHES, rows, _MATCH_UPSERT, txn)
         return rows
 
@@ -175,7 +175,7 @@ class RuleStep:
         reader = self._lake.reader(spark)
         points = _read_product_rows(rows, METRICS_1M, (*POINT_KEY, PARTITION, START, "_first_ts", "_last_ts"))
         after = (
-            self._updated_stream_times(reader, before, rows, points)
+            self._compute_stream_times(reader, before, rows, points)
             if before
             else read_stream_times(reader, self._declared)
         )
@@ -187,7 +187,7 @@ class RuleStep:
             before if has_known else before or after, after, touched, matches, self._expiry.first_bucket_times
         )
 
-    def _updated_stream_times(
+    def _compute_stream_times(
         self, reader: TableReader, before: StreamTimes, rows: BatchRows, points: pa.Table
     ) -> StreamTimes:
         after = dict(before)
@@ -214,7 +214,7 @@ class RuleStep:
         if read.last_batch is None or read.first_batch is None:
             return MATCH.empty_table()
         reader, (begin, until) = self._lake.reader(spark), _changes_of_batch(read)
-        had, wider = events_to_find(known_rules), _find_wider_events(known_rules, new_rules)
+        had, wider = list_events_to_find(known_rules), _find_wider_events(known_rules, new_rules)
         back_to = ("_ts", operator.ge, min(wider.values(), default=0))
         found = []
         for events, conditions, append_txn in ((had, (begin, until), txn), (wider, (back_to, until), txn.second_write)):
@@ -236,9 +236,11 @@ class RuleStep:
 
 def _find_wider_events(known_rules: Iterable[Rule], new_rules: Iterable[Rule]) -> dict[Event, int]:
     """Returns the events that new rules need from an earlier time on than known rules, with these times in ms."""
-    had = events_to_find(known_rules)
+    had = list_events_to_find(known_rules)
     return {
-        event: since for event, since in events_to_find(new_rules).items() if event not in had or since < had[event]
+        event: since
+        for event, since in list_events_to_find(new_rules).items()
+        if event not in had or since < had[event]
     }
 
 
@@ -266,7 +268,7 @@ def _create_log_table(rows: Sequence[LogRow], batch: int) -> pa.Table:
 
 def _create_log_row(row: LogRow, batch: int) -> dict[str, object]:
     alert, evidence = row.change.alert, row.change.evidence
-    start = None if evidence is None or evidence.start_ms is None else nearest_datetime(evidence.start_ms)
+    start = None if evidence is None or evidence.start_ms is None else find_nearest_datetime(evidence.start_ms)
     return {
         "rule": alert.rule,
         "rule_version": row.rule.version,
@@ -274,10 +276,10 @@ def _create_log_row(row: LogRow, batch: int) -> dict[str, object]:
         "event": RETRACTED if row.change.retracted else alert.event,
         "retracts": alert.event if row.change.retracted else None,
         "window_start": start,
-        "window_end": nearest_datetime(alert.at_ms),
+        "window_end": find_nearest_datetime(alert.at_ms),
         "values": None if evidence is None else list(evidence.values.items()),
         "late": row.late,
-        "late_ts": None if row.late_ts is None else nearest_datetime(row.late_ts),
+        "late_ts": None if row.late_ts is None else find_nearest_datetime(row.late_ts),
         "cause": str(row.cause),
         "_batch": batch,
     }

@@ -11,14 +11,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.schemas.names import CHANGES, DISTINCT_VALUES, RULE_EVENTS, RULE_MATCHES
-from sessionlake.delta.storage.far_times import nearest_datetime, time_to_ms
-from sessionlake.delta.storage.reading import Condition, TableReader, is_in, key_conditions
+from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_ms
+from sessionlake.delta.storage.reading import Condition, TableReader, build_key_conditions, is_in
 from sessionlake.gold.aggregate.order import LIFE, SEQ, OnceTopics, add_order_columns
 from sessionlake.gold.aggregate.product import START
-from sessionlake.gold.aggregate.sources import PARTITION, POINT_KEY, TEXTS, DeclaredColumns, text_field, value_field
+from sessionlake.gold.aggregate.sources import (
+    PARTITION,
+    POINT_KEY,
+    TEXTS,
+    DeclaredColumns,
+    build_text_field,
+    build_value_field,
+)
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
-from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, key_of_row
-from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, buckets_from_rows
+from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, read_key_of_row
+from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, build_buckets_from_rows
 from sessionlake.gold.rules.patterns import MATCH, Event, filter_by_keys
 from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
@@ -39,7 +46,7 @@ class StoredInLake(StoredData):
 
     def count_series_per_day(self, topics: frozenset[str] | None, keys: pa.Table | None) -> dict[int, int]:
         found: dict[int, int] = {}
-        conditions = _topic_and_key_conditions(topics, keys)
+        conditions = _build_topic_and_key_conditions(topics, keys)
         for (topic, start), count in self.reader.count_by(METRICS_1D.table_name, ["topic", START], *conditions).items():
             if topics is None or topic in topics:
                 day = time_to_ms(start) // MINUTE_MS
@@ -47,17 +54,17 @@ class StoredInLake(StoredData):
         return found
 
     def read_buckets(self, query: BucketQuery) -> MetricBuckets:
-        return buckets_from_rows(self._read_bucket_rows(query), query.columns, query.keys)
+        return build_buckets_from_rows(self._read_bucket_rows(query), query.columns, query.keys)
 
     def _read_bucket_rows(self, query: BucketQuery) -> Iterator[tuple[int, pa.Table]]:
-        conditions = _topic_and_key_conditions(query.topics, query.keys)
+        conditions = _build_topic_and_key_conditions(query.topics, query.keys)
         for length, ranges in query.ends.items():
             for low, high in ranges:
                 if low >= high:
                     continue
                 within = (
-                    (START, operator.ge, nearest_datetime(low * MINUTE_MS)),
-                    (START, operator.lt, nearest_datetime(high * MINUTE_MS)),
+                    (START, operator.ge, find_nearest_datetime(low * MINUTE_MS)),
+                    (START, operator.lt, find_nearest_datetime(high * MINUTE_MS)),
                 )
                 columns = [*POINT_KEY, PARTITION, START, *query.columns]
                 for batch in self.reader.read_batches(
@@ -86,15 +93,15 @@ class StoredInLake(StoredData):
 
     def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:
         within = (
-            ("window_end", operator.ge, nearest_datetime(first_ms)),
-            ("window_end", operator.le, nearest_datetime(last_ms)),
+            ("window_end", operator.ge, find_nearest_datetime(first_ms)),
+            ("window_end", operator.le, find_nearest_datetime(last_ms)),
         )
         columns = ["rule", *KEY, "window_end", "event", "retracts"]
         for row in self.reader.read_rows(RULE_EVENTS, *within, *_is_in_conditions("rule", rule_names), columns=columns):
             retracted = row["event"] == RETRACTED
             event = row["retracts"] if retracted else row["event"]
             at = time_to_ms(row["window_end"])
-            yield Alert(row["rule"], key_of_row(KEY, row), at, event), retracted
+            yield Alert(row["rule"], read_key_of_row(KEY, row), at, event), retracted
 
 
 def read_stream_times(reader: TableReader, declared: DeclaredColumns) -> StreamTimes:
@@ -193,9 +200,9 @@ def _rename_for_patterns(
         was_set[parent[pc.equal(flat, name).to_numpy()]] = True
         value = pc.if_else(pa.array(was_set & upsert), rows[name], None)
         if name in declared.texts:
-            made[text_field(declared.texts.index(name))] = value
+            made[build_text_field(declared.texts.index(name))] = value
         else:
-            made[value_field(declared.numbers.index(name))] = to_doubles(value)
+            made[build_value_field(declared.numbers.index(name))] = to_doubles(value)
     return add_order_columns(pa.table(made), once)
 
 
@@ -204,10 +211,10 @@ def _match_table(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     return pa.concat_tables([MATCH.empty_table(), *found])
 
 
-def _topic_and_key_conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
+def _build_topic_and_key_conditions(topics: frozenset[str] | None, keys: pa.Table | None) -> list[Condition]:
     """Returns conditions for reading the buckets of these topics and keys. They may select more buckets."""
     conditions = [] if topics is None else _is_in_conditions("topic", sorted(topics))
-    return conditions if keys is None else [*conditions, *key_conditions(keys, keys.column_names, keys.schema)]
+    return conditions if keys is None else [*conditions, *build_key_conditions(keys, keys.column_names, keys.schema)]
 
 
 def _is_in_conditions(name: str, values: Sequence[str]) -> list[Condition]:

@@ -17,7 +17,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.limits import DriverLimits
-from sessionlake.delta.storage.reading import TableReader, TooLargeError, key_conditions
+from sessionlake.delta.storage.reading import TableReader, TooLargeError, build_key_conditions
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.gold.batch.rows import FoldResult, read_payload_rows
@@ -28,7 +28,7 @@ from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants, semi_join
-from sessionlake.protocol.names import ddl_of, quote
+from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import map_groups, map_rows, to_spark_frame
 from sessionlake.streaming.payload_files import encode_payloads
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _FIGURES = ("average", "points", "revision", "pane")
 _STAMPS = ("restated_at", "_batch")
-_STAMPED = ddl_of(TABLES[RESTATEMENTS].column_types)
-_RESTATED = ddl_of(column for column in TABLES[RESTATEMENTS].column_types if column[0] not in _STAMPS)
+_STAMPED = build_ddl(TABLES[RESTATEMENTS].column_types)
+_RESTATED = build_ddl(column for column in TABLES[RESTATEMENTS].column_types if column[0] not in _STAMPS)
 # Up to this number of sessions or rows, the query names them so that Delta can skip files. With more, most files are
 # touched anyway.
 _NAMED = 200
@@ -81,10 +81,10 @@ class AverageWriter:
         """
         spark, limits = self.spark, self.lake.driver_limits
         for series in averages:
-            beyond = AveragesOutput.BEYOND.payload_kind(series)
+            beyond = AveragesOutput.BEYOND.choose_payload_kind(series)
             if beyond not in self.fold_result.report.spans:
                 continue
-            points, found = read_payload_rows([self.fold_result], [beyond], older_points_ddl(series)), None
+            points, found = read_payload_rows([self.fold_result], [beyond], build_older_points_ddl(series)), None
             if isinstance(points, pa.Table):
                 found = recompute_in_driver(points, self.lake.reader(spark), series, limits)
             if found is not None:
@@ -98,7 +98,7 @@ class AverageWriter:
     def _write_restatements(
         self, parts: Sequence[FoldResult], averages: Sequence[RollingAverage]
     ) -> TableOutput | None:
-        kinds = [AveragesOutput.RESTATED.payload_kind(series) for series in averages]
+        kinds = [AveragesOutput.RESTATED.choose_payload_kind(series) for series in averages]
         span = _total_row_range(parts, kinds)
         if span is None:
             return None
@@ -114,16 +114,16 @@ class AverageWriter:
         Most rows of a batch are new and need no lookup.
         """
         new, changed = (
-            _total_row_range(parts, [kind.payload_kind(series)])
+            _total_row_range(parts, [kind.choose_payload_kind(series)])
             for kind in (AveragesOutput.NEW, AveragesOutput.CHANGED)
         )
         if not new and not changed:
             return None
         if new:
-            rows = read_payload_rows(parts, [AveragesOutput.NEW.payload_kind(series)], series.columns_ddl)
+            rows = read_payload_rows(parts, [AveragesOutput.NEW.choose_payload_kind(series)], series.columns_ddl)
             append_rows(self.spark, self.lake, series.table_name, rows, self.txn)
         if changed:
-            rows = read_payload_rows(parts, [AveragesOutput.CHANGED.payload_kind(series)], series.columns_ddl)
+            rows = read_payload_rows(parts, [AveragesOutput.CHANGED.choose_payload_kind(series)], series.columns_ddl)
             # The rows are known to exist, so the MERGE needs no outer join.
             upsert = Upsert(series.row_keys, _FIGURES, pruned_by=("ts",), inserts=False)
             commit = merge_rows(self.spark, self.lake, series.table_name, rows, upsert, self.txn.second_write)
@@ -137,7 +137,7 @@ def _total_row_range(fold_results: Sequence[FoldResult], kinds: Iterable[str]) -
     return reduce(operator.add, found) if found else None
 
 
-def older_points_ddl(series: RollingAverage) -> str:
+def build_older_points_ddl(series: RollingAverage) -> str:
     """Returns the columns (DDL) of new points that are older than the state of their series.
 
     Their averages are computed from the rows of the table.
@@ -153,7 +153,7 @@ def recompute_on_cluster(
     """Computes the averages that new points add or change, from all points of their series in the table.
 
     Args:
-        new_points: The new points, columns as in `older_points_ddl`.
+        new_points: The new points, columns as in `build_older_points_ddl`.
         stored_rows: The table of averages, with all points before this batch. In a replay it may already have this
             batch's points.
         series: The declaration of the table of averages.
@@ -164,7 +164,7 @@ def recompute_on_cluster(
     """
     from pyspark.sql import functions as F
 
-    columns, new = _history_columns(series), new_points.columns
+    columns, new = _list_history_columns(series), new_points.columns
     asked = F.broadcast(new_points.select(*map(quote, series.keys)).distinct())
     history = (
         _filter_to_touched_files(stored_rows, new_points, series)
@@ -191,7 +191,7 @@ def recompute_in_driver(
     """Computes the same rows as `recompute_on_cluster`, in the driver and without Spark.
 
     Args:
-        new_points: The new points, columns as in `older_points_ddl`.
+        new_points: The new points, columns as in `build_older_points_ddl`.
         reader: Reads the table of averages.
         series: The declaration of the table of averages.
         limits: Limits of what the driver processes.
@@ -201,16 +201,18 @@ def recompute_in_driver(
     """
     if new_points.num_rows > limits.driver_changes:
         return None
-    conditions = key_conditions(new_points, series.keys, reader.read_table_schema(series.table_name))
+    conditions = build_key_conditions(new_points, series.keys, reader.read_table_schema(series.table_name))
     try:
         most = limits.driver_bytes // MEMORY_FACTOR
-        rows = reader.read_arrow_table(series.table_name, *conditions, columns=_history_columns(series), max_bytes=most)
+        rows = reader.read_arrow_table(
+            series.table_name, *conditions, columns=_list_history_columns(series), max_bytes=most
+        )
     except TooLargeError:
         return None
     return _build_recomputed_payloads(join_stored_points(series, new_points, rows), series)
 
 
-def _history_columns(series: RollingAverage) -> list[str]:
+def _list_history_columns(series: RollingAverage) -> list[str]:
     """Returns the names of the table's columns that `join_stored_points` reads."""
     places = ["position"] if series.is_per_session else ["partition", "offset"]
     return [*dict.fromkeys([*series.keys, "ts", "ordinal", "value", *places, *series.seq_order_columns, "revision"])]
@@ -221,7 +223,7 @@ def join_stored_points(series: RollingAverage, new_points: pa.Table, stored_rows
 
     Args:
         series: The table of averages.
-        new_points: New points, columns as in `older_points_ddl`, or with `position` instead of `place`.
+        new_points: New points, columns as in `build_older_points_ddl`, or with `position` instead of `place`.
         stored_rows: Rows of the table. Rows of series without a new point are dropped. None for no rows.
     """
     parts = [_to_points(series, new_points, fresh=True)]

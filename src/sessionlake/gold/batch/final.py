@@ -23,7 +23,7 @@ import pyarrow as pa
 from sessionlake.delta.commit import append_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD
-from sessionlake.delta.storage.far_times import nearest_datetime, time_to_ms
+from sessionlake.delta.storage.far_times import find_nearest_datetime, time_to_ms
 from sessionlake.delta.storage.reading import Condition, TableReader, TooLargeError, is_in
 from sessionlake.delta.storage.spark_reader import to_spark_literal
 from sessionlake.delta.storage.txn import Txn
@@ -37,13 +37,13 @@ from sessionlake.gold.aggregate.final import (
     select_newly_final,
 )
 from sessionlake.gold.aggregate.late import APPLIED, NEVER, merge_latest
-from sessionlake.gold.aggregate.product import START, Product, bucket_starts_ms
+from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import find_final_tables
 from sessionlake.gold.tables.expiry import BucketExpiry, ExpiryTimes, drop_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
-from sessionlake.protocol.names import ddl_of, quote
+from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches, map_rows, to_spark_frame
 from sessionlake.streaming import handover
@@ -69,7 +69,7 @@ class FinalRowAppender:
             final.product.table_name: _read_append_progress(reader, final, following)
             for final in find_final_tables(products)
         }
-        self._times = _times_of_partial_version(spark, lake) if self._tables else {}
+        self._times = _read_times_of_partial_version(spark, lake) if self._tables else {}
 
     def require_open_buckets(self, spark: SparkSession, product: Product, rows: Rows, earliest_start: int) -> None:
         """Checks that a batch has no rows for buckets that are already final.
@@ -86,8 +86,8 @@ class FinalRowAppender:
         if progress is None or earliest_start >= max(progress.appended_until.values(), default=NEVER) * 1000:
             return
         if not isinstance(rows, pa.Table):
-            rows = _earliest_starts(to_spark_frame(spark, rows))
-        closed = rows.filter(pa.array(bucket_starts_ms(rows) < look_up_limits(rows, progress.appended_until)))
+            rows = _find_earliest_starts(to_spark_frame(spark, rows))
+        closed = rows.filter(pa.array(compute_bucket_starts_ms(rows) < look_up_limits(rows, progress.appended_until)))
         if closed.num_rows:
             one = closed.slice(0, 1).select([*_PLACE, START]).to_pylist()[0]
             final_name, begin = progress.final_table.table_name, f"{one[START]:%Y-%m-%d %H:%M:%SZ}"
@@ -137,19 +137,21 @@ class FinalRowAppender:
             list[pa.Table](),
         )
         try:
-            for some in _range_conditions(since, until):
+            for some in _build_range_conditions(since, until):
                 found.append(reader.read_arrow_table(table, *some, columns=names, max_bytes=most))
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
-            near = _candidate_rows(final, self._lake.read(spark, table), since, until)
-        rows = map_rows(near, _final_row_filter(final, since, until, txn.version, *floors), ddl_of(final.column_types))
+            near = _select_candidate_rows(final, self._lake.read(spark, table), since, until)
+        rows = map_rows(
+            near, _build_final_row_filter(final, since, until, txn.version, *floors), build_ddl(final.column_types)
+        )
         count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
         if count:
             append_rows(spark, self._lake, final.table_name, rows, txn)
         return count
 
 
-def _final_row_filter(
+def _build_final_row_filter(
     final: FinalTable, since: PartitionTimes, until: PartitionTimes, batch: int, *floors: ExpiryTimes
 ) -> Callable[[pa.Table], pa.Table]:
     """Returns a function that filters a product's rows to those that became final between two limits.
@@ -179,14 +181,14 @@ def rebuild_final_rows(
         times: By topic-partition, the stream time in ms up to which gold has read.
         batch: The last batch of gold that the rows include.
     """
-    until = final.first_open_buckets(times)
-    keep = PerBatchFunction(_final_row_filter(final, {}, until, batch))
-    found = map_batches(_candidate_rows(final, rows, {}, until), keep, ddl_of(final.column_types))
+    until = final.compute_first_open_buckets(times)
+    keep = PerBatchFunction(_build_final_row_filter(final, {}, until, batch))
+    found = map_batches(_select_candidate_rows(final, rows, {}, until), keep, build_ddl(final.column_types))
     lake.storage.require_lease(final.table_name)
     lake.overwrite_table(spark, final.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 
 
-def latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
+def find_latest_stream_times(changes: DataFrame) -> dict[TopicPartition, int]:
     """Returns, by topic-partition, the highest stream time in ms at which a change was applied.
 
     Args:
@@ -216,7 +218,7 @@ def _read_append_progress(reader: TableReader, final: FinalTable, next_batch: in
     )
 
 
-def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
+def _read_times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPartition, int]:
     """Returns the stream times of the version of silver's table that gold has not read completely.
 
     Empty if there is none.
@@ -232,10 +234,10 @@ def _times_of_partial_version(spark: SparkSession, lake: Lake) -> dict[TopicPart
     if is_complete:
         return {}
     changes = lake.read(spark, CHANGES, version)
-    return latest_stream_times(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
+    return find_latest_stream_times(changes.select(*_PLACE, F.unix_millis("_applied_at").alias(APPLIED)))
 
 
-def _range_conditions(since: PartitionTimes, until: PartitionTimes) -> Iterator[list[Condition]]:
+def _build_range_conditions(since: PartitionTimes, until: PartitionTimes) -> Iterator[list[Condition]]:
     """Yields conditions that all rows between two limits meet, so that Delta can skip files.
 
     The rows that meet all conditions of one list are to be read. If a topic has a partition without a lower limit, all
@@ -250,12 +252,14 @@ def _range_conditions(since: PartitionTimes, until: PartitionTimes) -> Iterator[
             conditions: list[Condition] = [("topic", is_in, sorted(topics)), (PARTITION, is_in, sorted(partitions))]
             yield [
                 *conditions,
-                (START, operator.ge, nearest_datetime(low)),
-                (START, operator.lt, nearest_datetime(high)),
+                (START, operator.ge, find_nearest_datetime(low)),
+                (START, operator.lt, find_nearest_datetime(high)),
             ]
 
 
-def _candidate_rows(final: FinalTable, rows: DataFrame, since: PartitionTimes, until: PartitionTimes) -> DataFrame:
+def _select_candidate_rows(
+    final: FinalTable, rows: DataFrame, since: PartitionTimes, until: PartitionTimes
+) -> DataFrame:
     """Returns a product's rows that became final between two limits.
 
     It may also return other rows, for the caller to drop.
@@ -264,7 +268,7 @@ def _candidate_rows(final: FinalTable, rows: DataFrame, since: PartitionTimes, u
     if not until:
         return rows.limit(0)
     return rows.where(
-        reduce(or_, (reduce(and_, map(_to_spark_condition, some)) for some in _range_conditions(since, until)))
+        reduce(or_, (reduce(and_, map(_to_spark_condition, some)) for some in _build_range_conditions(since, until)))
     )
 
 
@@ -276,7 +280,7 @@ def _to_spark_condition(condition: Condition) -> Column:
     return found
 
 
-def _earliest_starts(rows: DataFrame) -> pa.Table:
+def _find_earliest_starts(rows: DataFrame) -> pa.Table:
     """Returns the start of the first bucket of each topic-partition in the rows."""
     from pyspark.sql import functions as F
 

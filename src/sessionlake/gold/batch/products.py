@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sessionlake.delta.commit import accumulate_rows, append_rows, merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LATE_POINTS
-from sessionlake.delta.storage.far_times import nearest_datetime
+from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.delta.storage.upsert import Upsert
@@ -30,7 +30,7 @@ from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
 from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_rows
 from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constants
-from sessionlake.protocol.names import ddl_of, internal, quote
+from sessionlake.protocol.names import build_ddl, internal, quote
 from sessionlake.spark.frames import Rows, UnappliedMap, map_groups, map_rows, to_spark_frame
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _FRESH = internal("fresh")
 GROUPS = 256
 """Number of groups in which rows are merged on the cluster. The rows of one group must fit into a worker's memory."""
-_LATE = ddl_of(LATE_COLUMNS)
-LATE_DDL = ddl_of((*LATE_COLUMNS, ("_batch", "bigint")))
+_LATE = build_ddl(LATE_COLUMNS)
+LATE_DDL = build_ddl((*LATE_COLUMNS, ("_batch", "bigint")))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class ProductMerger:
         conditions: list[Condition] = [("topic", is_in, sorted(self.rows.fold_result.report.times_by_topic))]
         if product.bucket_ms is not None:
             span = self.rows.row_range(product)
-            ends = (nearest_datetime(end // 1000) for end in (span.low, span.high))
+            ends = (find_nearest_datetime(end // 1000) for end in (span.low, span.high))
             conditions += [(START, compare, end) for compare, end in zip((operator.ge, operator.le), ends, strict=True)]
         return not self.lake.reader(self.spark).has_rows(product.table_name, *conditions)
 
@@ -119,7 +119,7 @@ class ProductMerger:
             return product.merge_rows(part, held).cast(product.arrow_schema())
 
         commit = accumulate_rows(
-            self.spark, self.lake, product.table_name, part, merge_stored_rows, _product_upsert(product), self.txn
+            self.spark, self.lake, product.table_name, part, merge_stored_rows, _build_product_upsert(product), self.txn
         )
         return TableOutput(product.table_name, commit.version, part.num_rows)
 
@@ -127,7 +127,7 @@ class ProductMerger:
         from pyspark.sql import functions as F
 
         keys = [*map(quote, product.row_keys)]
-        held = self._rows_in_span(product).join(part.select(*keys), list(product.row_keys), "left_semi")
+        held = self._select_rows_in_span(product).join(part.select(*keys), list(product.row_keys), "left_semi")
         fresh = part.withColumn(_FRESH, F.lit(col=True))
         both = fresh.unionByName(held.withColumn(_FRESH, F.lit(col=False)))
 
@@ -138,10 +138,10 @@ class ProductMerger:
 
         # A checkpoint computes the rows once, before the MERGE changes the table that they are read from.
         rows = map_groups(both, product.row_keys, GROUPS, merge_key_rows, product.columns_ddl).localCheckpoint()
-        commit = merge_rows(self.spark, self.lake, product.table_name, rows, _product_upsert(product), self.txn)
+        commit = merge_rows(self.spark, self.lake, product.table_name, rows, _build_product_upsert(product), self.txn)
         return TableOutput(product.table_name, commit.version, rows.count())
 
-    def _rows_in_span(self, product: Product) -> DataFrame:
+    def _select_rows_in_span(self, product: Product) -> DataFrame:
         """Returns the table's rows in the batch's range of time. The filter lets Delta skip files."""
         from pyspark.sql import functions as F
 
@@ -151,7 +151,7 @@ class ProductMerger:
         return rows.where(F.col(START).between(*(F.timestamp_micros(F.lit(end)) for end in (span.low, span.high))))
 
 
-def _product_upsert(product: Product) -> Upsert:
+def _build_product_upsert(product: Product) -> Upsert:
     others = tuple(name for name, _ in product.column_types if name not in product.row_keys)
     bounded = (START,) if START in product.row_keys else product.row_keys
     return Upsert(product.row_keys, others, pruned_by=bounded)

@@ -63,7 +63,7 @@ class BatchRows:
         )
         if payloads is not None:
             return _merge_payloads(product, few, payloads)
-        frame = self._payloads_on_cluster(product.name)
+        frame = self._compute_payloads_on_cluster(product.name)
         if few.num_rows:
             frame = frame.union(self.spark.createDataFrame([(encode_ipc(encode_keys(product, few)),)], frame.schema))
         return UnappliedMap(frame, unpack_payloads, product.columns_ddl)
@@ -98,9 +98,11 @@ class BatchRows:
         in_memory = self.fold_result.folded.find_inline_payloads([kind])
         if in_memory is not None:
             return in_memory
-        return [payload.as_buffer().to_pybytes() for payload in self._payloads_on_cluster(kind).toArrow()["payload"]]
+        return [
+            payload.as_buffer().to_pybytes() for payload in self._compute_payloads_on_cluster(kind).toArrow()["payload"]
+        ]
 
-    def _payloads_on_cluster(self, kind: str) -> DataFrame:
+    def _compute_payloads_on_cluster(self, kind: str) -> DataFrame:
         from pyspark.sql import functions as F
 
         return self.fold_result.folded.frame.where(F.col("kind") == kind).select("payload")

@@ -37,22 +37,22 @@ _CHANGE = {column.name: column.comment for column in (TOPIC, SESSION_ID, PARTITI
 _DECLARED = "Declared column: the value that the message set; null if it set null or did not set it"
 
 
-def product_comments(product: Product) -> dict[str, str]:
+def build_product_comments(product: Product) -> dict[str, str]:
     """Returns a comment for each column of a product's table, by column name. A product is a table of aggregates.
 
     Columns whose names start with an underscore hold state, which gold needs to add late events to a row.
     """
-    return _key_comments(product) | dict(_result_comments(product))
+    return _build_key_comments(product) | dict(_build_result_comments(product))
 
 
-def _key_comments(product: Product) -> dict[str, str]:
+def _build_key_comments(product: Product) -> dict[str, str]:
     bucket = {START: _START} if product.bucket_ms is not None else {}
     if isinstance(product.source, Rows):
         return {name: f"Key: {name} of {product.source.table}" for name in product.keys} | bucket
     return {name: _KEYS.get(name, f"Key: {name} of the event") for name in product.row_keys} | bucket
 
 
-def _result_comments(product: Product) -> Iterator[tuple[str, str]]:
+def _build_result_comments(product: Product) -> Iterator[tuple[str, str]]:
     for name, one in product.aggregates.items():
         comment = one.description
         if name not in product.result_columns:
@@ -60,16 +60,16 @@ def _result_comments(product: Product) -> Iterator[tuple[str, str]]:
         yield name, comment
         if isinstance(one, Aggregate):
             yield from (
-                (beside, f"State of {name}: what it is merged by") for beside, _ in one.stored_columns(name)[1:]
+                (beside, f"State of {name}: what it is merged by") for beside, _ in one.list_state_columns(name)[1:]
             )
 
 
-def final_comments(final: FinalTable) -> dict[str, str]:
+def build_final_comments(final: FinalTable) -> dict[str, str]:
     """Returns a comment for each column of the table with a product's final rows, which never change again."""
-    return product_comments(final.product) | {BATCH: "Number of the gold batch by which the row was final"}
+    return build_product_comments(final.product) | {BATCH: "Number of the gold batch by which the row was final"}
 
 
-def enriched_comments(table: EnrichedTable) -> dict[str, str]:
+def build_enriched_comments(table: EnrichedTable) -> dict[str, str]:
     """Returns a comment for each column of an enriched table, by column name."""
     comments = {name: _DECLARED for name, _ in table.change_columns[len(CHANGE_COLUMNS) :]} | _CHANGE
     for join in table.joins:
@@ -81,7 +81,7 @@ def enriched_comments(table: EnrichedTable) -> dict[str, str]:
     return comments | {BATCH: "Number of the silver batch that wrote the change"}
 
 
-def reference_comments(reference: ReferenceTable) -> dict[str, str]:
+def build_reference_comments(reference: ReferenceTable) -> dict[str, str]:
     """Returns a comment for each column of a reference table and of gold's copy of it, by column name."""
     return (
         dict.fromkeys(reference.key_names, "Key: what the row is about")

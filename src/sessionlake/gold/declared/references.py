@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
 from sessionlake.errors import ConfigError
-from sessionlake.gold.declared.comments import enriched_comments, reference_comments
-from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, applied_columns
+from sessionlake.gold.declared.comments import build_enriched_comments, build_reference_comments
+from sessionlake.gold.enrich.reference import GONE_BY, TAKEN_BY, ReferenceTable, list_applied_columns
 from sessionlake.gold.enrich.table import BATCH, CHANGE_COLUMNS, JOINABLE_COLUMNS, EnrichedTable, ReferenceJoin
 from sessionlake.protocol.names import check_columns
 from sessionlake.settings.model import Settings
 from sessionlake.settings.references import EnrichedSettings, JoinSettings
 
 
-def declared_references(settings: Settings) -> tuple[ReferenceTable, ...]:
+def list_declared_references(settings: Settings) -> tuple[ReferenceTable, ...]:
     """Returns the reference tables that the configuration declares."""
     return tuple(
         ReferenceTable(one.name, tuple(one.keys.items()), tuple(one.columns.items()))
@@ -20,7 +20,7 @@ def declared_references(settings: Settings) -> tuple[ReferenceTable, ...]:
     )
 
 
-def declared_enriched_tables(settings: Settings) -> tuple[EnrichedTable, ...]:
+def list_declared_enriched_tables(settings: Settings) -> tuple[EnrichedTable, ...]:
     """Returns the enriched tables that the configuration declares.
 
     Raises:
@@ -29,12 +29,12 @@ def declared_enriched_tables(settings: Settings) -> tuple[EnrichedTable, ...]:
     return tuple(_create_enriched_table(settings, one) for one in settings.gold.enriched)
 
 
-def enriched_schema(table: EnrichedTable) -> TableSchema:
+def build_enriched_schema(table: EnrichedTable) -> TableSchema:
     """Returns columns, comments and layout of an enriched table, for creating it."""
     joined = (name for join in table.joins for name in join.on)
     skipping = tuple(dict.fromkeys((*table.keys, "offset", "ts", BATCH, *joined)))
     return TableSchema(
-        with_comments(table.column_types, enriched_comments(table)),
+        with_comments(table.column_types, build_enriched_comments(table)),
         table.comment,
         written_by="gold.references.step",
         cluster_by=table.keys,
@@ -43,11 +43,11 @@ def enriched_schema(table: EnrichedTable) -> TableSchema:
     )
 
 
-def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
+def build_reference_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all reference tables and of gold's copies of them, by table name with schema."""
     found = {}
-    for one in declared_references(settings):
-        first, comments = one.key_names[:1], reference_comments(one)
+    for one in list_declared_references(settings):
+        first, comments = one.key_names[:1], build_reference_comments(one)
         found[one.table_name] = TableSchema(
             with_comments(one.all_columns, comments),
             f"What holds for each {', '.join(one.key_names)}, from when until when",
@@ -57,7 +57,7 @@ def reference_schemas(settings: Settings) -> dict[str, TableSchema]:
             writes=WriteMode.BOTH,
         )
         found[one.applied_table] = TableSchema(
-            with_comments(applied_columns(one), comments),
+            with_comments(list_applied_columns(one), comments),
             f"The rows of {one.table_name} that gold has applied: enriched tables use those without {GONE_BY}",
             written_by="gold.references.applied",
             cluster_by=first,
@@ -109,7 +109,7 @@ def _require_names(table: EnrichedTable, where: str) -> None:
 
 
 def _create_join(settings: Settings, declaration: JoinSettings, where: str) -> ReferenceJoin:
-    known = {reference.name: reference for reference in declared_references(settings)}
+    known = {reference.name: reference for reference in list_declared_references(settings)}
     reference = known.get(declaration.reference)
     if reference is None:
         declared = ", ".join(known) or "none"

@@ -28,11 +28,15 @@ from sessionlake.gold.aggregate.sources import (
     are_session_keys,
 )
 from sessionlake.gold.aggregate.standard import STANDARD
-from sessionlake.gold.declared.comments import final_comments, product_comments
-from sessionlake.gold.declared.references import declared_enriched_tables, enriched_schema, reference_schemas
+from sessionlake.gold.declared.comments import build_final_comments, build_product_comments
+from sessionlake.gold.declared.references import (
+    build_enriched_schema,
+    build_reference_schemas,
+    list_declared_enriched_tables,
+)
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.columns import arrow_type
+from sessionlake.protocol.columns import get_arrow_type
 from sessionlake.protocol.names import describe_name_clash, find_same_name, internal
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
@@ -84,7 +88,7 @@ GoldTable = Product | RollingAverage | EnrichedTable
 """A table that gold maintains. Gold rebuilds it by itself if its definition changes."""
 
 
-def declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
+def list_declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     """Returns all tables that gold maintains.
 
     Raises:
@@ -93,10 +97,14 @@ def declared_gold_tables(settings: Settings) -> tuple[GoldTable, ...]:
     _refuse_existing(
         [*(one.table for one in settings.gold.enriched), *(one.applied_table for one in settings.gold.references)]
     )
-    return (*declared_averages(settings), *declared_products(settings), *declared_enriched_tables(settings))
+    return (
+        *list_declared_averages(settings),
+        *list_declared_products(settings),
+        *list_declared_enriched_tables(settings),
+    )
 
 
-def declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
+def list_declared_averages(settings: Settings) -> tuple[RollingAverage, ...]:
     """Returns all tables of moving averages: the standard ones and the declared ones.
 
     Raises:
@@ -134,7 +142,7 @@ def _refuse_existing(tables: Iterable[str]) -> None:
             )
 
 
-def declared_products(settings: Settings) -> tuple[Product, ...]:
+def list_declared_products(settings: Settings) -> tuple[Product, ...]:
     """Returns all tables of aggregates (products). If one is computed from another one, it comes later.
 
     Raises:
@@ -159,12 +167,12 @@ def add_final_tables(products: Iterable[GoldTable]) -> list[GoldTable | FinalTab
     return [*every, *find_final_tables(every)]
 
 
-def declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
+def build_declared_gold_schemas(settings: Settings) -> dict[str, TableSchema]:
     """Returns the definitions of all declared tables, by table name with schema."""
-    tables = declared_gold_tables(settings)
+    tables = list_declared_gold_tables(settings)
     own = {table.table_name: _create_schema(table) for table in tables if table.table_name not in TABLES}
     own |= {final.table_name: _create_final_schema(final) for final in find_final_tables(tables)}
-    return own | reference_schemas(settings)
+    return own | build_reference_schemas(settings)
 
 
 def _load_python_product(declared: ProductSettings, target: str) -> Product:
@@ -283,14 +291,14 @@ def create_product(declared: ProductSettings, capture: CaptureSettings | None = 
 def _create_aggregates(declared: ProductSettings, capture: CaptureSettings | None) -> dict[str, Aggregate | Derived]:
     functions, hidden = _AGGREGATES, _HIDDEN_AGGREGATES
     if capture is not None and declared.source is None and declared.value is not None:
-        functions, hidden = _exact_aggregates(capture.find_column(declared.value).sql)
+        functions, hidden = _list_exact_aggregates(capture.find_column(declared.value).sql)
     aggregates = {name: functions[kind] for name, kind in declared.aggregates.items()}
     for kind in sorted({*declared.aggregates.values()}):
         aggregates |= hidden.get(kind, {})
     return aggregates
 
 
-def _exact_aggregates(
+def _list_exact_aggregates(
     sql: str,
 ) -> tuple[dict[AggregateKind, Aggregate | Derived], dict[AggregateKind, dict[str, Aggregate]]]:
     """Returns the functions of a decimal column, and the columns with state that each of them needs.
@@ -298,7 +306,7 @@ def _exact_aggregates(
     Args:
         sql: Spark SQL type of the column.
     """
-    scale = arrow_type(sql).scale
+    scale = get_arrow_type(sql).scale
     total = DecimalSum("value", scale)
     exact: dict[AggregateKind, Aggregate | Derived] = {
         AggregateKind.SUM: total,
@@ -337,14 +345,14 @@ def _to_timedelta(ms: int | None) -> timedelta | None:
 
 def _create_schema(table: GoldTable) -> TableSchema:
     if isinstance(table, EnrichedTable):
-        return enriched_schema(table)
+        return build_enriched_schema(table)
     keys = table.row_keys
     times = tuple(name for name in (START, "ts") if name in keys)
     skipping = (*table.keys, *times)
     if isinstance(table, RollingAverage):
         comments, written_by = AVERAGE_COMMENTS, "gold.batch.averages"
     else:
-        comments, written_by = product_comments(table), "gold.batch.products"
+        comments, written_by = build_product_comments(table), "gold.batch.products"
     columns = with_comments(table.column_types, comments)
     return TableSchema(
         columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=WriteMode.BOTH
@@ -354,7 +362,7 @@ def _create_schema(table: GoldTable) -> TableSchema:
 def _create_final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
-        with_comments(final.column_types, final_comments(final)),
+        with_comments(final.column_types, build_final_comments(final)),
         final.comment,
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],

@@ -16,7 +16,7 @@ from sessionlake.gold.enrich.asof import (
     start_times_ms,
     to_micros,
 )
-from sessionlake.protocol.columns import arrow_type
+from sessionlake.protocol.columns import get_arrow_type
 from sessionlake.protocol.names import internal
 from sessionlake.protocol.types import Bools, Int64s
 
@@ -27,7 +27,7 @@ TAKEN_BY, GONE_BY = "_taken_by", "_gone_by"
 A correction is a set of changes of the reference table that gold applies together.
 """
 BEGIN, END = internal("begin"), internal("end")
-MOMENT = arrow_type("timestamp")
+MOMENT = get_arrow_type("timestamp")
 """The Arrow type for the Spark SQL type `timestamp`."""
 
 
@@ -72,7 +72,7 @@ class ReferenceTable:
 
     def arrow_schema(self) -> pa.Schema:
         """Returns the columns as an Arrow schema."""
-        return pa.schema([(name, arrow_type(sql)) for name, sql in self.all_columns])
+        return pa.schema([(name, get_arrow_type(sql)) for name, sql in self.all_columns])
 
     def number_keys(self, *tables: pa.Table) -> list[Int64s]:
         """Returns a number for the key of each row of each table; -1 where a key column is null.
@@ -82,7 +82,7 @@ class ReferenceTable:
         return number_equal_rows([[table[name] for name in self.key_names] for table in tables], nulls=False)
 
 
-def applied_columns(reference: ReferenceTable) -> tuple[tuple[str, str], ...]:
+def list_applied_columns(reference: ReferenceTable) -> tuple[tuple[str, str], ...]:
     """Returns the columns of gold's copy of a reference table, and their Spark SQL types."""
     return (*reference.all_columns, (TAKEN_BY, "bigint"), (GONE_BY, "bigint"))
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sessionlake.gold.aggregate.late import latest_by_topic, merge_latest
+from sessionlake.gold.aggregate.late import find_latest_by_topic, merge_latest
 from sessionlake.gold.aggregate.product import START, Product
 from sessionlake.gold.aggregate.sources import POINT_KEY, DeclaredColumns
 from sessionlake.gold.fold.pack import ReadChanges, split_place
@@ -57,7 +57,7 @@ class AveragesOutput(StrEnum):
     REPORT = "/report"
     """A `GoldReport`, of the whole shard and not of one table."""
 
-    def payload_kind(self, series: RollingAverage) -> str:
+    def choose_payload_kind(self, series: RollingAverage) -> str:
         """Returns the full kind of payload for a table of averages: the table's name plus this kind."""
         return f"{series.name}/{self}"
 
@@ -102,7 +102,7 @@ class GoldReport(msgspec.Struct):
     @property
     def times_by_topic(self) -> dict[str, int]:
         """By topic, the highest stream time in ms at which a change of the batch was applied."""
-        return latest_by_topic(self.stream_times)
+        return find_latest_by_topic(self.stream_times)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,9 @@ def create_average_payloads(
         averages are computed from the table later.
     """
     tables = _create_output_tables(series, found, new, causes, names)
-    return [emitted for kind, table in tables for emitted in _split_payloads(kind.payload_kind(series), table, "ts")]
+    return [
+        emitted for kind, table in tables for emitted in _split_payloads(kind.choose_payload_kind(series), table, "ts")
+    ]
 
 
 def create_product_payloads(
@@ -248,7 +250,9 @@ def _create_output_tables(
     points = new.select_points(beyond)
     brought = {"place": points.position} | {name: getattr(causes, name)[beyond] for name in ("partition", "offset")}
     columns = {name: pa.array(column) for name, column in brought.items()}
-    columns |= {name: part for name, part in _seq_order_columns(points).items() if name in series.seq_order_columns}
+    columns |= {
+        name: part for name, part in _build_seq_order_columns(points).items() if name in series.seq_order_columns
+    }
     keys = names(points.key)
     texts = {name: keys[name] for name in series.text_keys}  # the partition comes from the message
     yield AveragesOutput.BEYOND, pa.table(texts | _value_columns(points) | columns)
@@ -259,7 +263,7 @@ def _value_columns(points: PointSet) -> dict[str, pa.Array]:
     return {"ts": pa.array(points.ts), "ordinal": ordinal, "value": pa.array(points.value)}
 
 
-def _seq_order_columns(points: PointSet) -> dict[str, pa.Array]:
+def _build_seq_order_columns(points: PointSet) -> dict[str, pa.Array]:
     return (points.by_seq or SeqOrder.create_nulls(len(points))).to_columns()
 
 
@@ -277,12 +281,12 @@ def _create_average_rows(series: RollingAverage, averages: AverageRows, chosen: 
         names(points.key)
         | _value_columns(points)
         | _order_columns(series, points)
-        | _figure_columns(averages.figures.select_rows(chosen))
+        | _build_figure_columns(averages.figures.select_rows(chosen))
     )
     columns |= {
         "revision": _to_int32_column(points.revision),
         "pane": _create_pane_column(averages.pane[chosen]),
-    } | _seq_order_columns(points)
+    } | _build_seq_order_columns(points)
     return pa.table({name: columns[name] for name, _ in series.column_types})
 
 
@@ -293,8 +297,8 @@ def _create_restatement_rows(
     points = averages.points.select_points(chosen)
     count, keys, places = len(points), names(points.key), _order_columns(series, points)
     figures_before, now = (
-        _figure_columns(averages.figures_before.select_rows(chosen)),
-        _figure_columns(averages.figures.select_rows(chosen)),
+        _build_figure_columns(averages.figures_before.select_rows(chosen)),
+        _build_figure_columns(averages.figures.select_rows(chosen)),
     )
     first, end = (bound[chosen] for bound in averages.cause_ranges)
     columns = {"table": pa.array([series.table_name]).take(pa.array(np.zeros(count, np.int64)))}
@@ -311,13 +315,13 @@ def _create_restatement_rows(
     columns |= {
         "late_points": _to_int32_column(end - first),
         "late_ms": pa.array(averages.late_ms[chosen]),
-        "because": _cause_lists(averages.points_in_order, first, end, new, causes),
+        "because": _build_cause_lists(averages.points_in_order, first, end, new, causes),
         "logic": pa.array([series.logic_hash]).take(pa.array(np.zeros(count, np.int64))),
     }
     return pa.table(columns)
 
 
-def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: PointSet, causes: CauseMessages) -> pa.Array:
+def _build_cause_lists(order: Int64s, first: Int64s, end: Int64s, new: PointSet, causes: CauseMessages) -> pa.Array:
     """Returns, for each restatement, the list of messages that caused it, in order of event time.
 
     Args:
@@ -334,7 +338,7 @@ def _cause_lists(order: Int64s, first: Int64s, end: Int64s, new: PointSet, cause
     return pa.ListArray.from_arrays(_to_int32_column(starts), struct)
 
 
-def _figure_columns(figures: AverageFigures) -> dict[str, pa.Array]:
+def _build_figure_columns(figures: AverageFigures) -> dict[str, pa.Array]:
     return {
         "average": pa.array(figures.average, mask=~figures.is_published),
         "points": _to_int32_column(figures.point_count),

@@ -24,7 +24,7 @@ from sessionlake.gold.aggregate.order import (
     add_session_hashes,
     ensure_order_columns,
 )
-from sessionlake.gold.aggregate.sources import DeclaredColumns, decimal_field, text_field, value_field
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_decimal_field, build_text_field, build_value_field
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.chunk import decode_ipc, encode_compressed_ipc
@@ -72,7 +72,7 @@ class ChangePacker:
 
     Input: `topic, session_id, row_id, partition, offset, kafka_ms, ts, applied, position, ordinal, batch`, the columns
     that `add_order_columns` reads, the declared columns (`DeclaredColumns`), and for each kind of owner the shard of
-    the change (`shard_field`). Output: `shard int, chunk binary`.
+    the change (`build_shard_field_name`). Output: `shard int, chunk binary`.
 
     Attributes:
         declared: The declared columns of changes.
@@ -98,9 +98,9 @@ class ChangePacker:
             yield self._pack_changes(pa.Table.from_batches(waiting))
 
     def _pack_changes(self, changes: pa.Table) -> pa.RecordBatch:
-        values = [value_field(i) for i in range(len(self.declared.numbers))]
-        texts = [text_field(i) for i in range(len(self.declared.texts))]
-        decimals = [decimal_field(i) for i in range(len(self.declared.decimals))]
+        values = [build_value_field(i) for i in range(len(self.declared.numbers))]
+        texts = [build_text_field(i) for i in range(len(self.declared.texts))]
+        decimals = [build_decimal_field(i) for i in range(len(self.declared.decimals))]
         encoded, order = _dictionary_encode(changes, (*_TEXTS, *texts)), list[str]()
         if self.once is not None:
             encoded, order = add_session_hashes(add_order_columns(encoded, self.once)), [LIFE, TURN]
@@ -111,7 +111,7 @@ class ChangePacker:
             names = [name for name in _TEXTS if owner == OF_SESSION or name in owner]
             across = [SESSION_MARK] * (self.once is not None and owner != OF_SESSION)
             columns = [*names, *_NUMBERS, *order, *across, *values, *more]
-            of_shard, parts = _split_by_shard(kept.select(columns), kept[shard_field(i)])
+            of_shard, parts = _split_by_shard(kept.select(columns), kept[build_shard_field_name(i)])
             shards += of_shard
             tables += [part.replace_schema_metadata({_OWNER: SEPARATOR.join(owner)}) for part in parts]
         tables[0] = tables[0].replace_schema_metadata(
@@ -157,7 +157,7 @@ def find_owner_columns(averages: Iterable[RollingAverage]) -> tuple[Owner, ...]:
     return tuple(dict.fromkeys([OF_SESSION, *(series.owner_columns for series in averages)]))
 
 
-def shard_field(index: int) -> str:
+def build_shard_field_name(index: int) -> str:
     """Returns the name of the column that holds a change's shard for the kind of owner at this index."""
     return f"shard:{index}"
 

@@ -109,7 +109,7 @@ class PointSet:
         by_seq = None if self.by_seq is None else self.by_seq.select_points(index)
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS}, by_seq=by_seq)
 
-    def sorted_indices(self) -> Int64s:
+    def compute_sorted_indices(self) -> Int64s:
         """Returns the indices of all points, sorted by series, event time, and the order within equal event time.
 
         The sort is stable.
@@ -162,7 +162,7 @@ class PointSet:
         Two points are the same if series, event time, position and ordinal are equal.
         """
         both = PointSet.concat_points(dropped_points, self)
-        order = both.sorted_indices()  # of two equal points, the one from `others` comes first
+        order = both.compute_sorted_indices()  # of two equal points, the one from `others` comes first
         s = both.select_points(order)
         same = np.zeros(len(both), np.bool_)
         same[1:] = (

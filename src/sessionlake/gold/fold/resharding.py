@@ -132,6 +132,6 @@ class GoldResharder:
             own = stored.get(tracked.series.name)
             before = None if own is None else GoldShardState.decode_state(own)
             if before is None or before.rebuild_id != tracked.rebuild_id:
-                before = tracked.initial_state(shard, self.metrics)
+                before = tracked.create_initial_state(shard, self.metrics)
             found.append((tracked.series.name, before.renumber_for_metrics(self.metrics)))
         return found

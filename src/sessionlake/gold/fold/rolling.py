@@ -43,7 +43,7 @@ class OlderPoints:
         return len(self.some)
 
     @staticmethod
-    def none_for(series_count: int) -> OlderPoints:
+    def create_none_for(series_count: int) -> OlderPoints:
         """Returns what is known about `series_count` series whose tails hold all of their points."""
         return OlderPoints(np.zeros(series_count, np.bool_), np.zeros(series_count, np.int64))
 
@@ -287,7 +287,7 @@ def _merge_into_timeline(tail: PointSet, older: OlderPoints, new: PointSet) -> t
     Returns the timeline, and the new points that are older than their tail.
     """
     both = PointSet.concat_points(tail, new)
-    order = both.sorted_indices()
+    order = both.compute_sorted_indices()
     points, source = both.select_points(order), np.maximum(order - len(tail), -1)
     fresh = source >= 0
     place = np.arange(len(both))

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from sessionlake.feeds.topics import FeedTopics
 from sessionlake.gold.aggregate.sources import PARTITION
-from sessionlake.protocol.names import ddl_of
+from sessionlake.protocol.names import build_ddl
 
 OF_SESSION = ("topic", "session_id", PARTITION)
 POINT_SERIES = (*OF_SESSION, "row_id", "metric")
@@ -107,7 +107,7 @@ class RollingAverage:
     @property
     def columns_ddl(self) -> str:
         """All columns of the table as Spark DDL."""
-        return ddl_of(self.column_types)
+        return build_ddl(self.column_types)
 
     @property
     def result_columns(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from sessionlake.gold.aggregate.late import stream_times_by_partition
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, SESSION_MARK, TURN
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, select_feed, value_field
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, build_value_field, select_feed
 from sessionlake.gold.fold.outputs import (
     CauseMessages,
     EmittedPayload,
@@ -65,7 +65,7 @@ class TrackedAverages:
     rebuild_id: str = ""
     owners_at_rebuild: Callable[[int], pa.Table] | None = None
 
-    def initial_state(self, shard: int, metrics: tuple[str, ...]) -> GoldShardState:
+    def create_initial_state(self, shard: int, metrics: tuple[str, ...]) -> GoldShardState:
         """Returns the initial state of a shard, which knows only the owners that the table had at its last rebuild.
 
         Args:
@@ -145,7 +145,7 @@ class GoldFold:
         series = tracked.series
         before = GoldShardState.decode_state(state) if state else None
         if before is None or before.rebuild_id != tracked.rebuild_id:
-            before = tracked.initial_state(shard, self.declared.numbers)
+            before = tracked.create_initial_state(shard, self.declared.numbers)
         known, row = _add_rows(before.renumber_for_metrics(self.declared.numbers), changes, series)
         new, causes = self._read_points(changes, row)
         touched, code = np.unique(new.key, return_inverse=True)
@@ -164,7 +164,7 @@ class GoldFold:
         tail = PointSet.concat_points(known.tail.select_points(apart), found.tail.with_keys(touched[found.tail.key]))
         after = replace(known, tail=tail, older=known.older.with_replaced(touched, found.older))
         rows = create_average_payloads(
-            series, found, new, causes, _key_column_reader(series, after.rows, self.declared.numbers, touched)
+            series, found, new, causes, _create_key_column_reader(series, after.rows, self.declared.numbers, touched)
         )
         idle_ms = self.idle_ms if series.is_per_session else self.row_idle_ms
         return after.forget_idle_owners(idle_ms, _topic_of).forget_beyond_limits().encode_state(), rows, len(new)
@@ -174,7 +174,7 @@ class GoldFold:
         by_seq = SeqOrder.from_table(changes)
         parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
         for metric in range(len(self.declared.numbers)):
-            value = changes[value_field(metric)].to_numpy()
+            value = changes[build_value_field(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
             key = row[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.select_points(is_set)
@@ -208,7 +208,7 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
     new = every.select_points(fresh)
     causes = CauseMessages(*(_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
     base = every.select_points(~fresh).drop_points(new)
-    found = fold_points(base, OlderPoints.none_for(len(parts[0])), new, series=series, kept_points=len(every))
+    found = fold_points(base, OlderPoints.create_none_for(len(parts[0])), new, series=series, kept_points=len(every))
 
     def create_key_columns(keys: Int64s) -> dict[str, pa.Array]:
         return {name: part.take(pa.array(keys)) for name, part in known.items()}
@@ -261,7 +261,9 @@ def _extend_codes(known: pa.Array, column: pa.ChunkedArray) -> tuple[pa.Array, I
     return encoded.dictionary, _to_int64s(encoded.indices)[len(known) :][values.indices.to_numpy()]
 
 
-def _key_column_reader(series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s) -> Names:
+def _create_key_column_reader(
+    series: RollingAverage, rows: pa.Array, metrics: tuple[str, ...], touched: Int64s
+) -> Names:
     """Returns a function that returns the key columns of series, given their indices in `touched`.
 
     Args:
@@ -318,7 +320,7 @@ def select_changes_with_points(
         where the declared number `i` was not set. If some changes are of class `once`, also the columns `SEQ_ORDER`,
         which order points of equal event time.
     """
-    values = [value_field(i) for i in range(len(declared.numbers))]
+    values = [build_value_field(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
         return None
     changes = select_feed(changes, series.topics)
@@ -330,11 +332,11 @@ def select_changes_with_points(
         position = pa.array(combine_place(points["partition"].to_numpy().astype(np.int64), points["offset"].to_numpy()))
     row = _join_names(points, [name for name in series.keys if name != "metric"])
     owner = _join_names(points, series.owner_columns) if series.is_per_session else row
-    columns = {"owner": owner, "row": row, "position": position} | _seq_order_columns(points, series)
+    columns = {"owner": owner, "row": row, "position": position} | _build_seq_order_columns(points, series)
     return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values)})
 
 
-def _seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
+def _build_seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
     """Returns the columns `SEQ_ORDER`, null for points of other classes than `once`.
 
     The result is empty if no point is of class `once`.

@@ -154,7 +154,7 @@ class GoldShardState:
         owners = PointOwners(names, none, none, none, np.empty(0, np.bool_), none)
         forgotten = ForgottenOwners(np.empty(0, np.uint64), none)
         return GoldShardState(
-            rebuild_id, metrics, owners, names, none, OlderPoints.none_for(0), PointSet.create_empty(), forgotten
+            rebuild_id, metrics, owners, names, none, OlderPoints.create_none_for(0), PointSet.create_empty(), forgotten
         )
 
     def renumber_for_metrics(self, metrics: tuple[str, ...]) -> GoldShardState:
@@ -258,11 +258,11 @@ class GoldShardState:
     def encode_state(self) -> bytes:
         """Encodes the state as MessagePack, with the format's version and the groups of columns as Arrow IPC."""
         tables = {
-            "sessions": _narrow_table(_field_values(self.owners)),
+            "sessions": _narrow_table(_read_field_values(self.owners)),
             "rows": pa.table({"name": self.rows, "session": self.owner}),
-            "older": _narrow_table(_field_values(self.older)),
+            "older": _narrow_table(_read_field_values(self.older)),
             "tail": _narrow_table(_point_columns(self.tail)),
-            "forgotten": _narrow_table(_field_values(self.forgotten)),
+            "forgotten": _narrow_table(_read_field_values(self.forgotten)),
         }
         content = {"format": FORMAT, "made": self.rebuild_id, "metrics": list(self.metrics)}
         # Compressing a byte costs less than moving it through Spark to the state store and back.
@@ -338,13 +338,13 @@ def hash_names(names: list[str]) -> npt.NDArray[np.uint64]:
     return np.frombuffer(digests, np.uint64)
 
 
-def _field_values(record: Any) -> dict[str, Any]:
+def _read_field_values(record: Any) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _point_columns(points: PointSet) -> dict[str, Any]:
     columns = {name: getattr(points, name) for name in COLUMNS}
-    return columns | ({} if points.by_seq is None else _field_values(points.by_seq))
+    return columns | ({} if points.by_seq is None else _read_field_values(points.by_seq))
 
 
 def _create_points(columns: dict[str, Any]) -> PointSet:

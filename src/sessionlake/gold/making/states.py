@@ -43,12 +43,12 @@ The id is `<batch>-<random>`, where `<batch>` is the last batch of gold that the
 _NO_OWNERS = pa.table({"mark": pa.array([], pa.uint64()), "newest": pa.array([], pa.int64())})
 
 
-def owners_at_rebuild_folder(settings: Settings) -> Path:
+def get_owners_at_rebuild_folder(settings: Settings) -> Path:
     """Returns the folder that stores the owners of rebuilt tables, with one file per table and shard."""
     return Path(f"{settings.checkpoint(GOLD)}.made")
 
 
-def shard_column(owner: Sequence[str], shards: int) -> Column:
+def build_shard_column(owner: Sequence[str], shards: int) -> Column:
     """Returns the column that computes the shard of a change or of a table's row.
 
     All sessions with the same id are in one shard, whatever their partition.
@@ -73,7 +73,7 @@ def restart_states(
         rows: The table's new rows.
     """
     rebuild_id = f"{handover.read_next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
-    _store_owners(settings, series, rebuild_id, _owners_by_shard(series, settings.gold.shards, rows))
+    _store_owners(settings, series, rebuild_id, _group_owners_by_shard(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table_name, REBUILD_ID, rebuild_id)
 
 
@@ -86,7 +86,9 @@ def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage
     return int(behind or -1)
 
 
-def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage) -> TrackedAverages:
+def build_tracked_averages(
+    spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage
+) -> TrackedAverages:
     """Returns a table of averages together with its last rebuild's id, and the owners that the rebuilt table had."""
     rebuild_id = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "")
     if rebuild_id and not handover.read_next_batch(settings, GOLD):
@@ -95,14 +97,14 @@ def tracked_averages(spark: SparkSession, lake: Lake, settings: Settings, series
         return TrackedAverages(series)
     if not rebuild_id:
         return TrackedAverages(series)
-    held = _StoredOwners(str(owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
+    held = _StoredOwners(str(get_owners_at_rebuild_folder(settings) / f"{series.name}.{rebuild_id}"))
     if not Path(held.folder).is_dir():
         # Rows added since the rebuild do no harm: their shards already have states.
         _store_owners(
             settings,
             series,
             rebuild_id,
-            _owners_by_shard(series, settings.gold.shards, lake.read(spark, series.table_name)),
+            _group_owners_by_shard(series, settings.gold.shards, lake.read(spark, series.table_name)),
         )
     return TrackedAverages(series, rebuild_id, held)
 
@@ -118,13 +120,13 @@ class _StoredOwners:
         return decode_ipc(file.read_bytes()) if file.exists() else _NO_OWNERS
 
 
-def _owners_by_shard(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
+def _group_owners_by_shard(series: RollingAverage, shards: int, rows: DataFrame) -> pa.Table:
     from pyspark.sql import functions as F
 
     owner = [*map(quote, series.owner_columns)]
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     newest = rows.groupBy(*owner).agg(F.max("ts").alias("newest"))
-    return _hash_names(newest.select(shard_column(series.owner_columns, shards).alias("shard"), name, "newest"))
+    return _hash_names(newest.select(build_shard_column(series.owner_columns, shards).alias("shard"), name, "newest"))
 
 
 def _hash_names(named: DataFrame) -> pa.Table:
@@ -160,7 +162,7 @@ def read_shards_by_hash(spark: SparkSession, lake: Lake, series: RollingAverage,
     name = F.concat_ws(SEPARATOR, *owner).alias("name")
     owners = lake.read(spark, table).select(*owner).distinct()
     return ShardsByHash.from_table(
-        _hash_names(owners.select(shard_column(series.owner_columns, shards).alias("shard"), name))
+        _hash_names(owners.select(build_shard_column(series.owner_columns, shards).alias("shard"), name))
     )
 
 
@@ -169,11 +171,11 @@ def remove_forgotten_owners(settings: Settings) -> None:
 
     They are read from the tables again when needed.
     """
-    shutil.rmtree(owners_at_rebuild_folder(settings), ignore_errors=True)
+    shutil.rmtree(get_owners_at_rebuild_folder(settings), ignore_errors=True)
 
 
 def _store_owners(settings: Settings, series: RollingAverage, rebuild_id: str, held: pa.Table) -> None:
-    beside = owners_at_rebuild_folder(settings)
+    beside = get_owners_at_rebuild_folder(settings)
     for older in beside.glob(f"{series.name}.*"):
         shutil.rmtree(older) if older.is_dir() else older.unlink()
     partial = beside / f"{series.name}.partial"

@@ -8,21 +8,26 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, delete_rows, fence_off, next_txn
+from sessionlake.delta.commit import append_rows, create_next_txn, delete_rows, fence_off
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition
+from sessionlake.delta.schemas.ddl import build_feed_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
-from sessionlake.delta.storage.interface import delta_writer
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import latest_by_topic
+from sessionlake.gold.aggregate.late import find_latest_by_topic
 from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns
 from sessionlake.gold.batch.averages import join_stored_points
-from sessionlake.gold.batch.final import latest_stream_times, rebuild_final_rows
+from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
-from sessionlake.gold.changes import declared_columns, last_version_read, read_changes, select_events, with_seq_order
+from sessionlake.gold.changes import (
+    find_last_version,
+    get_value_columns,
+    read_changes,
+    select_events,
+    with_seq_order,
+)
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
@@ -55,10 +60,10 @@ def replace_table(spark: SparkSession, lake: Lake, table: str, rows: DataFrame) 
     token = lake.storage.lease_token(GOLD)
     if token:
         fence_off(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
-    txn = next_txn(spark, lake, table, _MADE).fenced_by(token)
+    txn = create_next_txn(spark, lake, table, _MADE).fenced_by(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
-    lake.storage.save_to_table(delta_writer(rows, table, txn, "overwrite"), table)
+    lake.storage.replace_with_spark(rows, table, txn.writer_options(table))
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"Delta skipped the new rows of {table}: a process with a higher lease number than this one has written it",
@@ -122,9 +127,9 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
     rebuilt = RebuiltTable(0, None)
     if changes is not None:
         rows = _compute_rows(spark, lake, settings, product, changes)
-        times = latest_stream_times(changes) if isinstance(product, Product) else {}
+        times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = compute_expiry_times(product, latest_by_topic(times))
+            floors = compute_expiry_times(product, find_latest_by_topic(times))
             store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
             rows = drop_expired(rows, floors)
         rows = rows.localCheckpoint()
@@ -140,7 +145,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
             restart_states(spark, lake, settings, product, rows)
             _skip_batches_read(spark, lake, settings, RESTATEMENTS)
         elif isinstance(product, Product):
-            rebuild_late_points(spark, lake, changes, product, declared_columns(settings))
+            rebuild_late_points(spark, lake, changes, product, get_value_columns(settings))
             if product.lateness_ms is not None:
                 _skip_batches_read(spark, lake, settings, LATE_POINTS)
     # Set last: until then the table counts as incomplete.
@@ -175,8 +180,8 @@ def _compute_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), product)
-    return recompute_rows(changes, product, declared_columns(settings))
+        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), product)
+    return recompute_rows(changes, product, get_value_columns(settings))
 
 
 def _find_first_difference(live: DataFrame, rows: DataFrame, product: GoldTable) -> str | None:
@@ -215,7 +220,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         "offset",
         *series.seq_order_columns,
     ]
-    points = with_seq_order(events.where(feed_condition(series.topics))).select(*map(quote, columns))
+    points = with_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
         return pa.concat_tables(

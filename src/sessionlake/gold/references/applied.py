@@ -31,7 +31,7 @@ from sessionlake.gold.enrich.reference import (
     find_difference,
 )
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable
-from sessionlake.protocol.names import ddl_of, quote
+from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.spark.frames import PerBatchFunction, map_batches
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def read_applied_rows(lake: Lake, reader: TableReader, reference: ReferenceTable
     Raises:
         LakeError: the table is missing, has other columns or types, or is too large.
     """
-    schema, none = _applied_schema(reference), (GONE_BY, is_null, None)
+    schema, none = _build_applied_schema(reference), (GONE_BY, is_null, None)
     schema = schema.remove(schema.get_field_index(GONE_BY))
     return _read_declared(reader, reference.applied_table, schema, none, max_bytes=lake.driver_limits.driver_bytes)
 
@@ -139,12 +139,17 @@ class AppliedRows:
     def record_correction(self, spark: SparkSession, reference: ReferenceTable, part: ReferenceDifference) -> None:
         """Writes a difference to gold's copy of the reference table, as the next correction."""
         with self.lock:
-            txn = next_txn(spark, self._lake, reference.applied_table)
+            txn = create_next_txn(spark, self._lake, reference.applied_table)
             rows = _create_recorded_rows(reference, part, txn.version)
             token = self._lake.storage.lease_token(GOLD)
             if part.removed.num_rows:
                 merge_rows(
-                    spark, self._lake, reference.applied_table, rows, _applied_upsert(reference), txn.fenced_by(token)
+                    spark,
+                    self._lake,
+                    reference.applied_table,
+                    rows,
+                    _build_applied_upsert(reference),
+                    txn.fenced_by(token),
                 )
             else:
                 append_rows(spark, self._lake, reference.applied_table, rows, txn.fenced_by(token))
@@ -153,7 +158,7 @@ class AppliedRows:
     def read_unfinished_correction(self, spark: SparkSession, reference: ReferenceTable) -> ReferenceDifference | None:
         """Returns the last recorded correction if enriched tables may not be updated for it yet, else None."""
         done = int(self._lake.storage.read_properties(spark, reference.applied_table).get(_CORRECTED, 0))
-        reader, schema = self._lake.reader(spark), _applied_schema(reference)
+        reader, schema = self._lake.reader(spark), _build_applied_schema(reference)
         removed, added = (
             reader.read_arrow_table(reference.applied_table, (name, operator.gt, done), columns=schema.names).cast(
                 schema
@@ -170,9 +175,9 @@ class AppliedRows:
         self._lake.set_property(spark, reference.applied_table, _CORRECTED, str(number))
 
 
-def next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
+def create_next_txn(spark: SparkSession, lake: Lake, table: str) -> Txn:
     """Returns the transaction for the next commit of corrections or lookups to a table."""
-    return commit.next_txn(spark, lake, table, "references")
+    return commit.create_next_txn(spark, lake, table, "references")
 
 
 def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str], app_id: str = "references") -> None:
@@ -182,22 +187,22 @@ def block_earlier_writers(spark: SparkSession, lake: Lake, tables: Sequence[str]
         fence_off(spark, lake, tables, Txn.before_lease_holder(app_id, token))
 
 
-def _applied_schema(reference: ReferenceTable) -> pa.Schema:
+def _build_applied_schema(reference: ReferenceTable) -> pa.Schema:
     numbers = [pa.field(name, pa.int64()) for name in (TAKEN_BY, GONE_BY)]
     return pa.schema([*reference.arrow_schema(), *numbers])
 
 
 def _create_recorded_rows(reference: ReferenceTable, part: ReferenceDifference, number: int) -> pa.Table:
-    schema = _applied_schema(reference)
+    schema = _build_applied_schema(reference)
     removed = part.removed.append_column(GONE_BY, pa.array([number] * part.removed.num_rows, pa.int64()))
     added = part.added.append_column(TAKEN_BY, pa.array([number] * part.added.num_rows, pa.int64()))
     added = added.append_column(GONE_BY, pa.nulls(added.num_rows, pa.int64()))
     return pa.concat_tables([removed.select(schema.names).cast(schema), added.select(schema.names).cast(schema)])
 
 
-def _applied_upsert(reference: ReferenceTable) -> Upsert:
+def _build_applied_upsert(reference: ReferenceTable) -> Upsert:
     keys = (*reference.key_names, "valid_from", TAKEN_BY)
-    others = tuple(name for name in _applied_schema(reference).names if name not in keys)
+    others = tuple(name for name in _build_applied_schema(reference).names if name not in keys)
     return Upsert(keys, others, pruned_by=reference.key_names[:1])
 
 
@@ -216,4 +221,6 @@ def join_on_cluster(spark: SparkSession, lake: Lake, changes: DataFrame, table: 
     versions = {join.reference.name: read_applied_rows(lake, reader, join.reference) for join in table.joins}
     needed = dict.fromkeys(SILVER_NAMES.get(name, name) for name in table.change_column_names)
     own = changes.select(*map(quote, needed))
-    return map_batches(own, PerBatchFunction(lambda rows: table.join_rows(rows, versions)), ddl_of(table.column_types))
+    return map_batches(
+        own, PerBatchFunction(lambda rows: table.join_rows(rows, versions)), build_ddl(table.column_types)
+    )

@@ -13,7 +13,7 @@ from sessionlake.delta.commit import merge_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.storage.faults import fault_point
-from sessionlake.delta.storage.reading import Condition, TooLargeError, key_conditions
+from sessionlake.delta.storage.reading import Condition, TooLargeError, build_key_conditions
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import LakeError
 from sessionlake.gold.enrich.asof import OPEN_END
@@ -31,10 +31,10 @@ from sessionlake.gold.references.applied import (
     MEMORY_FACTOR,
     AppliedRows,
     block_earlier_writers,
-    next_txn,
+    create_next_txn,
     read_reference,
 )
-from sessionlake.protocol.names import ddl_of, quote
+from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class CorrectionRunner:
     def _apply_next_correction(self, reference: ReferenceTable) -> bool:
         part = next(self._slices[reference.name], None)
         if part is None:
-            self._slices[reference.name] = self._pending_slices(reference)
+            self._slices[reference.name] = self._list_pending_slices(reference)
             part = next(self._slices[reference.name], None)
         if part is None:
             return False
@@ -105,7 +105,7 @@ class CorrectionRunner:
         self._correct_tables(reference, part)
         return True
 
-    def _pending_slices(self, reference: ReferenceTable) -> Iterator[ReferenceDifference]:
+    def _list_pending_slices(self, reference: ReferenceTable) -> Iterator[ReferenceDifference]:
         """Returns the parts of the difference to apply next; empty if the table has not changed since the last call."""
         version = self._lake.latest_version(self._spark, reference.table_name)
         if version == self._seen_versions.get(reference.name):
@@ -147,27 +147,27 @@ class CorrectionRunner:
         try:
             reader, most = self._lake.reader(self._spark), self._lake.driver_limits.driver_bytes // MEMORY_FACTOR
             near = reader.read_arrow_table(
-                table.table_name, *_span_conditions(join, spans), columns=columns, max_bytes=most
+                table.table_name, *_build_span_conditions(join, spans), columns=columns, max_bytes=most
             )
         except TooLargeError:
             frame = self._lake.read(self._spark, table.table_name).select(*map(quote, columns))
             # Evaluated once, before the MERGE changes the table that it reads.
             rows = map_batches(
-                frame, PerBatchFunction(join_again), ddl_of((*identity, *join.added_columns))
+                frame, PerBatchFunction(join_again), build_ddl((*identity, *join.added_columns))
             ).localCheckpoint()
         else:
             rows = join_again(near)
             if not rows.num_rows:
                 return
-        txn = next_txn(self._spark, self._lake, table.table_name).fenced_by(self._lake.storage.lease_token(GOLD))
+        txn = create_next_txn(self._spark, self._lake, table.table_name).fenced_by(self._lake.storage.lease_token(GOLD))
         added = tuple(name for name, _ in join.added_columns)
         upsert = Upsert(CHANGE_ID, added, pruned_by=("topic", "offset"), inserts=False)
         merge_rows(self._spark, self._lake, table.table_name, rows, upsert, txn)
 
 
-def _span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:
+def _build_span_conditions(join: ReferenceJoin, spans: pa.Table) -> list[Condition]:
     """Returns conditions for reading the rows in the spans. They may also select some rows outside the spans."""
     keys = spans.select(join.reference.key_names).rename_columns([*join.on])
-    found = [*key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
+    found = [*build_key_conditions(keys, join.on, keys.schema), ("ts", operator.ge, pc.min(spans[BEGIN]).as_py())]
     last = pc.max(spans[END]).as_py()
     return found if last == OPEN_END else [*found, ("ts", operator.lt, last)]

@@ -23,11 +23,11 @@ from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.delta.storage.reading import Condition, is_in, is_null
 from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import ClaimedError, LakeError
-from sessionlake.feeds.values import feed_column
+from sessionlake.feeds.values import parse_feed_column
 from sessionlake.gold.enrich.reference import ReferenceTable
 from sessionlake.gold.enrich.table import BATCH, EnrichedTable, ReferenceJoin, find_joins
 from sessionlake.gold.enrich.upsert import Key
-from sessionlake.gold.references.applied import next_txn
+from sessionlake.gold.references.applied import create_next_txn
 from sessionlake.gold.references.lookup import Lookup, LookupFailedError
 from sessionlake.gold.references.writing import write_reference
 from sessionlake.protocol.columns import is_decimal
@@ -53,7 +53,7 @@ _FAILURE_UPSERT = Upsert(
 )
 
 
-def _utc_now() -> datetime:
+def _read_utc_now() -> datetime:
     return datetime.now(UTC)
 
 
@@ -83,7 +83,7 @@ class LookupRunner:
         self.name = reference.name
         self._reference, self._settings, self._lookup = reference, settings, lookup
         self._joins = find_joins(tables, reference)
-        self._now = now or _utc_now
+        self._now = now or _read_utc_now
         # The time at which to request a key again; None: never. The least recently requested keys are dropped first.
         self._next_requests: OrderedDict[Key, datetime | None] = OrderedDict()
         self._queue: OrderedDict[Key, None] = OrderedDict()
@@ -167,13 +167,15 @@ class LookupRunner:
             pause = min(self._settings.retry_after * 2 ** min(attempts, _MAX_DOUBLINGS), _MAX_PAUSE)
             self._next_requests[key] = now + pause if key in failed else again
             self._next_requests.move_to_end(key)
-        changed = [self._failure_row(key, before.get(key), failed.get(key), now) for key in keys]
+        changed = [self._build_failure_row(key, before.get(key), failed.get(key), now) for key in keys]
         self._write_failures([row for row in changed if row is not None])
         while len(self._next_requests) > self._settings.cache:
             self._next_requests.popitem(last=False)
         return True
 
-    def _failure_row(self, key: Key, before: Row | None, why: tuple[str, str] | None, now: datetime) -> Row | None:
+    def _build_failure_row(
+        self, key: Key, before: Row | None, why: tuple[str, str] | None, now: datetime
+    ) -> Row | None:
         """Returns the row with which to update `gold.lookup_failures` for a key; None if there is nothing to update.
 
         Args:
@@ -200,7 +202,7 @@ class LookupRunner:
                 self._lake.reader(self._spark).read_table_schema(LOOKUP_FAILURES).append(pa.field(DELETE, pa.bool_()))
             )
             source = pa.Table.from_pylist(rows, schema)
-            txn = next_txn(self._spark, self._lake, LOOKUP_FAILURES)
+            txn = create_next_txn(self._spark, self._lake, LOOKUP_FAILURES)
             merge_rows(self._spark, self._lake, LOOKUP_FAILURES, source, _FAILURE_UPSERT, txn)
 
     def _read_failures_of_keys(self, keys: Collection[Key]) -> dict[Key, Row]:
@@ -287,7 +289,7 @@ def _parse_value(sql_type: str, value: Any) -> Any:
     """
     if value is not None and (is_decimal(sql_type) or sql_type == "timestamp_ntz"):
         how = "text" if is_decimal(sql_type) and isinstance(value, str) else None
-        return feed_column(sql_type, sql_type, how).convert_python(value)
+        return parse_feed_column(sql_type, sql_type, how).convert_python(value)
     if sql_type == "date" and isinstance(value, str):
         return date.fromisoformat(value)
     if sql_type != "timestamp" or value is None:

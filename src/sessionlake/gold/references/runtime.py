@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import LOOKUP_FAILURES
 from sessionlake.errors import SessionlakeError
-from sessionlake.gold.declared.references import declared_enriched_tables, declared_references
+from sessionlake.gold.declared.references import list_declared_enriched_tables, list_declared_references
 from sessionlake.gold.declared.tables import GoldTable
-from sessionlake.gold.enrich.reference import applied_columns
+from sessionlake.gold.enrich.reference import list_applied_columns
 from sessionlake.gold.enrich.table import EnrichedTable, find_joins
 from sessionlake.gold.references.applied import AppliedRows
 from sessionlake.gold.references.corrections import CorrectionRunner
@@ -34,15 +34,15 @@ def prepare_tables(spark: SparkSession, lake: Lake, settings: Settings) -> None:
     If a copy is lost or its columns differ from the declared ones, an empty copy is created. The enriched tables that
     depend on it are marked to be rebuilt.
     """
-    tables = declared_enriched_tables(settings)
-    for one in declared_references(settings):
+    tables = list_declared_enriched_tables(settings)
+    for one in list_declared_references(settings):
         if lake.exists(spark, one.table_name):
             lake.add_missing_columns(spark, one.table_name)  # others write this table, so their further columns stay
             lake.storage.set_retention(spark, one.table_name)
         else:
             lake.prepare_tables(spark, [one.table_name])
         exists = lake.exists(spark, one.applied_table)
-        if not exists or lake.storage.read_column_types(spark, one.applied_table) != dict(applied_columns(one)):
+        if not exists or lake.storage.read_column_types(spark, one.applied_table) != dict(list_applied_columns(one)):
             dependent = [table for table, _ in find_joins(tables, one)]
             # If the copy is lost, only complete tables of current logic are rebuilt; others wait for a command.
             for table in dependent if exists else find_complete_tables(spark, lake, dependent):
@@ -75,7 +75,7 @@ class ReferenceRuntime:
         runs_lookups: bool,
     ) -> None:
         tables = [one for one in gold_tables if isinstance(one, EnrichedTable)]
-        references = declared_references(settings) if settings.gold.enriched else ()
+        references = list_declared_references(settings) if settings.gold.enriched else ()
         applied = AppliedRows(lake, references)
         lookups = _create_lookup_runners(spark, lake, settings, tables) if runs_lookups else []
         self.step = EnrichStep(lake, tables, applied, [one.add_batches for one in lookups])
@@ -98,7 +98,7 @@ def _create_lookup_runners(
 ) -> list[LookupRunner]:
     declared = {one.name: one.lookup for one in settings.gold.references}
     found = []
-    for one in declared_references(settings):
+    for one in list_declared_references(settings):
         lookup = declared[one.name]
         if lookup is not None and find_joins(tables, one):
             lake.prepare_tables(spark, [LOOKUP_FAILURES])

@@ -19,7 +19,7 @@ from sessionlake.delta.storage.upsert import Upsert
 from sessionlake.errors import UsageError
 from sessionlake.gold.enrich.reference import FROM, TO, ReferenceTable
 from sessionlake.gold.enrich.upsert import Key, plan_upsert
-from sessionlake.gold.references.applied import next_txn, read_reference
+from sessionlake.gold.references.applied import create_next_txn, read_reference
 from sessionlake.protocol.names import DELETE
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def write_reference(
                 reference.table_name,
                 pa.concat_tables(parts),
                 upsert,
-                next_txn(spark, lake, reference.table_name),
+                create_next_txn(spark, lake, reference.table_name),
             )
         return WriteResult(*counts, plan.refused)
 

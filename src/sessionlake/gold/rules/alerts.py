@@ -21,7 +21,7 @@ StreamTimes = Mapping[str, int]
 """Stream time of each topic: the highest event time that gold has read from it, in ms."""
 
 
-def key_of_row(key_columns: Collection[str], row: Mapping[str, Any]) -> Key:
+def read_key_of_row(key_columns: Collection[str], row: Mapping[str, Any]) -> Key:
     """Returns the key of a row of a table.
 
     Args:
@@ -94,7 +94,7 @@ def log_difference(truth: Mapping[Alert, AlertEvidence], logged: Iterable[Alert]
     return sorted(out, key=lambda one: (one.alert.at_ms, one.alert.rule, one.alert.event, repr(one.alert.key)))
 
 
-def logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert], bool]) -> set[Alert]:
+def read_logged_alerts(rows: Iterable[tuple[Alert, bool]], is_wanted: Callable[[Alert], bool]) -> set[Alert]:
     """Returns the alerts that are currently in the log: those that are added more often than retracted.
 
     Args:

@@ -27,12 +27,12 @@ from sessionlake.gold.rules.alerts import (
     LogRowCause,
     StreamTimes,
     is_decidable,
-    key_of_row,
     log_difference,
-    logged_alerts,
+    read_key_of_row,
+    read_logged_alerts,
     stream_time,
 )
-from sessionlake.gold.rules.buckets import columns_of_functions
+from sessionlake.gold.rules.buckets import list_columns_of_functions
 from sessionlake.gold.rules.rule import VALUE, Rule
 from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
@@ -124,13 +124,12 @@ def log_changes(
     for rules, is_new in ((known_rules, False), (new_rules, True)):
         flat = [rule for rule in rules if not isinstance(rule.tree, Pattern)]
         if is_new:
-            found += _new_condition_changes(flat, batch, stored)
+            found += _find_new_changes(flat, batch, stored)
         else:
             for span in _time_spans(flat, batch):
-                found += _condition_changes(span, batch, stored)
-        found += _pattern_changes(
-            [rule for rule in rules if isinstance(rule.tree, Pattern)], batch, stored, is_new=is_new
-        )
+                found += _find_condition_changes(span, batch, stored)
+        of_patterns = [rule for rule in rules if isinstance(rule.tree, Pattern)]
+        found += _judge_patterns(of_patterns, batch, stored, is_new=is_new)
     return found
 
 
@@ -156,13 +155,13 @@ def _to_minute(ms: int | None) -> int | None:
     return None if ms is None else ms // MINUTE_MS
 
 
-def _condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
+def _find_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
     for task in _create_tasks(span, batch.touched_buckets):
         names = {rule.name: rule for rule in task.rules}
         by = task.rules[0].key_columns
         keys: set[Key] | None = None
         if task.keys is not None:
-            keys = {key_of_row(by, row | {VALUE: None}) for row in task.keys.to_pylist()}
+            keys = {read_key_of_row(by, row | {VALUE: None}) for row in task.keys.to_pylist()}
 
         def belongs_to_task(alert: Alert, task: _RuleTask = task, keys: Any = keys, names: Any = names) -> bool:
             inside = task.topics is None or alert.key[0] in task.topics
@@ -171,13 +170,13 @@ def _condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) ->
 
         truth = {alert: evidence for alert, evidence in _evaluate_task(task, stored) if belongs_to_task(alert)}
         rows = stored.read_log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
-        logged = logged_alerts(rows, belongs_to_task)
+        logged = read_logged_alerts(rows, belongs_to_task)
         for one in log_difference(truth, logged):
             rule = names[one.alert.rule]
-            yield _log_row(one, rule, batch, partial(_late_bucket_time, one.alert, rule, batch.touched_buckets))
+            yield _log_row(one, rule, batch, partial(_find_late_bucket_time, one.alert, rule, batch.touched_buckets))
 
 
-def _new_condition_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
+def _find_new_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
     """Yields log rows for new rules.
 
     They are compared with all log rows of the same rule name: an older version may have had different topics and keys.
@@ -193,7 +192,7 @@ def _new_condition_changes(rules: Sequence[Rule], batch: RuleBatch, stored: Stor
         return alert.rule in names and is_decidable(names[alert.rule], alert, batch.bucket_starts)
 
     truth = {alert: evidence for alert, evidence in truth.items() if belongs_to_new_rule(alert)}
-    logged = logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), belongs_to_new_rule) if names else ()
+    logged = read_logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), belongs_to_new_rule) if names else ()
     for one in log_difference(truth, logged):
         yield _log_row(one, names[one.alert.rule], batch, None)
 
@@ -240,14 +239,14 @@ def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_RuleTask]:
 
 def _evaluate_task(task: _RuleTask, stored: StoredData) -> Iterator[tuple[Alert, AlertEvidence]]:
     lengths = [window.minutes for rule in task.rules for window in rule.distinct_windows]
-    columns = columns_of_functions({window.function for rule in task.rules for window in rule.distinct_windows})
-    for first, last in _memory_sized_ranges(task, lengths, stored):
-        ends = conditions.needed_buckets(lengths, first, last)
+    columns = list_columns_of_functions({window.function for rule in task.rules for window in rule.distinct_windows})
+    for first, last in _split_range(task, lengths, stored):
+        ends = conditions.list_needed_buckets(lengths, first, last)
         buckets = stored.read_buckets(BucketQuery(ends, task.topics, task.keys, columns))
         yield from conditions.evaluate_conditions(task.rules, buckets, first, last).items()
 
 
-def _memory_sized_ranges(task: _RuleTask, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
+def _split_range(task: _RuleTask, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
     """Yields a task's minutes as ranges `(first, last)` that fit into memory. Minutes without data are left out."""
     if task.last - task.first < _MIN_STEP:
         yield task.first, task.last
@@ -264,24 +263,24 @@ def _memory_sized_ranges(task: _RuleTask, lengths: Sequence[int], stored: Stored
     most = _MAX_SLICES // max(days.values(), default=1)
     for first, last in busy:
         step = last - first + 1
-        while step > _MIN_STEP and _buckets_per_series(lengths, first, first + step - 1) > most:
+        while step > _MIN_STEP and _count_buckets_per_series(lengths, first, first + step - 1) > most:
             step = max(_MIN_STEP, step // 2)
         yield from ((begin, min(begin + step - 1, last)) for begin in range(first, last + 1, step))
 
 
-def _buckets_per_series(lengths: Sequence[int], first: int, last: int) -> int:
+def _count_buckets_per_series(lengths: Sequence[int], first: int, last: int) -> int:
     """Returns how many buckets one series needs at most, for windows that end at minutes `first` to `last`."""
-    ends = conditions.needed_buckets(lengths, first, last)
+    ends = conditions.list_needed_buckets(lengths, first, last)
     return sum((high - low) // length for length, ranges in ends.items() for low, high in ranges)
 
 
-def _late_bucket_time(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
+def _find_late_bucket_time(alert: Alert, rule: Rule, touched: pa.Table) -> int | None:
     at, end = alert.at_ms // MINUTE_MS, touched["end"].to_numpy()
     near = touched.filter(pa.array((end <= at) & (end >= at - rule.longest_minutes)))
-    return _first_event_time(near, alert)
+    return _find_first_event_time(near, alert)
 
 
-def _first_event_time(rows: pa.Table, alert: Alert) -> int | None:
+def _find_first_event_time(rows: pa.Table, alert: Alert) -> int | None:
     """Returns the earliest event time in ms of the rows with the alert's key; None if there are no such rows."""
     for name, value in zip(KEY, alert.key, strict=True):
         if value is not None:
@@ -290,7 +289,7 @@ def _first_event_time(rows: pa.Table, alert: Alert) -> int | None:
     return found
 
 
-def _pattern_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
+def _judge_patterns(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
     """Yields log rows for patterns. If only keys with an event in the batch can change, no other keys are read."""
     groups: dict[tuple[str, ...] | None, dict[Rule, _AlertScope]] = {}
     for rule in rules:
@@ -317,8 +316,8 @@ def _group_changes(
         by: the key columns, as named in `patterns.MATCH`; None if keys without an event in the batch can change too.
     """
     since = min(scope.first_ms for scope in scopes.values())
-    ids = sorted({event.event_id for rule in scopes for event in patterns.pattern_events(rule)})
-    back = max((_pattern_duration_ms(rule) for rule in scopes), default=0)
+    ids = sorted({event.event_id for rule in scopes for event in patterns.list_pattern_events(rule)})
+    back = max((_get_pattern_ms(rule) for rule in scopes), default=0)
     begin = None if since - back <= -_NEVER // 2 else since - back
     if by is None:
         matches = stored.read_matches(ids, begin)
@@ -333,9 +332,9 @@ def _group_changes(
         until = dict(batch.times_after) if single else stream_time(rule, None, batch.times_after) or 0
         truth = patterns.evaluate_pattern(rule, matches, scope.first_ms, until)
         truth = {alert: evidence for alert, evidence in truth.items() if scope.is_wanted(alert)}
-        logged = logged_alerts(rows.get(rule.name, []), scope.is_wanted)
+        logged = read_logged_alerts(rows.get(rule.name, []), scope.is_wanted)
         for one in log_difference(truth, logged):
-            late_ts = None if is_new else partial(_late_event_time, one.alert, rule, batch.matches)
+            late_ts = None if is_new else partial(_find_late_event_time, one.alert, rule, batch.matches)
             yield _log_row(one, rule, batch, late_ts)
 
 
@@ -353,14 +352,14 @@ def _find_affected_alerts(rule: Rule, batch: RuleBatch, *, is_new: bool) -> _Ale
     by = patterns.match_columns_of_key(rule)
     spans: dict[Key, tuple[int, int]] = {}
     for row in _select_matches(rule, batch.matches).to_pylist():
-        key = key_of_row(by, row)
+        key = read_key_of_row(by, row)
         low, high = spans.get(key, (row["ts"], row["ts"]))
         spans[key] = min(low, row["ts"]), max(high, row["ts"])
     waits = _can_time_out(rule)
-    lows = [low for low, _ in spans.values()] + (_changed_stream_times(rule, batch) if waits else [])
+    lows = [low for low, _ in spans.values()] + (_list_changed_stream_times(rule, batch) if waits else [])
     if not lows:
         return None
-    within = _pattern_duration_ms(rule)
+    within = _get_pattern_ms(rule)
 
     def is_wanted(alert: Alert) -> bool:
         low, high = spans.get(alert.key, (_NEVER, 0))
@@ -377,24 +376,24 @@ def _can_time_out(rule: Rule) -> bool:
     return isinstance(rule.tree, Pattern) and rule.tree.kind is PatternKind.NOT_FOLLOWED
 
 
-def _changed_stream_times(rule: Rule, batch: RuleBatch) -> list[int]:
+def _list_changed_stream_times(rule: Rule, batch: RuleBatch) -> list[int]:
     """Returns the stream times before the batch (ms) of the rule's topics whose stream time the batch changed."""
     topics = [topic for topic in batch.times_before if rule.reads_topic(topic)] if "topic" in rule.by else [None]
     times = ((stream_time(rule, one, batch.times_before), stream_time(rule, one, batch.times_after)) for one in topics)
     return [before for before, after in times if before is not None and before != after]
 
 
-def _pattern_duration_ms(rule: Rule) -> int:
+def _get_pattern_ms(rule: Rule) -> int:
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     return _NEVER if rule.tree.within_ms is None else rule.tree.within_ms
 
 
-def _late_event_time(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
+def _find_late_event_time(alert: Alert, rule: Rule, matches: pa.Table) -> int | None:
     near = _select_matches(rule, matches)
     back = alert.at_ms - near["ts"].to_numpy()
-    return _first_event_time(near.filter(pa.array((back >= 0) & (back <= _pattern_duration_ms(rule)))), alert)
+    return _find_first_event_time(near.filter(pa.array((back >= 0) & (back <= _get_pattern_ms(rule)))), alert)
 
 
 def _select_matches(rule: Rule, matches: pa.Table) -> pa.Table:
-    ids = pa.array([event.event_id for event in patterns.pattern_events(rule)])
+    ids = pa.array([event.event_id for event in patterns.list_pattern_events(rule)])
     return matches.filter(pc.is_in(matches["event"], ids))

@@ -52,13 +52,13 @@ _EMPTY_VALUES: Mapping[str, Any] = {
 }
 
 
-def columns_of_functions(functions: Iterable[Function]) -> tuple[str, ...]:
+def list_columns_of_functions(functions: Iterable[Function]) -> tuple[str, ...]:
     """Returns the names of the buckets' columns from which these functions are computed."""
     names = {name for function in functions for name in _FUNCTION_COLUMNS[function]} | {_COUNT}
-    return tuple(column for name in sorted(names) for column, _ in _create_aggregate(name).stored_columns(name))
+    return tuple(column for name in sorted(names) for column, _ in _create_aggregate(name).list_state_columns(name))
 
 
-def usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
+def list_usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
     """Returns the bucket lengths from which windows are computed, in minutes, ascending.
 
     One-minute buckets are always used. Hours and days are used only if all these windows contain the same hour or day.
@@ -69,12 +69,12 @@ def usable_lengths(minutes: int, first: int, last: int) -> tuple[int, ...]:
         last: the last minute at which a window ends.
     """
     shared = (
-        length for length in (HOUR, DAY) if _bucket_end_from(last - minutes, length) < _bucket_end_until(first, length)
+        length for length in (HOUR, DAY) if _find_end_from(last - minutes, length) < _find_end_until(first, length)
     )
     return (MINUTE, *shared)
 
 
-def covering_buckets(
+def list_covering_buckets(
     lengths: Sequence[int], begins: tuple[int, int], ends: tuple[int, int]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yields the buckets that windows consist of: a bucket length in minutes, and a range `(low, high)`.
@@ -83,22 +83,22 @@ def covering_buckets(
     used in the middle of the windows, shorter ones near their start and end.
 
     Args:
-        lengths: the bucket lengths that `usable_lengths` returns.
+        lengths: the bucket lengths that `list_usable_lengths` returns.
         begins: the first and the last minute at which one of the windows starts.
         ends: the first and the last minute at which one of the windows ends.
     """
     for length, longer in pairwise(lengths):
-        yield length, (_bucket_end_from(begins[0], length), _bucket_end_from(begins[1], longer))
-        yield length, (_bucket_end_until(ends[0], longer), _bucket_end_until(ends[1], length))
-    yield lengths[-1], (_bucket_end_from(begins[0], lengths[-1]), _bucket_end_until(ends[1], lengths[-1]))
+        yield length, (_find_end_from(begins[0], length), _find_end_from(begins[1], longer))
+        yield length, (_find_end_until(ends[0], longer), _find_end_until(ends[1], length))
+    yield lengths[-1], (_find_end_from(begins[0], lengths[-1]), _find_end_until(ends[1], lengths[-1]))
 
 
-def _bucket_end_from(minute: int, length: int) -> int:
+def _find_end_from(minute: int, length: int) -> int:
     """Returns the first minute, from `minute` on, at which a bucket of this length ends."""
     return -(-minute // length) * length
 
 
-def _bucket_end_until(minute: int, length: int) -> int:
+def _find_end_until(minute: int, length: int) -> int:
     """Returns the last minute, up to `minute`, at which a bucket of this length ends."""
     return minute // length * length
 
@@ -138,7 +138,7 @@ class MetricBuckets:
         )
 
 
-def buckets_from_rows(
+def build_buckets_from_rows(
     parts: Iterable[tuple[int, pa.Table]], columns: Sequence[str], keys: pa.Table | None
 ) -> MetricBuckets:
     """Returns rows of `gold.metrics_1m`, `metrics_1h` and `metrics_1d` as buckets.
@@ -155,7 +155,7 @@ def buckets_from_rows(
     for minutes, table in parts:
         # Joined to one text, because encoding each column by itself takes a fifth longer.
         code, named = encode_as_codes(
-            pc.binary_join_element_wise(*(_as_texts(table[name]) for name in _SERIES), _SEPARATOR)
+            pc.binary_join_element_wise(*(_convert_to_texts(table[name]) for name in _SERIES), _SEPARATOR)
         )
         known = np.array([numbers.setdefault(name, len(numbers)) for name in named.to_pylist()], np.int64)
         row.append(known[code])
@@ -178,7 +178,7 @@ def buckets_from_rows(
     return buckets.select_buckets(np.array([key in wanted_keys for key in series_keys], np.bool_))
 
 
-def _as_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+def _convert_to_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     """Returns the column's values as texts. Each distinct number is formatted only once."""
     if not pa.types.is_integer(column.type):
         return column
@@ -272,7 +272,7 @@ class MovingWindows:
 
     @cached_property
     def _column_names(self) -> list[str]:
-        return [column for name, one in self._aggregate_by_column.items() for column, _ in one.stored_columns(name)]
+        return [column for name, one in self._aggregate_by_column.items() for column, _ in one.list_state_columns(name)]
 
     def aggregate_at(self, minutes: Int64s) -> Columns:
         """Returns the aggregates in windows: for each column an array of shape `(minutes, keys)`.
@@ -284,7 +284,7 @@ class MovingWindows:
         parts, begin = [], 0
         while begin < len(minutes):
             end = int(np.searchsorted(minutes, minutes[begin] + self.minutes))
-            parts.append(self._overlapping_windows(tiers, minutes[begin:end].tolist()))
+            parts.append(self._compute_overlapping_windows(tiers, minutes[begin:end].tolist()))
             begin = end
         return {name: np.concatenate([part[name] for part in parts]) for name in self._column_names}
 
@@ -301,9 +301,9 @@ class MovingWindows:
             found[length] = (ends + first, key, columns)
         return found
 
-    def _overlapping_windows(self, tiers: _Tiers, moments: list[int]) -> Columns:
+    def _compute_overlapping_windows(self, tiers: _Tiers, moments: list[int]) -> Columns:
         """Returns the aggregates in windows that end at these minutes. At least one minute must be in all of them."""
-        heads = [self._shared_part(tiers, moments[-1] - self.minutes, moments[0])]
+        heads = [self._compute_shared_part(tiers, moments[-1] - self.minutes, moments[0])]
         for before, moment in pairwise(moments):
             heads.append(self._add_buckets(tiers, heads[-1], before, moment))
         tail = self._merge_per_key(*_sum_between(tiers[1], 0, 0))
@@ -323,9 +323,9 @@ class MovingWindows:
             self._merge_per_key(*(self._merge_by_number(key, columns) if until - after > 1 else (key, columns))),
         )
 
-    def _shared_part(self, tiers: _Tiers, after: int, until: int) -> Columns:
+    def _compute_shared_part(self, tiers: _Tiers, after: int, until: int) -> Columns:
         """Returns, for each key, the aggregates of all buckets that end after minute `after`, up to minute `until`."""
-        ranges = covering_buckets(self.lengths, (after, after), (until, until))
+        ranges = list_covering_buckets(self.lengths, (after, after), (until, until))
         parts = [_sum_between(tiers[length], low, high) for length, (low, high) in ranges]
         key = np.concatenate([part[0] for part in parts])
         columns = {name: np.concatenate([part[1][name] for part in parts]) for name in self._column_names}

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from sessionlake.gold.aggregate.groups import Columns
-from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, AlertEvidence, key_of_row
+from sessionlake.gold.rules.alerts import CLEARED, RAISED, Alert, AlertEvidence, read_key_of_row
 from sessionlake.gold.rules.buckets import (
     MetricBuckets,
     MovingWindows,
     RuleKeys,
     compute_window_values,
-    covering_buckets,
     has_points,
+    list_covering_buckets,
+    list_usable_lengths,
     select_series,
-    usable_lengths,
 )
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import (
@@ -51,7 +51,7 @@ def evaluate_conditions(
     for longer than the longest window is therefore not evaluated.
 
     Args:
-        buckets: all buckets in the ranges that `needed_buckets` returns for the rules' windows.
+        buckets: all buckets in the ranges that `list_needed_buckets` returns for the rules' windows.
         first: the first minute, counted since 1970.
         last: the last minute, counted since 1970.
     """
@@ -62,7 +62,7 @@ def evaluate_conditions(
     return found
 
 
-def needed_buckets(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
+def list_needed_buckets(minutes: Sequence[int], first: int, last: int) -> dict[int, list[tuple[int, int]]]:
     """Returns the buckets that `evaluate_conditions` reads for windows of these lengths.
 
     Args:
@@ -78,7 +78,7 @@ def needed_buckets(minutes: Sequence[int], first: int, last: int) -> dict[int, l
     first -= 1
     for window in {*minutes}:
         begins = first - window, last - window
-        for length, span in covering_buckets(usable_lengths(window, first, last), begins, (first, last)):
+        for length, span in list_covering_buckets(list_usable_lengths(window, first, last), begins, (first, last)):
             parts.setdefault(length, []).append(span)
     return {length: _merge_ranges(spans) for length, spans in parts.items()}
 
@@ -106,7 +106,7 @@ def _evaluate_key_kind(
     for begin in range(0, len(all_minutes), step):
         moments = _WindowValues(moving, all_minutes[begin : begin + step])
         for rule in rules:
-            holds = moments.rule_holds(rule)
+            holds = moments.evaluate_rule(rule)
             former = before.get(rule.name, holds[:1])
             changed = np.concatenate([former, holds[:-1]]) != holds
             before[rule.name] = holds[-1:]
@@ -115,14 +115,14 @@ def _evaluate_key_kind(
                 minute = int(moments.minutes[at])
                 alert = Alert(
                     rule.name,
-                    key_of_row(rule.key_columns, keys.table.slice(int(key), 1).to_pylist()[0]),
+                    read_key_of_row(rule.key_columns, keys.table.slice(int(key), 1).to_pylist()[0]),
                     minute * MINUTE_MS,
                     event,
                 )
                 yield (
                     alert,
                     AlertEvidence(
-                        (minute - rule.longest_minutes) * MINUTE_MS, moments.values_at(rule, int(at), int(key))
+                        (minute - rule.longest_minutes) * MINUTE_MS, moments.find_values_at(rule, int(at), int(key))
                     ),
                 )
 
@@ -160,7 +160,7 @@ def _create_moving_windows(
     parts = {one: (buckets.select_buckets(mask), RuleKeys(keys.code[mask], keys.table)) for one, mask in chosen.items()}
     return {
         (of, metric, minutes): MovingWindows(
-            *parts[of, metric], tuple(sorted(needed)), minutes, usable_lengths(minutes, first, last)
+            *parts[of, metric], tuple(sorted(needed)), minutes, list_usable_lengths(minutes, first, last)
         )
         for (of, metric, minutes), needed in functions.items()
     }
@@ -185,7 +185,7 @@ class _WindowValues:
     aggregates: dict[_Series, Columns] = field(default_factory=dict)
     evaluated: dict[Window, tuple[Any, Bools]] = field(default_factory=dict)
 
-    def rule_holds(self, rule: Rule) -> Bools:
+    def evaluate_rule(self, rule: Rule) -> Bools:
         """Returns True where the rule is true, as an array of shape `(minutes, keys)`."""
         if isinstance(rule.tree, Pattern):
             raise TypeError(f"{rule.name} is a pattern, not a condition")
@@ -197,7 +197,7 @@ class _WindowValues:
             found = found & (self.minutes * MINUTE_MS >= rule.since_ms)[:, None]
         return found
 
-    def values_at(self, rule: Rule, moment: int, key: int) -> dict[str, float]:
+    def find_values_at(self, rule: Rule, moment: int, key: int) -> dict[str, float]:
         """Returns the rule's aggregates for one minute and key, by their text in the rule.
 
         Aggregates without a value are left out.

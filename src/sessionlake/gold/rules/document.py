@@ -14,7 +14,7 @@ from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.protocol.columns import find_repeated_names
-from sessionlake.settings.bounded_yaml import BoundedLoader, error_position, explain_yaml_error
+from sessionlake.settings.bounded_yaml import BoundedLoader, explain_yaml_error, find_error_position
 from sessionlake.settings.texts import describe_mistake
 
 _NAME, _WHEN = "name", "when"
@@ -59,7 +59,7 @@ def parse_rules_file(text: str, declared: DeclaredColumns) -> tuple[list[StoredR
     root, problems = _parse_mapping(text)
     if root is None:
         return [], problems
-    listed = _value_node(root, "rules")
+    listed = _parse_value_node(root, "rules")
     if not isinstance(listed, yaml.SequenceNode) or len(root.value) != 1:
         return [], [_create_problem_at(root, "expected a single key, rules, with a list of rules")]
     read = [_read_rule(node, None, declared, text) for node in listed.value]
@@ -90,7 +90,7 @@ def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[RuleProblem
     try:
         root = yaml.compose(text, BoundedLoader)
     except yaml.YAMLError as error:
-        line, column = error_position(error, text)
+        line, column = find_error_position(error, text)
         return None, [RuleProblem(line or 1, column or 1, f"not YAML: {explain_yaml_error(error)}")]
     if not isinstance(root, yaml.MappingNode):
         return None, [RuleProblem(1, 1, "expected a mapping of keys to values")]
@@ -105,7 +105,7 @@ def _read_rule(
     try:
         value: dict[str, Any] = BoundedLoader("").construct_document(node)
     except yaml.YAMLError as error:
-        line, column = error_position(error, text)
+        line, column = find_error_position(error, text)
         return [RuleProblem(line, column, f"not YAML: {explain_yaml_error(error)}")]
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
@@ -117,7 +117,7 @@ def _read_rule(
     try:
         rule = compile_rule(settings, declared)
     except ParseError as error:
-        when = _value_node(node, _WHEN)
+        when = _parse_value_node(node, _WHEN)
         assert isinstance(when, yaml.ScalarNode)  # noqa: S101  (RuleSettings takes text only)
         return [RuleProblem(*_line_and_column(when, error.position, text), error.reason, label)]
     stored = {key: one for key, one in value.items() if key != _NAME}
@@ -150,7 +150,7 @@ _RuleDumper.add_representer(
 )
 
 
-def _value_node(node: yaml.Node, key: str) -> yaml.Node | None:
+def _parse_value_node(node: yaml.Node, key: str) -> yaml.Node | None:
     if not isinstance(node, yaml.MappingNode):
         return None
     return next((value for found, value in node.value if found.value == key), None)
@@ -163,7 +163,7 @@ def _create_problem(node: yaml.Node, path: Sequence[int | str], message: str, ru
         inside = (
             at.value[step]
             if isinstance(at, yaml.SequenceNode) and isinstance(step, int)
-            else _value_node(at, str(step))
+            else _parse_value_node(at, str(step))
         )
         if inside is None:
             break

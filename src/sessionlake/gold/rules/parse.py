@@ -156,16 +156,16 @@ class _ConditionParser:
         first = self._parse_or()
         if self._accept_words("then"):
             second = self._parse_event()
-            return self._parse_time_limit(PatternKind.THEN, self._as_event(first, start), second)
+            return self._parse_time_limit(PatternKind.THEN, self._convert_to_event(first, start), second)
         if self._accept_words("without"):
             second = self._parse_event()
             self._require_words("before")
             self._accept_words("it")
             within = self._parse_duration_ms() if self._accept_words("within") else None
-            return Pattern(PatternKind.WITHOUT, second, self._as_event(first, start), within)
+            return Pattern(PatternKind.WITHOUT, second, self._convert_to_event(first, start), within)
         if self._accept_words("not", "followed", "by"):
             second = self._parse_event()
-            return self._parse_time_limit(PatternKind.NOT_FOLLOWED, self._as_event(first, start), second)
+            return self._parse_time_limit(PatternKind.NOT_FOLLOWED, self._convert_to_event(first, start), second)
         if any(not isinstance(leaf, Compared) for leaf in find_comparisons(first)):
             raise ParseError(
                 start.position,
@@ -180,9 +180,9 @@ class _ConditionParser:
 
     def _parse_event(self) -> Condition:
         start = self._peek_token()
-        return self._as_event(self._parse_or(), start)
+        return self._convert_to_event(self._parse_or(), start)
 
-    def _as_event(self, condition: Condition, start: _ConditionToken) -> Condition:
+    def _convert_to_event(self, condition: Condition, start: _ConditionToken) -> Condition:
         selections = {leaf.of for leaf in find_comparisons(condition) if not isinstance(leaf, Compared)}
         if len(selections) != 1 or any(isinstance(leaf, Compared) for leaf in find_comparisons(condition)):
             raise ParseError(

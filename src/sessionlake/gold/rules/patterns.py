@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from sessionlake.gold.aggregate.groups import RowGroups
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN, ensure_order_columns
-from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, text_field, value_field
-from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, key_of_row
+from sessionlake.gold.aggregate.sources import PARTITION, DeclaredColumns, build_text_field, build_value_field
+from sessionlake.gold.rules.alerts import KEY, RAISED, Alert, AlertEvidence, read_key_of_row
 from sessionlake.gold.rules.buckets import map_distinct
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import (
@@ -82,7 +82,7 @@ class Event:
 
         Args:
             changes: the columns of `sources.MARKS`, `deleted` (True if the change deleted its row), and the declared
-                columns under the internal names of `text_field` and `value_field`.
+                columns under the internal names of `build_text_field` and `build_value_field`.
             declared: the declared columns.
         """
         of, changes = find_selection(self.condition), ensure_order_columns(changes)
@@ -91,7 +91,7 @@ class Event:
             found &= map_distinct(changes["row_id"], of.includes_row)
         value = pa.nulls(changes.num_rows, pa.string())
         if self.column is not None:
-            value = changes[text_field(declared.texts.index(self.column))]
+            value = changes[build_text_field(declared.texts.index(self.column))]
             found &= value.is_valid().to_numpy()
         ts = changes["ts"].to_numpy()
         found &= (ts >= FIRST_MS) & (ts <= LAST_MS)
@@ -100,7 +100,7 @@ class Event:
         return pa.table([event, *marks, value], schema=MATCH).filter(pa.array(found))
 
 
-def pattern_events(rule: Rule) -> tuple[Event, Event]:
+def list_pattern_events(rule: Rule) -> tuple[Event, Event]:
     """Returns the first and the second event of a pattern."""
     assert isinstance(rule.tree, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     return Event(rule.tree.first, rule.key_column), Event(rule.tree.second, rule.key_column)
@@ -125,7 +125,7 @@ def filter_by_keys(matches: pa.Table, keys: pa.Table) -> pa.Table:
     return matches
 
 
-def events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
+def list_events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
     """Returns the events of all patterns, each with the event time in ms from which its matches are needed.
 
     For a rule with `since`, this is `since` minus the time that the pattern allows between its events.
@@ -135,7 +135,7 @@ def events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
         if isinstance(rule.tree, Pattern):
             since, within = rule.since_ms, rule.tree.within_ms
             first = FIRST_MS if since is None or within is None else max(FIRST_MS, since - within)
-            found |= {event: min(first, found.get(event, first)) for event in pattern_events(rule)}
+            found |= {event: min(first, found.get(event, first)) for event in list_pattern_events(rule)}
     return found
 
 
@@ -150,7 +150,7 @@ def evaluate_pattern(
         until: stream time in ms, either by topic or one number for all topics. A `not followed by` alert is raised once
             stream time has passed its time limit.
     """
-    pattern, (one, other) = rule.tree, pattern_events(rule)
+    pattern, (one, other) = rule.tree, list_pattern_events(rule)
     assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
     by = match_columns_of_key(rule)
     flagged = matches.filter(pc.is_in(matches["event"], pa.array([one.event_id, other.event_id])))
@@ -158,9 +158,9 @@ def evaluate_pattern(
         return {}
     events = _MatchedEvents.from_matches(flagged, one.event_id, other.event_id, by)
     since = max(first_ms, _MIN_INT64 if rule.since_ms is None else rule.since_ms)
-    found = [one for one in _alert_places(pattern, events, until) if one[1] >= since]
+    found = [one for one in _find_alert_places(pattern, events, until) if one[1] >= since]
     named = events.rows.take(pa.array([at for at, _, _ in found], pa.int64())).select([*KEY]).to_pylist()
-    keys = (key_of_row(by, row) for row in named)
+    keys = (read_key_of_row(by, row) for row in named)
     return {
         Alert(rule.name, key, moment, RAISED): AlertEvidence(start, {})
         for key, (_, moment, start) in zip(keys, found, strict=True)
@@ -212,7 +212,7 @@ def _order_across_sessions(matches: pa.Table) -> Int64s:
     return np.where(life == NO_LIFE, position, -1)
 
 
-def _alert_places(
+def _find_alert_places(
     pattern: Pattern, events: _MatchedEvents, until: dict[str, int] | int
 ) -> Iterator[tuple[int, int, int | None]]:
     """Yields the alerts of a pattern.
@@ -265,12 +265,12 @@ def _meets_condition(condition: Condition, changes: pa.Table, declared: Declared
             deleted: Bools = changes["deleted"].to_numpy()
             return deleted
         case FieldIs(_, column, compare, float(value)):
-            number = changes[value_field(declared.numbers.index(column))].to_numpy()
+            number = changes[build_value_field(declared.numbers.index(column))].to_numpy()
             with np.errstate(invalid="ignore"):
                 met: Bools = OPERATORS[compare](number, value) & ~np.isnan(number)
             return met
         case FieldIs(_, column, compare, str(value)):
-            text = changes[text_field(declared.texts.index(column))]
+            text = changes[build_text_field(declared.texts.index(column))]
             same: Bools = pc.fill_null(pc.equal(text, value), fill_value=False).to_numpy()
             return same if compare == "=" else text.is_valid().to_numpy() & ~same
     raise TypeError(f"{condition} is not an event")

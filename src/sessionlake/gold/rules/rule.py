@@ -30,12 +30,12 @@ VALUE = "value"
 """Name of the key column with the value of the declared column, for rules with a declared column in `by`."""
 
 
-def _checked_expression(expression: str) -> str:
+def _check_expression(expression: str) -> str:
     check_expression(expression)
     return expression
 
 
-Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_checked_expression)]
+Topics = Annotated[str, Field(max_length=1_000), AfterValidator(_check_expression)]
 """A regular expression in RE2 syntax, which matches in linear time: a rule edited at run time cannot block gold."""
 
 

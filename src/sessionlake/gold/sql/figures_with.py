@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import sql_string
+from sessionlake.delta.schemas.ddl import quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, FIGURES_WITH, GOLD, LEDGER, POSITIONS, RETAINED, SILVER
-from sessionlake.delta.schemas.tables import fixed_columns
+from sessionlake.delta.schemas.tables import list_fixed_columns
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.delta.table_function import create_table_function, subquery_sql
+from sessionlake.delta.table_function import build_subquery_sql, create_table_function
 from sessionlake.gold.aggregate.late import APPLIED
 from sessionlake.gold.aggregate.product import START, Product
-from sessionlake.gold.changes import declared_columns, late_condition, source_condition
-from sessionlake.gold.declared.tables import GoldTable, declared_gold_tables
+from sessionlake.gold.changes import build_late_condition, build_source_condition, get_value_columns
+from sessionlake.gold.declared.tables import GoldTable, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.protocol.names import internal, quote
@@ -102,7 +102,7 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
-    there = [table for table in declared_gold_tables(lake.settings) if lake.exists(spark, table.table_name)]
+    there = [table for table in list_declared_gold_tables(lake.settings) if lake.exists(spark, table.table_name)]
     columns = ", ".join(
         f"{quote(name)} {sql}" for name, sql in {"table": "STRING", **_KEYS, "events": "BIGINT"}.items()
     )
@@ -111,7 +111,7 @@ def create_figures_with(spark: SparkSession, lake: Lake) -> str:
 
 
 def _create_body(lake: Lake, tables: list[GoldTable], existing: list[str]) -> str:
-    declared = declared_columns(lake.settings)
+    declared = get_value_columns(lake.settings)
     known = [lake.to_sql_identifier(table) for table in (LEDGER, POSITIONS) if table == LEDGER or table in existing]
     named = {"gold": GOLD, "silver": SILVER, "rebuild": REBUILD}
     entries = (_ENTRIES.format(table=table, **named) for table in known)
@@ -121,13 +121,13 @@ def _create_body(lake: Lake, tables: list[GoldTable], existing: list[str]) -> st
     return _BODY.format(
         batches=" UNION ALL ".join(entries),
         **named,
-        numbers=_events_sql(lake, declared.numbers, "metric", "DOUBLE"),
-        texts=_events_sql(lake, declared.texts, "column", "STRING"),
-        tables=" UNION ALL ".join([nothing, *(_rows_sql(lake, table, retained) for table in tables)]),
+        numbers=_build_events_sql(lake, declared.numbers, "metric", "DOUBLE"),
+        texts=_build_events_sql(lake, declared.texts, "column", "STRING"),
+        tables=" UNION ALL ".join([nothing, *(_build_rows_sql(lake, table, retained) for table in tables)]),
     )
 
 
-def _events_sql(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
+def _build_events_sql(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> str:
     """Returns the SQL that selects the values that changes set, one row each, as `changes.select_events` computes them.
 
     Args:
@@ -136,8 +136,8 @@ def _events_sql(lake: Lake, names: tuple[str, ...], called: str, sql: str) -> st
         sql: Spark SQL type of the values.
     """
     structs = [
-        f"named_struct('name', {sql_string(name)}, 'value', "
-        f"CASE WHEN array_contains(_set, {sql_string(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
+        f"named_struct('name', {quote_sql_string(name)}, 'value', "
+        f"CASE WHEN array_contains(_set, {quote_sql_string(name)}) THEN CAST({internal(str(place))} AS {sql}) END)"
         for place, name in enumerate(names)
     ] or [f"named_struct('name', '', 'value', CAST(NULL AS {sql}))"]
     return _EVENTS.format(
@@ -155,10 +155,10 @@ def _changes_sql(lake: Lake, declared: tuple[str, ...] = ()) -> str:
     A declared column could otherwise have the same name as the function.
     """
     renamed = (f"{quote(name)} AS {internal(str(place))}" for place, name in enumerate(declared))
-    return subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, fixed_columns(CHANGES)), *renamed])
+    return build_subquery_sql(lake.to_sql_identifier(CHANGES), [*map(quote, list_fixed_columns(CHANGES)), *renamed])
 
 
-def _rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
+def _build_rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     """Returns the SQL that selects the rows of one table of gold that the message contributed to.
 
     Args:
@@ -167,15 +167,15 @@ def _rows_sql(lake: Lake, table: GoldTable, retained: str | None) -> str:
     """
     keys = ", ".join(map(quote, table.row_keys))
     own = (quote(name) if name in table.row_keys else f"CAST(NULL AS {sql})" for name, sql in _KEYS.items())
-    columns = ", ".join([sql_string(table.table_name), *own])
+    columns = ", ".join([quote_sql_string(table.table_name), *own])
     if isinstance(table, EnrichedTable):
         return _ENRICHED.format(columns=columns, changes=_changes_sql(lake), own=_OWN, keys=keys)
     if isinstance(table, RollingAverage):
-        return _averages_sql(lake, table, columns, keys)
-    return _product_sql(table, columns, keys, retained)
+        return _build_averages_sql(lake, table, columns, keys)
+    return _build_product_sql(table, columns, keys, retained)
 
 
-def _product_sql(product: Product, columns: str, keys: str, retained: str | None) -> str:
+def _build_product_sql(product: Product, columns: str, keys: str, retained: str | None) -> str:
     cut = product.bucket_ms is not None and "topic" in product.keys and retained is not None
     start = _START.format(first=f"{FIRST_MS}L", last=f"{LAST_MS}L", length=product.bucket_ms)
     return _PRODUCT.format(
@@ -184,14 +184,14 @@ def _product_sql(product: Product, columns: str, keys: str, retained: str | None
         kind="numbers" if product.source.numbers else "texts",
         start="CAST(NULL AS TIMESTAMP)" if product.bucket_ms is None else start,
         window=START,
-        late=late_condition(product),
-        of_source=source_condition(product.source),
-        kept=_KEPT.format(retained=retained, table=sql_string(product.table_name), window=START) if cut else "",
+        late=build_late_condition(product),
+        of_source=build_source_condition(product.source),
+        kept=_KEPT.format(retained=retained, table=quote_sql_string(product.table_name), window=START) if cut else "",
         within="" if product.bucket_ms is None else f"WHERE e.{START} IS NOT NULL",
     )
 
 
-def _averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
+def _build_averages_sql(lake: Lake, series: RollingAverage, columns: str, keys: str) -> str:
     return _AVERAGE.format(
         columns=columns,
         keys=keys,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import sql_string
+from sessionlake.delta.schemas.ddl import quote_sql_string
 from sessionlake.delta.schemas.definition import DECLARED
 from sessionlake.delta.schemas.names import (
     CHANGES,
@@ -26,7 +26,7 @@ from sessionlake.delta.schemas.names import (
 )
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.txn import REBUILD
-from sessionlake.delta.table_function import create_table_function, subquery_sql
+from sessionlake.delta.table_function import build_subquery_sql, create_table_function
 from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.protocol.kafka_time import NO_KAFKA_TIME
 from sessionlake.protocol.names import quote
@@ -233,10 +233,10 @@ def create_views(spark: SparkSession, lake: Lake, views: Iterable[str] = VIEWS) 
     """
     for name in views:
         view = DEFINITIONS[name]
-        columns = ", ".join(f"{column} COMMENT {sql_string(said)}" for column, said in view.columns.items())
+        columns = ", ".join(f"{column} COMMENT {quote_sql_string(said)}" for column, said in view.columns.items())
         spark.sql(
             f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({columns}) "
-            f"COMMENT {sql_string(view.comment)} AS {_view_sql(spark, lake, view, _EVER)}"
+            f"COMMENT {quote_sql_string(view.comment)} AS {_build_view_sql(spark, lake, view, _EVER)}"
         )
 
 
@@ -250,23 +250,23 @@ def create_quality_since(spark: SparkSession, lake: Lake) -> str:
         LakeError: Spark refuses to create the function, for example because a privilege is missing.
     """
     view = DEFINITIONS[DATA_QUALITY]
-    fields = spark.sql(_view_sql(spark, lake, view, _EVER)).schema.fields
+    fields = spark.sql(_build_view_sql(spark, lake, view, _EVER)).schema.fields
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
-    body = _view_sql(spark, lake, view, _SINCE)
+    body = _build_view_sql(spark, lake, view, _SINCE)
     return create_table_function(spark, lake, f"gold.{DATA_QUALITY_SINCE}", "since TIMESTAMP", columns, body)
 
 
-def view_query(lake: Lake, name: str) -> str:
+def build_view_query(lake: Lake, name: str) -> str:
     """Returns the query of a view over tables in a home. A table that does not exist yet has no rows."""
-    return _view_sql(None, lake, DEFINITIONS[name], _EVER)
+    return _build_view_sql(None, lake, DEFINITIONS[name], _EVER)
 
 
-def _view_sql(spark: SparkSession | None, lake: Lake, view: ViewDefinition, since: Mapping[str, str]) -> str:
-    tables = {word: _relation_sql(spark, lake, table) for word, table in view.reads.items()}
+def _build_view_sql(spark: SparkSession | None, lake: Lake, view: ViewDefinition, since: Mapping[str, str]) -> str:
+    tables = {word: _build_relation_sql(spark, lake, table) for word, table in view.reads.items()}
     return view.sql.format(**_SHORT, **since, **tables)
 
 
-def _relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
+def _build_relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
     """Returns a table as an SQL expression for use in a query, without the declared columns.
 
     A declared column could have the name of a parameter or an alias of the query. A table that does not exist yet has
@@ -277,4 +277,4 @@ def _relation_sql(spark: SparkSession | None, lake: Lake, table: str) -> str:
         return f"(SELECT {', '.join(f'CAST(NULL AS {sql}) AS {quote(name)}' for name, sql in own)} WHERE false)"
     if len(own) == len(TABLES[table].column_types):
         return lake.to_sql_identifier(table)
-    return subquery_sql(lake.to_sql_identifier(table), (quote(name) for name, _ in own))
+    return build_subquery_sql(lake.to_sql_identifier(table), (quote(name) for name, _ in own))

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from sessionlake.delta.commit import delete_rows, next_txn
+from sessionlake.delta.commit import create_next_txn, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.storage.conflicts import retry_on_conflict
-from sessionlake.delta.storage.far_times import nearest_datetime
+from sessionlake.delta.storage.far_times import find_nearest_datetime
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.delta.storage.reading import TableReader
 from sessionlake.errors import ClaimedError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import NEVER, first_live_bucket
-from sessionlake.gold.aggregate.product import START, Product, bucket_starts_ms
+from sessionlake.gold.aggregate.late import NEVER, compute_first_live_bucket
+from sessionlake.gold.aggregate.product import START, Product, compute_bucket_starts_ms
 from sessionlake.gold.aggregate.standard import TIERS
-from sessionlake.gold.declared.tables import GoldTable, add_final_tables, declared_products, find_final_tables
+from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables, list_declared_products
 from sessionlake.ledger.retained import (
     CLAIM,
     LIMITS,
@@ -66,12 +66,12 @@ def read_first_bucket_times(reader: TableReader) -> ExpiryTimes:
 
     It is the latest floor of the tables of metrics per minute, hour and day.
     """
-    return _latest_expiry_times(read_expiry_times(reader, [tier.table_name for tier in TIERS]).values())
+    return _find_latest_expiry_times(read_expiry_times(reader, [tier.table_name for tier in TIERS]).values())
 
 
 def describe_expiry(table: str, expiry_times: ExpiryTimes) -> str:
     """Returns a sentence for users that says which buckets of a table have expired."""
-    ends = sorted({f"{nearest_datetime(ms):%Y-%m-%d %H:%M:%SZ}" for ms in expiry_times.values()})
+    ends = sorted({f"{find_nearest_datetime(ms):%Y-%m-%d %H:%M:%SZ}" for ms in expiry_times.values()})
     until = ends[0] if len(ends) == 1 else f"{ends[0]} to {ends[-1]}, by topic,"
     return f"{table} has a retention: buckets before {until} are gone"
 
@@ -103,7 +103,7 @@ def drop_expired_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Table:
     code, topics = encode_as_codes(rows["topic"])
     # A bucket must not have expired in any table, so the latest floor counts.
     begin = [max(one.get(topic, NEVER) for one in expiry_times) for topic in topics.to_pylist()]
-    return rows.filter(pa.array(bucket_starts_ms(rows) >= np.array(begin, np.int64)[code]))
+    return rows.filter(pa.array(compute_bucket_starts_ms(rows) >= np.array(begin, np.int64)[code]))
 
 
 def compute_expiry_times(product: Product | FinalTable, times: Mapping[str, int]) -> dict[str, int]:
@@ -118,7 +118,9 @@ def compute_expiry_times(product: Product | FinalTable, times: Mapping[str, int]
         return {}
     length, retention, now = product.bucket_ms, product.retention_ms, int(datetime.now(UTC).timestamp() * 1000)
     return {
-        topic: first_live_bucket(min(time, now), length, retention) for topic, time in times.items() if time > NEVER
+        topic: compute_first_live_bucket(min(time, now), length, retention)
+        for topic, time in times.items()
+        if time > NEVER
     }
 
 
@@ -150,7 +152,7 @@ def start_expiry(spark: SparkSession, lake: Lake, tables: Sequence[GoldTable], *
     """
     if is_new:
         store_expiry_times(
-            spark, lake, [one.table_name for one in add_final_tables(declared_products(lake.settings))], {}
+            spark, lake, [one.table_name for one in add_final_tables(list_declared_products(lake.settings))], {}
         )
     products = [one for one in tables if isinstance(one, Product)]
     expiry = BucketExpiry(spark, lake, [*products, *find_final_tables(products)])
@@ -183,7 +185,7 @@ class BucketExpiry:
     @property
     def first_bucket_times(self) -> ExpiryTimes:
         """By topic, the time in ms from which the tables of metrics that rules read are complete."""
-        return _latest_expiry_times(self.expiry_times(tier.table_name) for tier in TIERS)
+        return _find_latest_expiry_times(self.expiry_times(tier.table_name) for tier in TIERS)
 
     def remove_expired(self, spark: SparkSession, times: Mapping[str, int]) -> None:
         """Removes the buckets that have expired. If another process is removing rows, a later call removes them.
@@ -225,14 +227,14 @@ class BucketExpiry:
         if count:
             record_removed_rows(spark, self._lake, noted)
             self._floors[table] = now
-            txn = next_txn(spark, self._lake, table, "expiry")
+            txn = create_next_txn(spark, self._lake, table, "expiry")
             fault_point(f"before:expire:{table}")
             retry_on_conflict(lambda: delete_rows(spark, self._lake, table, txn, is_gone))
             fault_point(f"after:expire:{table}")
         record_removed_rows(spark, self._lake, replace(noted, removed=noted.max_missing_rows, pending=0))
 
 
-def _latest_expiry_times(many: Iterable[ExpiryTimes]) -> ExpiryTimes:
+def _find_latest_expiry_times(many: Iterable[ExpiryTimes]) -> ExpiryTimes:
     found: dict[str, int] = {}
     for floors in many:
         found |= {topic: max(floor, found.get(topic, floor)) for topic, floor in floors.items()}
@@ -242,10 +244,10 @@ def _latest_expiry_times(many: Iterable[ExpiryTimes]) -> ExpiryTimes:
 def _has_expired(expiry_times: ExpiryTimes) -> Column:
     from pyspark.sql import functions as F
 
-    pairs = [F.lit(part) for topic, ms in sorted(expiry_times.items()) for part in (topic, nearest_datetime(ms))]
+    pairs = [F.lit(part) for topic, ms in sorted(expiry_times.items()) for part in (topic, find_nearest_datetime(ms))]
     floor = F.try_element_at(F.create_map(*pairs), F.col("topic"))
     # The comparison with the highest floor lets Delta skip files that have no expired row.
-    return (F.col(START) < F.lit(nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
+    return (F.col(START) < F.lit(find_nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
 
 
 def _read_limits(found: RemovedRows) -> dict[str, int]:

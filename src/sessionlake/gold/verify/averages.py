@@ -81,10 +81,12 @@ def find_inconsistencies(
     """
     chain = read_into_one_task(_with_predecessors(series, restatements))
     found = [
-        _find_broken_rows(series, chain, _restatement_checks(series)),
+        _find_broken_rows(series, chain, _build_restatement_checks(series)),
         *_find_unfounded_restatements(series, chain, points),
     ]
-    found.append(_find_broken_rows(series, _join_last_restatement(series, table, chain, points), _row_checks(series)))
+    found.append(
+        _find_broken_rows(series, _join_last_restatement(series, table, chain, points), _build_row_checks(series))
+    )
     return reduce(lambda one, other: one.unionByName(other), found)
 
 
@@ -119,7 +121,7 @@ def _with_predecessors(series: RollingAverage, restatements: DataFrame) -> DataF
     )
 
 
-def _restatement_checks(series: RollingAverage) -> list[Check]:
+def _build_restatement_checks(series: RollingAverage) -> list[Check]:
     """Returns the conditions that must be true for each restatement."""
     from pyspark.sql import functions as F
 
@@ -128,7 +130,7 @@ def _restatement_checks(series: RollingAverage) -> list[Check]:
     sizes = F.col("points_before").between(1, F.col("points")) & (F.col("points") <= series.window_points)
     named = F.size("because") == F.least("late_points", F.lit(MOST_CAUSES))
     in_order = (causes == F.array_sort(causes)) & (F.array_max(causes) <= F.col("ts")) & (F.col("late_ms") >= 0)
-    passed = F.col("newest").isNull() | ((pane == _LATE) == (F.col("ts") <= _watermark_column(series, "newest")))
+    passed = F.col("newest").isNull() | ((pane == _LATE) == (F.col("ts") <= _build_watermark_column(series, "newest")))
     goes_on = F.col("pane_before").isNull() | (F.col("pane_before") == _EARLY) | (pane == _LATE)
     nth = "restatement %s of this row "
     return [
@@ -195,12 +197,12 @@ def _join_last_restatement(series: RollingAverage, table: DataFrame, chain: Data
     return figures.join(newest, [*series.keys], "left").join(last, [*series.row_keys], "full").fillna(0, "number")
 
 
-def _row_checks(series: RollingAverage) -> list[Check]:
+def _build_row_checks(series: RollingAverage) -> list[Check]:
     """Returns the conditions that must be true for each row of the table of averages."""
     from pyspark.sql import functions as F
 
     pane, last_pane, ts = F.col("pane"), F.col("last_pane"), F.col("ts")
-    watermark, alone = _watermark_column(series, "newest"), F.col("number") == 0
+    watermark, alone = _build_watermark_column(series, "newest"), F.col("number") == 0
     # If averages are published at once, every later change of one is a restatement. A row without restatements is then
     # late only if the watermark was after its event time. If it was equal, the row was on time.
     seen = series.publishes_early and series.minimum_points == 1
@@ -232,7 +234,7 @@ def _row_checks(series: RollingAverage) -> list[Check]:
     ]
 
 
-def _watermark_column(series: RollingAverage, newest: str) -> Column:
+def _build_watermark_column(series: RollingAverage, newest: str) -> Column:
     """Returns the watermark of a series in ms. It is at least the smallest possible event time.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.errors import LakeError
-from sessionlake.gold.declared.references import declared_references
+from sessionlake.gold.declared.references import list_declared_references
 from sessionlake.gold.enrich.reference import FROM, GONE_BY, TO
 from sessionlake.gold.enrich.table import SILVER_NAMES, EnrichedTable, ReferenceJoin
 from sessionlake.gold.references.applied import find_unapplied_rows
@@ -35,7 +35,7 @@ def verify_references(
     """
     used = {join.reference.name for table in tables if isinstance(table, EnrichedTable) for join in table.joins}
     reader, found = lake.reader(spark), []
-    for one in declared_references(settings):
+    for one in list_declared_references(settings):
         if one.name not in used:
             continue
         try:

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.gold.aggregate.functions import ORDER_SQL
-from sessionlake.gold.aggregate.sources import DeclaredColumns, text_field, value_field
+from sessionlake.gold.aggregate.sources import DeclaredColumns, build_text_field, build_value_field
 from sessionlake.gold.rules.tree import (
     OPERATORS,
     AllOf,
@@ -34,7 +34,7 @@ _TOLERANCE = 1e-9
 _ADDITIVE = (Function.SUM, Function.AVG)
 
 
-def minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Column]:
+def build_minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Column]:
     """Returns aggregates of the numbers in one minute, seven for each window, for use in a `groupBy` by minute.
 
     Args:
@@ -55,7 +55,7 @@ def minute_columns(windows: Sequence[Window], topics: Sequence[str]) -> list[Col
     return found
 
 
-def moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
+def build_moving_columns(windows: Sequence[Window], line: WindowSpec) -> list[Column]:
     """Returns three columns for each window that ends at minute `end` of a row: `points`, `value` and `size`.
 
     `points` is the number of points in the window, `value` the value of its function. `size` is the sum of absolute
@@ -90,35 +90,35 @@ def has_points(windows: Sequence[Window]) -> Column:
     """Returns a column that is true if at least one window contains a point."""
     from pyspark.sql import functions as F
 
-    return reduce(lambda a, b: a | b, (F.col(_quoted_name("points", window)) > 0 for window in windows))
+    return reduce(lambda a, b: a | b, (F.col(_quote_column_name("points", window)) > 0 for window in windows))
 
 
-def condition_columns(tree: Tree) -> tuple[Column, Column]:
+def build_condition_columns(tree: Tree) -> tuple[Column, Column]:
     """Returns two columns: whether the condition is true, and whether rounding errors could change the answer."""
     from pyspark.sql import functions as F
 
     match tree:
         case AllOf(parts) | AnyOf(parts):
-            met, near = zip(*map(condition_columns, parts), strict=True)
+            met, near = zip(*map(build_condition_columns, parts), strict=True)
             both = isinstance(tree, AllOf)
             return reduce(lambda a, b: a & b if both else a | b, met), reduce(lambda a, b: a | b, near)
         case Not(part):
-            met_one, near_one = condition_columns(part)
+            met_one, near_one = build_condition_columns(part)
             return ~met_one, near_one
         case Compared(left, compare, right):
             a, b, size = (
-                _operand_column(left),
-                _operand_column(right),
-                _magnitude_column(left) + _magnitude_column(right),
+                _build_operand_column(left),
+                _build_operand_column(right),
+                _build_magnitude_column(left) + _build_magnitude_column(right),
             )
             near_two = (size > 0) & (F.abs(a - b) <= _TOLERANCE * size)
-            return _false_if_null(OPERATORS[compare](a, b)), _false_if_null(near_two) | _false_if_null(
-                F.isnan(a) | F.isnan(b)
-            )
+            return _replace_null_by_false(OPERATORS[compare](a, b)), _replace_null_by_false(
+                near_two
+            ) | _replace_null_by_false(F.isnan(a) | F.isnan(b))
     raise TypeError(f"{tree} is not a condition")
 
 
-def event_column(tree: Tree, topics: Sequence[str], declared: DeclaredColumns) -> Column:
+def build_event_column(tree: Tree, topics: Sequence[str], declared: DeclaredColumns) -> Column:
     """Returns a column that is true for changes that meet the condition of an event.
 
     Args:
@@ -130,20 +130,20 @@ def event_column(tree: Tree, topics: Sequence[str], declared: DeclaredColumns) -
 
     match tree:
         case AllOf(parts):
-            return reduce(lambda a, b: a & b, (event_column(part, topics, declared) for part in parts))
+            return reduce(lambda a, b: a & b, (build_event_column(part, topics, declared) for part in parts))
         case AnyOf(parts):
-            return reduce(lambda a, b: a | b, (event_column(part, topics, declared) for part in parts))
+            return reduce(lambda a, b: a | b, (build_event_column(part, topics, declared) for part in parts))
         case Not(part):
-            return _is_selected_by(part, topics) & ~event_column(part, topics, declared)
+            return _is_selected_by(part, topics) & ~build_event_column(part, topics, declared)
         case Deleted(of):
             return _is_selected(of, topics) & F.col("deleted")
         case FieldIs(of, column, compare, value):
             if column in declared.numbers:
-                found = F.col(quote(value_field(declared.numbers.index(column))))
+                found = F.col(quote(build_value_field(declared.numbers.index(column))))
                 found = F.when(~F.isnan(found), found)
             else:
-                found = F.col(quote(text_field(declared.texts.index(column))))
-            return _is_selected(of, topics) & _false_if_null(OPERATORS[compare](found, F.lit(value)))
+                found = F.col(quote(build_text_field(declared.texts.index(column))))
+            return _is_selected(of, topics) & _replace_null_by_false(OPERATORS[compare](found, F.lit(value)))
     raise TypeError(f"{tree} is not an event")
 
 
@@ -161,28 +161,28 @@ def _is_selected(selection: Selection, topics: Sequence[str]) -> Column:
     return found & F.col("row_id").isin(list(selection.rows)) if selection.rows else found
 
 
-def _false_if_null(met: Column) -> Column:
+def _replace_null_by_false(met: Column) -> Column:
     """Returns the column with false instead of null, because a comparison with a missing value is false."""
     from pyspark.sql import functions as F
 
     return F.coalesce(met, F.lit(False))
 
 
-def _operand_column(operand: Operand) -> Column:
+def _build_operand_column(operand: Operand) -> Column:
     from pyspark.sql import functions as F
 
-    return F.col(_quoted_name("value", operand)) if isinstance(operand, Window) else F.lit(operand)
+    return F.col(_quote_column_name("value", operand)) if isinstance(operand, Window) else F.lit(operand)
 
 
-def _magnitude_column(operand: Operand) -> Column:
+def _build_magnitude_column(operand: Operand) -> Column:
     from pyspark.sql import functions as F
 
-    return F.col(_quoted_name("size", operand)) if isinstance(operand, Window) else F.lit(0.0)
+    return F.col(_quote_column_name("size", operand)) if isinstance(operand, Window) else F.lit(0.0)
 
 
 def _column_name(prefix: str, window: Window) -> str:
     return f"{prefix} {window.function} {window.metric} {window.minutes} {window.of!r}"
 
 
-def _quoted_name(prefix: str, window: Window) -> str:
+def _quote_column_name(prefix: str, window: Window) -> str:
     return quote(_column_name(prefix, window))

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, RULE_EVENTS, RULE_STATUS
 from sessionlake.gold.aggregate.order import LIFE, NO_LIFE, TURN
-from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, text_field
+from sessionlake.gold.aggregate.sources import MARKS, PARTITION, DeclaredColumns, build_text_field
 from sessionlake.gold.alerts.book import read_recorded_rules
-from sessionlake.gold.changes import declared_columns, last_version_read, select_changes, select_events
+from sessionlake.gold.changes import find_last_version, get_value_columns, select_changes, select_events
 from sessionlake.gold.rules.alerts import CLEARED, KEY, RAISED, RETRACTED, StreamTimes, stream_time
 from sessionlake.gold.rules.rule import SERIES_KEY, VALUE, Rule
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 from sessionlake.gold.tables.expiry import read_first_bucket_times
 from sessionlake.gold.verify.rule_columns import (
-    condition_columns,
-    event_column,
+    build_condition_columns,
+    build_event_column,
+    build_minute_columns,
+    build_moving_columns,
     has_points,
-    minute_columns,
-    moving_columns,
 )
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
@@ -49,7 +49,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     Returns:
         The result, or None if no rule is evaluated.
     """
-    lake, declared = Lake(settings), declared_columns(settings)
+    lake, declared = Lake(settings), get_value_columns(settings)
     reader = lake.reader(spark)
     recorded = read_recorded_rules(reader, declared) if reader.exists(RULE_STATUS) else []
     rules = [one.rule for one in recorded if one.rule is not None]
@@ -57,7 +57,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
         return None
     from pyspark.sql import functions as F
 
-    raw = lake.read(spark, CHANGES, last_version_read(settings)).where("change != 'clear'")
+    raw = lake.read(spark, CHANGES, find_last_version(settings)).where("change != 'clear'")
     changes = read_into_one_task(select_changes(raw, settings, (F.col("change") == "delete").alias("deleted")))
     numbers = select_events(changes, declared, MARKS, numbers=True)
     texts = select_events(changes, declared, MARKS, numbers=False)
@@ -66,7 +66,7 @@ def verify_rules(spark: SparkSession, settings: Settings) -> TableComparison | N
     times = {row[0]: row[1] for row in both.groupBy("topic").agg(F.max("ts")).collect()}
     topics = [row[0] for row in changes.select("topic").distinct().collect()]
     truth = _ExpectedAlerts(numbers.where(in_range), changes.where(in_range), times, topics, declared)
-    log, begins = _logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), read_first_bucket_times(reader)
+    log, begins = _read_logged_alerts(lake.read_small_in_memory(spark, RULE_EVENTS)), read_first_bucket_times(reader)
     parts = [rules[begin : begin + _RULES_PER_JOB] for begin in range(0, len(rules), _RULES_PER_JOB)]
     found = [_compare_alerts(log, truth, part, begins) for part in parts]
     first = next((one.first_difference for one in found if one.first_difference is not None), None)
@@ -116,7 +116,7 @@ def _is_decidable(rule: Rule, begins: StreamTimes) -> Column:
     return is_other_rule | (F.lit(col=True) if begin is None else at > begin)
 
 
-def _logged_alerts(events: DataFrame) -> DataFrame:
+def _read_logged_alerts(events: DataFrame) -> DataFrame:
     """Returns the alerts in the log that are not retracted. `times` says how often each is there and should be 1.
 
     Args:
@@ -127,11 +127,11 @@ def _logged_alerts(events: DataFrame) -> DataFrame:
     once = F.when(F.col("event") == RETRACTED, -1).otherwise(1)
     what = F.coalesce("retracts", "event").alias("what")
     at = F.unix_millis("window_end").alias("at")
-    rows = events.select("rule", *_non_null_texts(KEY), at, what, once.alias("once"))
+    rows = events.select("rule", *_list_non_null_texts(KEY), at, what, once.alias("once"))
     return rows.groupBy(*_IDENTITY).agg(F.sum("once").alias("times")).where("times != 0")
 
 
-def _non_null_texts(columns: Sequence[str]) -> list[Column]:
+def _list_non_null_texts(columns: Sequence[str]) -> list[Column]:
     """Returns columns as texts that are never null, because nulls do not match in a join."""
     from pyspark.sql import functions as F
 
@@ -165,14 +165,18 @@ class _ExpectedAlerts:
         """
         from pyspark.sql import functions as F
 
-        rows = self._pattern_alerts(rule) if isinstance(rule.tree, Pattern) else self._condition_alerts(rule)
+        rows = (
+            self._compute_pattern_alerts(rule)
+            if isinstance(rule.tree, Pattern)
+            else self._compute_condition_alerts(rule)
+        )
         if rule.since_ms is not None:
             rows = rows.where(F.col("at") >= rule.since_ms)
         keys = [F.col(name) if name in rows.columns else F.lit(None).cast("string").alias(name) for name in KEY]
         rows = rows.select(F.lit(rule.name).alias("rule"), *keys, "at", "what", "doubtful", F.lit(1).alias("times"))
-        return rows.select("rule", *_non_null_texts(KEY), "at", "what", "doubtful", "times")
+        return rows.select("rule", *_list_non_null_texts(KEY), "at", "what", "doubtful", "times")
 
-    def _until_column(self, rule: Rule) -> Column:
+    def _build_until_column(self, rule: Rule) -> Column:
         """Returns a column with the stream time that applies to a row's key, in ms."""
         from pyspark.sql import functions as F
 
@@ -181,7 +185,7 @@ class _ExpectedAlerts:
         pairs = [part for topic, time in self.times.items() for part in (F.lit(topic), F.lit(time).cast("bigint"))]
         return F.element_at(F.create_map(*pairs), F.col("topic"))
 
-    def _condition_alerts(self, rule: Rule) -> DataFrame:
+    def _compute_condition_alerts(self, rule: Rule) -> DataFrame:
         """Returns the minutes at which a rule with windows becomes true or false, for each key.
 
         The rule is evaluated at each minute at which a point enters or leaves a window.
@@ -192,17 +196,19 @@ class _ExpectedAlerts:
         end = (F.col("ts") - F.pmod("ts", F.lit(MINUTE_MS))) / MINUTE_MS + 1
         read = [topic for topic in self.times if rule.reads_topic(topic)]
         numbers = self.numbers.where(F.col("topic").isin(read)).withColumn("end", end.cast("bigint"))
-        minutes = numbers.groupBy(*rule.key_columns, "end").agg(*minute_columns(rule.distinct_windows, self.topics))
+        minutes = numbers.groupBy(*rule.key_columns, "end").agg(
+            *build_minute_columns(rule.distinct_windows, self.topics)
+        )
         edges = [F.col("end") + length for length in (0, *(window.minutes for window in rule.distinct_windows))]
         if rule.since_ms is not None:
             edges.append(F.lit(-(-rule.since_ms // MINUTE_MS)))
         moments = minutes.select(*rule.key_columns, F.explode(F.array(*edges)).alias("end")).distinct()
-        moments = moments.where(F.col("end") <= F.floor(self._until_column(rule) / MINUTE_MS))
+        moments = moments.where(F.col("end") <= F.floor(self._build_until_column(rule) / MINUTE_MS))
         line = Over.partitionBy(*rule.key_columns).orderBy("end")
         moving = moments.join(minutes, [*rule.key_columns, "end"], "left").select(
-            *rule.key_columns, "end", *moving_columns(rule.distinct_windows, line)
+            *rule.key_columns, "end", *build_moving_columns(rule.distinct_windows, line)
         )
-        met, near = condition_columns(rule.tree)
+        met, near = build_condition_columns(rule.tree)
         since = F.lit(True) if rule.since_ms is None else F.col("end") * MINUTE_MS >= rule.since_ms
         states = moving.select(
             *rule.key_columns,
@@ -216,7 +222,7 @@ class _ExpectedAlerts:
         doubtful = F.expr("near OR near_before").alias("doubtful")
         return changed.select(*rule.key_columns, (F.col("end") * MINUTE_MS).alias("at"), what, doubtful)
 
-    def _pattern_alerts(self, rule: Rule) -> DataFrame:
+    def _compute_pattern_alerts(self, rule: Rule) -> DataFrame:
         from pyspark.sql import Window as Over
         from pyspark.sql import functions as F
 
@@ -224,9 +230,11 @@ class _ExpectedAlerts:
         assert isinstance(pattern, Pattern)  # noqa: S101  (callers pass rules with a pattern only)
         by = [VALUE if name == rule.key_column else name for name in rule.key_columns]
         topics, declared = self.topics, self.declared
-        first, second = (event_column(part, topics, declared) for part in (pattern.first, pattern.second))
+        first, second = (build_event_column(part, topics, declared) for part in (pattern.first, pattern.second))
         value = (
-            F.lit(None) if rule.key_column is None else F.col(quote(text_field(declared.texts.index(rule.key_column))))
+            F.lit(None)
+            if rule.key_column is None
+            else F.col(quote(build_text_field(declared.texts.index(rule.key_column))))
         )
         order = [*map(quote, (LIFE, TURN))]
         events = self.changes.select(*SERIES_KEY, PARTITION, "ts", *order, "ordinal", value.cast("string").alias(VALUE),
@@ -244,7 +252,7 @@ class _ExpectedAlerts:
             following = events.withColumn("next", F.min(F.when(F.col("second"), F.col("ts"))).over(behind))
             due = F.col("ts") + within
             alone = F.col("next").isNull() | (F.col("next") > due)
-            found = following.where(F.col("first") & alone & (due < self._until_column(rule))).select(
+            found = following.where(F.col("first") & alone & (due < self._build_until_column(rule))).select(
                 *by, due.alias("at")
             )
         else:

@@ -7,21 +7,21 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition
+from sessionlake.delta.schemas.ddl import build_feed_condition
 from sessionlake.delta.schemas.names import CHANGES, LATE_POINTS
 from sessionlake.gold.aggregate.final import FinalTable
 from sessionlake.gold.aggregate.late import APPLIED, LATE_COLUMNS, LATE_KEYS, OFFSET, WITH_PLACE
 from sessionlake.gold.aggregate.product import START, START_FIELD, Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.changes import (
-    declared_columns,
+    build_source_condition,
+    find_last_version,
+    get_value_columns,
     is_late_column,
-    last_version_read,
     read_changes,
     require_all_changes,
     select_decimals,
     select_events,
-    source_condition,
     with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
@@ -34,7 +34,7 @@ from sessionlake.gold.verify.rules import verify_rules
 from sessionlake.protocol.names import internal, quote
 from sessionlake.protocol.years import FIRST_MS, LAST_MS
 from sessionlake.settings.model import Settings
-from sessionlake.spark.compare import TableComparison, compare_rows, magnitude_column_name
+from sessionlake.spark.compare import TableComparison, build_magnitude_column_name, compare_rows
 from sessionlake.spark.frames import read_into_one_task
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         LakeError: gold has read only a part of a commit to `silver.session_changes`, or retention has removed rows
             of that table.
     """
-    lake, declared = Lake(settings), declared_columns(settings)
+    lake, declared = Lake(settings), get_value_columns(settings)
     require_all_changes(lake, spark)
     changes = read_changes(spark, lake, settings)
     if changes is None:
@@ -63,29 +63,27 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
     found, late, averages = [], [], []
     for table in tables:
         if isinstance(table, EnrichedTable):
-            truth = compute_enriched_rows(spark, lake, lake.read(spark, CHANGES, last_version_read(settings)), table)
+            truth = compute_enriched_rows(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), table)
         elif isinstance(table, RollingAverage):
-            truth = _expected_averages(numbers.where(feed_condition(table.topics)), table)
+            truth = _compute_expected_averages(numbers.where(build_feed_condition(table.topics)), table)
             averages.append(table)
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
-            on_time = expected_rows(events.where(~is_late_column(table)), table)
+            on_time = compute_expected_rows(events.where(~is_late_column(table)), table)
             truth = drop_expired(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
-                late.append(_expected_late(events.where(is_late_column(table)), table))
+                late.append(_compute_expected_late(events.where(is_late_column(table)), table))
         rows = lake.read_small_in_memory(spark, table.table_name)
         found.append(compare_rows(table.table_name, table.row_keys, table.result_columns, rows, truth))
         for final in find_final_tables([table]):
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
             gone = [floors.get(one, {}) for one in (table.table_name, final.table_name)]
-            rows, truth = (
-                drop_expired(side, *gone)
-                for side in (lake.read_small_in_memory(spark, final.table_name), _expected_final(truth, changes, final))
-            )
+            rows = drop_expired(lake.read_small_in_memory(spark, final.table_name), *gone)
+            truth = drop_expired(_compute_expected_final(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
-        stored = lake.read(spark, LATE_POINTS).join(_table_names(spark, tables), "table", "left_semi")
+        stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
         truth = reduce(lambda one, other: one.unionByName(other), late)
         found.append(compare_rows(LATE_POINTS, LATE_KEYS, ("ts", "stream_time", OFFSET), stored, truth))
     if averages:
@@ -106,13 +104,13 @@ def _select_product_events(
     """
     column = product.source.column
     events = events if column is None else select_decimals(changes, declared, WITH_PLACE, column)
-    return events.where(source_condition(product.source))
+    return events.where(build_source_condition(product.source))
 
 
-def expected_rows(events: DataFrame, product: Product) -> DataFrame:
+def compute_expected_rows(events: DataFrame, product: Product) -> DataFrame:
     """Returns the rows that a product's table should have, computed by Spark SQL.
 
-    For each sum it adds the column that `magnitude_column_name` names. By it the comparison allows for rounding errors.
+    For each sum it adds the column that `build_magnitude_column_name` names. It says how large rounding errors may be.
     """
     from pyspark.sql import functions as F
 
@@ -120,9 +118,9 @@ def expected_rows(events: DataFrame, product: Product) -> DataFrame:
         start = F.expr(f"ts - pmod(ts, {product.bucket_ms}L)")
         within = F.col("ts").between(FIRST_MS, LAST_MS) & (start >= FIRST_MS)
         events = events.where(within).withColumn(START_FIELD, F.timestamp_millis(start))
-    made = {name: one.result_sql() for name, one in product.aggregates.items()}
-    sizes = {name: one.magnitude_sql() for name, one in product.aggregates.items()}
-    made |= {magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
+    made = {name: one.build_result_sql() for name, one in product.aggregates.items()}
+    sizes = {name: one.build_error_scale_sql() for name, one in product.aggregates.items()}
+    made |= {build_magnitude_column_name(name): size for name, size in sizes.items() if size is not None}
     keys = [*product.key_fields.values()]
     # Results are named last: within one aggregation, a result's name would hide an input column of the same name.
     unnamed = {internal(f"result:{place}"): sql for place, sql in enumerate(made.values())}
@@ -131,7 +129,7 @@ def expected_rows(events: DataFrame, product: Product) -> DataFrame:
     return found.select(*(F.col(quote(held)).alias(name) for held, name in names))
 
 
-def _expected_final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
+def _compute_expected_final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> DataFrame:
     """Returns the rows of a product that should be in its table of final rows.
 
     Args:
@@ -145,7 +143,7 @@ def _expected_final(rows: DataFrame, changes: DataFrame, final: FinalTable) -> D
     return rows.join(times, ["topic", "partition"]).where(closed).drop(_TIME)
 
 
-def _expected_late(events: DataFrame, product: Product) -> DataFrame:
+def _compute_expected_late(events: DataFrame, product: Product) -> DataFrame:
     from pyspark.sql import functions as F
 
     name = "metric" if product.source.numbers else "column"
@@ -153,11 +151,11 @@ def _expected_late(events: DataFrame, product: Product) -> DataFrame:
     return marks.withColumn("table", F.lit(product.table_name)).select([name for name, _ in LATE_COLUMNS])
 
 
-def _table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
+def _list_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataFrame:
     return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 
-def _expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
+def _compute_expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -172,5 +170,5 @@ def _expected_averages(points: DataFrame, series: RollingAverage) -> DataFrame:
     average = F.when(shown, F.avg("value").over(last))
     return with_seq_order(points).select(
         *map(quote, series.row_keys), "value", average.alias("average"), size.cast("int").alias("points"),
-        F.avg(F.abs("value")).over(last).alias(magnitude_column_name("average")),
+        F.avg(F.abs("value")).over(last).alias(build_magnitude_column_name("average")),
     )  # fmt: skip

@@ -48,7 +48,7 @@ class LayerBatch:
         return max(0.0, (self.committed_at - self.started_at).total_seconds())
 
 
-def latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) -> list[LayerBatch]:
+def find_latest_batches(reader: TableReader, layers: Iterable[str], until: datetime) -> list[LayerBatch]:
     """Returns the latest batches of some layers, in the order of their commits: at least 100 if they exist.
 
     Args:

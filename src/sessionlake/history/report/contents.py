@@ -11,9 +11,9 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.delta.storage.reading import TableReader, TableSize
 from sessionlake.history.missing import missing_offsets
 from sessionlake.history.report.alerts import AlertsOfKey, read_latest_alerts
-from sessionlake.history.report.batches import LayerBatch, latest_batches, make_condition_on_recent_rows
+from sessionlake.history.report.batches import LayerBatch, find_latest_batches, make_condition_on_recent_rows
 from sessionlake.history.report.crosstab import TopicKindCounts, count_by_topic_and_kind
-from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, lags, throughput
+from sessionlake.history.report.pace import LagOverTime, ThroughputOverTime, compute_lags, compute_throughput
 from sessionlake.history.report.series import MetricSeries, select_series
 from sessionlake.history.status import LayerStatus, layer_statuses
 from sessionlake.integrity.outcome import EventKind
@@ -82,7 +82,7 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
     statuses = layer_statuses(reader, settings)
     layers = [status.layer for status in statuses]
     until = max((status.committed_at for status in statuses if status.committed_at), default=None)
-    batches = [] if until is None else latest_batches(reader, layers, until)
+    batches = [] if until is None else find_latest_batches(reader, layers, until)
     behind = {status.layer: status.behind or 0 for status in statuses}
     silver = next(status for status in statuses if status.layer == SILVER)
     missing = missing_offsets(reader) if reader.exists(LEDGER) else {}
@@ -94,8 +94,8 @@ def read_report_contents(reader: TableReader, settings: Settings) -> ReportConte
         allows_gaps=settings.allows_offset_gaps,
         partitions=len({(span.topic, span.partition) for span in missing}),
         batches=batches,
-        lags=lags(batches, behind),
-        throughput=throughput(batches, layers),
+        lags=compute_lags(batches, behind),
+        throughput=compute_throughput(batches, layers),
         judgements=_count_rows_by_kind(reader, EVENTS, "event", batches, silver.events, _EVENTS),
         quarantined=_count_rows_by_kind(reader, QUARANTINE, "reason", batches, silver.quarantined),
         sessions=count_by_topic_and_kind(reader.count_by(SESSIONS, ("topic", "status")), ("open", "ended", "broken")),

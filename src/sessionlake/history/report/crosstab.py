@@ -32,13 +32,13 @@ class TopicKindCounts:
         """The sum of all counts."""
         return sum(self.sums)
 
-    def color_strength(self, count: int) -> int:
+    def compute_color_strength(self, count: int) -> int:
         """Returns how strongly to colour a count: 0 to 100, on a logarithmic scale up to the largest count."""
         most = max((count for _, counts in self.topics for count in counts), default=0)
         return round(100 * log1p(count) / log1p(most)) if most else 0
 
     @staticmethod
-    def percent_of_row(count: int, counts: Sequence[int]) -> float:
+    def compute_percent_of_row(count: int, counts: Sequence[int]) -> float:
         """Returns a count in per cent of the sum of its row; 0 if the sum is 0.
 
         Args:

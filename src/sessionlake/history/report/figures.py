@@ -13,7 +13,7 @@ from markupsafe import Markup
 from sessionlake.history.report.alerts import AlertsOfKey
 from sessionlake.history.report.pace import LagOverTime, Numbers, ThroughputOverTime
 from sessionlake.history.report.series import MetricSeries
-from sessionlake.history.report.svg import convert_to_svg, placeholder_color, register_tooltip
+from sessionlake.history.report.svg import convert_to_svg, create_placeholder_color, register_tooltip
 from sessionlake.history.report.words import format_duration, format_layer_name, format_time
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
     figure, (axes,) = _make_figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
     for lag in lags:
         axes.plot(
-            _seconds_to_days(lag.times),
+            _convert_seconds_to_days(lag.times),
             lag.seconds,
-            color=placeholder_color(lag.layer),
+            color=create_placeholder_color(lag.layer),
             linewidth=1.6,
             solid_joinstyle="round",
         )
@@ -64,20 +64,20 @@ def draw_throughput(layers: Sequence[ThroughputOverTime]) -> Markup:
     starts, width = layers[0].starts, layers[0].width
     for axes, layer in zip(rows, layers, strict=True):
         axes.set_title(
-            f"{format_layer_name(layer.layer)}, {_unit_of_layer(layer.layer)} a second",
+            f"{format_layer_name(layer.layer)}, {_get_unit_of_layer(layer.layer)} a second",
             loc="left",
             pad=5,
-            color=placeholder_color("muted"),
+            color=create_placeholder_color("muted"),
         )
         bars = axes.bar(
-            _seconds_to_days(starts),
+            _convert_seconds_to_days(starts),
             layer.rates,
             width / _DAY * 0.84,
             align="edge",
-            color=placeholder_color(layer.layer),
+            color=create_placeholder_color(layer.layer),
         )
         for bar, start, rate in zip(bars, starts, layer.rates, strict=True):
-            rates = f"{format_layer_name(layer.layer)}: {rate:,.0f} {_unit_of_layer(layer.layer)} a second"
+            rates = f"{format_layer_name(layer.layer)}: {rate:,.0f} {_get_unit_of_layer(layer.layer)} a second"
             bar.set_gid(register_tooltip(f"{format_time(float(start))} UTC, {format_duration(width)}", rates))
         axes.set_ylim(0, max(1.0, float(layer.rates.max()) * 1.05))
         axes.locator_params(axis="y", nbins=2)
@@ -91,16 +91,16 @@ def draw_moving_average(series: MetricSeries, name: str) -> Markup:
     times = np.array([row["ts"] / 1000 for row in series.points], dtype=np.float64)
     dot = "o" if len(times) == 1 else ""
     axes.plot(
-        _seconds_to_days(times),
+        _convert_seconds_to_days(times),
         [row["value"] for row in series.points],
-        color=placeholder_color("value"),
+        color=create_placeholder_color("value"),
         linewidth=1.1,
         marker=dot,
     )
     axes.plot(
-        _seconds_to_days(times),
+        _convert_seconds_to_days(times),
         [row["average"] for row in series.points],
-        color=placeholder_color("average"),
+        color=create_placeholder_color("average"),
         linewidth=2,
         marker=dot,
     )
@@ -117,9 +117,9 @@ def draw_moving_average(series: MetricSeries, name: str) -> Markup:
 def _mark_corrected_averages(axes: Axes, series: MetricSeries) -> None:
     """Marks averages that a late point has corrected, with the value that was published first."""
     for row in series.restated:
-        at = _seconds_to_days(np.array([row["ts"] / 1000]))
-        axes.vlines(at, row["average_before"], row["average"], color=placeholder_color("other"), linewidth=1.4)
-        (mark,) = axes.plot(at, [row["average_before"]], "o", color=placeholder_color("other"), markersize=5)
+        at = _convert_seconds_to_days(np.array([row["ts"] / 1000]))
+        axes.vlines(at, row["average_before"], row["average"], color=create_placeholder_color("other"), linewidth=1.4)
+        (mark,) = axes.plot(at, [row["average_before"]], "o", color=create_placeholder_color("other"), markersize=5)
         said = (
             f"published first: {_format_value(row['average_before'])}",
             f"corrected: {_format_value(row['average'])}",
@@ -133,7 +133,13 @@ def draw_minutes(series: MetricSeries, name: str) -> Markup:
     starts = np.array([row["window_start"].timestamp() for row in series.minutes], dtype=np.float64)
     low, mean, high = (np.array([row[key] for row in series.minutes], float) for key in ("min", "average", "max"))
     middles = starts + 30
-    bars = axes.bar(_seconds_to_days(middles), high - low, _MINUTE / _DAY, bottom=low, color=placeholder_color("band"))
+    bars = axes.bar(
+        _convert_seconds_to_days(middles),
+        high - low,
+        _MINUTE / _DAY,
+        bottom=low,
+        color=create_placeholder_color("band"),
+    )
     for bar, row in zip(bars, series.minutes, strict=True):
         lines = [f"{row['window_start']:%Y-%m-%d %H:%M} UTC, {row['points']:,} points"]
         bar.set_gid(
@@ -141,9 +147,9 @@ def draw_minutes(series: MetricSeries, name: str) -> Markup:
         )
     axes.hlines(
         mean,
-        _seconds_to_days(middles - _MINUTE / 2),
-        _seconds_to_days(middles + _MINUTE / 2),
-        color=placeholder_color("average"),
+        _convert_seconds_to_days(middles - _MINUTE / 2),
+        _convert_seconds_to_days(middles + _MINUTE / 2),
+        color=create_placeholder_color("average"),
         linewidth=2,
     )
     _add_margins(axes, low, high)
@@ -161,12 +167,12 @@ def draw_alerts(lines: Sequence[AlertsOfKey]) -> Markup:
     ends = [at.timestamp() for line in lines for span in line.spans for at in span if at is not None]
     for place, line in enumerate(lines):
         for since, until in line.spans:
-            begin = _seconds_to_days(np.array([since.timestamp()]))
+            begin = _convert_seconds_to_days(np.array([since.timestamp()]))
             if until is None:
-                (mark,) = axes.plot(begin, [place], "o", color=placeholder_color("gold"), markersize=7)
+                (mark,) = axes.plot(begin, [place], "o", color=create_placeholder_color("gold"), markersize=7)
             else:
-                width = _seconds_to_days(np.array([until.timestamp()])) - begin
-                (mark,) = axes.barh([place], width, 0.6, left=begin, color=placeholder_color("gold"))
+                width = _convert_seconds_to_days(np.array([until.timestamp()])) - begin
+                (mark,) = axes.barh([place], width, 0.6, left=begin, color=create_placeholder_color("gold"))
             until_ = "stands" if until is None else f"cleared {format_time(until.timestamp())} UTC"
             mark.set_gid(register_tooltip(f"{place + 1}. raised {format_time(since.timestamp())} UTC", until_))
     axes.set_yticks(range(len(lines)), [str(place + 1) for place in range(len(lines))])
@@ -192,12 +198,12 @@ def _make_figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure,
     )
     for axes in grid[:, 0]:
         axes.spines[:].set_visible(False)
-        axes.grid(axis="y", color=placeholder_color("grid"), linewidth=0.8)
+        axes.grid(axis="y", color=create_placeholder_color("grid"), linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.tick_params(length=0, pad=6, labelcolor=placeholder_color("muted"))
+        axes.tick_params(length=0, pad=6, labelcolor=create_placeholder_color("muted"))
         axes.yaxis.set_major_formatter(_format_short_number)
         axes.locator_params(axis="y", nbins=5)
-        axes.set_title(unit, loc="left", pad=8, x=0, color=placeholder_color("muted"))
+        axes.set_title(unit, loc="left", pad=8, x=0, color=create_placeholder_color("muted"))
         axes.margins(x=0)
     return figure, list(grid[:, 0])
 
@@ -219,7 +225,9 @@ def _format_time_axis(
 
 def _add_tooltip_area(axes: Axes, first: float, last: float, title: str, lines: Iterable[str]) -> None:
     """Adds an invisible area between two times to a chart. The area shows a tooltip."""
-    band = axes.axvspan(first / _DAY, last / _DAY, color=placeholder_color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5)
+    band = axes.axvspan(
+        first / _DAY, last / _DAY, color=create_placeholder_color("ink"), alpha=_UNSEEN, linewidth=0, zorder=5
+    )
     band.set_gid(register_tooltip(title, *lines))
 
 
@@ -229,7 +237,7 @@ def _add_margins(axes: Axes, low: Numbers, high: Numbers) -> None:
     axes.set_ylim(float(low.min()) - span * 0.08, float(high.max()) + span * 0.08)
 
 
-def _seconds_to_days(seconds: Numbers) -> Numbers:
+def _convert_seconds_to_days(seconds: Numbers) -> Numbers:
     """Converts seconds since 1970 to days since 1970, which matplotlib uses for dates."""
     return np.asarray(seconds, dtype=np.float64) / _DAY
 
@@ -245,5 +253,5 @@ def _format_value(value: float | None) -> str:
     return "none" if value is None else f"{value:,.6g}"
 
 
-def _unit_of_layer(layer: str) -> str:
+def _get_unit_of_layer(layer: str) -> str:
     return "changes" if layer == "gold" else "messages"

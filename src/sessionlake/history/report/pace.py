@@ -87,7 +87,7 @@ class _PositionOverTime:
         return np.concatenate(([self.before], self.at))[np.searchsorted(self.times, times, side="right")]
 
 
-def lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOverTime]:
+def compute_lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOverTime]:
     """Returns the lag behind bronze of each layer that has batches; empty with fewer than two batches.
 
     Messages from before the first batch count as if they had arrived with it, so the real lag may be longer.
@@ -106,7 +106,7 @@ def lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOv
     reached = {SILVER: silver}
     merged = _compute_positions_over_time(by_layer[SILVER_TABLES], behind.get(SILVER_TABLES, 0))
     reached[SILVER_TABLES] = _PositionOverTime(
-        merged.times, merged.at + _last_position(silver), merged.before + _last_position(silver)
+        merged.times, merged.at + _find_last_position(silver), merged.before + _find_last_position(silver)
     )
     reached[GOLD] = _convert_gold_position_to_messages(
         _compute_positions_over_time(by_layer[GOLD], behind.get(GOLD, 0)), by_layer[SILVER], silver
@@ -119,7 +119,7 @@ def lags(batches: Sequence[LayerBatch], behind: Mapping[str, int]) -> list[LagOv
     ]
 
 
-def throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> list[ThroughputOverTime]:
+def compute_throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> list[ThroughputOverTime]:
     """Returns the throughput of each layer that has batches. All layers have the same intervals.
 
     Messages that a rebuild read do not count.
@@ -135,7 +135,7 @@ def throughput(batches: Sequence[LayerBatch], layers: Sequence[str]) -> list[Thr
     for layer in layers:
         own = [batch for batch in batches if batch.layer == layer and not batch.rebuilt]
         if own:
-            sums, _ = np.histogram(_commit_times(own), bins=edges, weights=_message_counts(own))
+            sums, _ = np.histogram(_commit_times(own), bins=edges, weights=_list_message_counts(own))
             found.append(ThroughputOverTime(layer, edges[:-1], float(width), sums / width))
     return found
 
@@ -144,19 +144,19 @@ def _commit_times(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.committed_at.timestamp() for batch in batches], dtype=np.float64)
 
 
-def _message_counts(batches: Sequence[LayerBatch]) -> Numbers:
+def _list_message_counts(batches: Sequence[LayerBatch]) -> Numbers:
     return np.array([batch.messages for batch in batches], dtype=np.float64)
 
 
 def _compute_positions_over_time(
     batches: Sequence[LayerBatch], behind: int, counts: Numbers | None = None
 ) -> _PositionOverTime:
-    counts = _message_counts(batches) if counts is None else counts
+    counts = _list_message_counts(batches) if counts is None else counts
     total = float(counts.sum())
     return _PositionOverTime(_commit_times(batches), np.cumsum(counts) - total - behind, -total - behind)
 
 
-def _last_position(steps: _PositionOverTime) -> float:
+def _find_last_position(steps: _PositionOverTime) -> float:
     return float(steps.at[-1]) if len(steps.at) else steps.before
 
 

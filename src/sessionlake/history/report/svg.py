@@ -35,7 +35,7 @@ def register_tooltip(*lines: str) -> str:
     return _TIP + _LINE.join(lines)
 
 
-def placeholder_color(variable: str) -> str:
+def create_placeholder_color(variable: str) -> str:
     """Returns the placeholder colour to draw with. On the page it becomes the CSS variable with this name."""
     return _STAND_INS.get(variable, _STAND_INS["other"])
 

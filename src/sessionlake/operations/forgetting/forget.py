@@ -24,7 +24,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import DECISIONS, LEDGER, MESSAGES, SILVER
 from sessionlake.errors import LakeError, UsageError
 from sessionlake.gold.changes import refuse_shorter_table
-from sessionlake.gold.declared.tables import declared_gold_schemas
+from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.gold.making import states
 from sessionlake.ledger.entries import find_earliest_commit_time_after_rebuild
 from sessionlake.ledger.erasures import (
@@ -92,7 +92,7 @@ class Forgetting:
     ) -> None:
         self._spark, self._settings = spark, settings
         self._patience, self._shorten, self._say = patience, shorten, say
-        self._lake = Lake(settings, declared_gold_schemas(settings))
+        self._lake = Lake(settings, build_declared_gold_schemas(settings))
 
     def forget_session(self, session: str, topic: str | None = None) -> Erasure:
         """Forgets the session, or finishes the forgetting of this session that was interrupted.
@@ -359,7 +359,7 @@ class Forgetting:
         checkpoints = Path(self._settings.checkpoint(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
-        shutil.rmtree(states.owners_at_rebuild_folder(self._settings), ignore_errors=True)  # gold's states
+        shutil.rmtree(states.get_owners_at_rebuild_folder(self._settings), ignore_errors=True)  # gold's states
         if self._lake.storage.scratch is not None:  # files of a batch that died
             shutil.rmtree(self._lake.storage.scratch, ignore_errors=True)
         remove_staging_tables(self._spark, self._settings)

@@ -11,7 +11,7 @@ from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.operations.forgetting.publications import list_publications
 from sessionlake.operations.forgetting.search import build_pattern, search_folder
 from sessionlake.protocol.names import quote
-from sessionlake.publish.publishable import publishable_tables
+from sessionlake.publish.publishable import list_publishable_tables
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.operation import FORGET
@@ -92,7 +92,7 @@ def list_copies_elsewhere(spark: SparkSession, lake: Lake, topic: str) -> list[s
     ]
     places += [
         f"{reader.name}: the tombstones are sent. Its topic drops the earlier rows when Kafka compacts it"
-        for table in publishable_tables(settings)
+        for table in list_publishable_tables(settings)
         for reader in list_publications(settings, table)
     ]
     places += [

@@ -78,14 +78,16 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     cut = read_removed_rows_without_limits(lake.reader(spark))
     recorded = expand_to_all_tables(cut)
 
-    def remaining_rows(source: Lake, table: str) -> DataFrame:
+    def compute_remaining_rows(source: Lake, table: str) -> DataFrame:
         rows = source.read_small_in_memory(spark, table)
         if table not in recorded:
             return rows
         up_to = read_row_limits(spark, lake, recorded[table].table).alias("s")
         return rows.alias("t").join(up_to, select_expired_rows(table).build_join_condition(), "left_anti")
 
-    comparison = compare_rows(lambda table: remaining_rows(lake, table), lambda table: remaining_rows(staging, table))
+    comparison = compare_rows(
+        lambda table: compute_remaining_rows(lake, table), lambda table: compute_remaining_rows(staging, table)
+    )
     return replace(comparison, not_compared=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))
 
 

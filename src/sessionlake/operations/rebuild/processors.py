@@ -35,7 +35,13 @@ from sessionlake.operations.rebuild.publishing import (
 from sessionlake.operations.rebuild.replay import is_small_rebuild, require_complete_bronze
 from sessionlake.operations.rebuild.slices import SliceReader
 from sessionlake.processors.difference import TableDifference, find_difference
-from sessionlake.processors.job import create_processor_fold, load_processor, processor_settings, row_ddl, table_schema
+from sessionlake.processors.job import (
+    build_row_ddl,
+    build_table_schema,
+    create_processor_fold,
+    find_processor_settings,
+    load_processor,
+)
 from sessionlake.processors.load import hash_config
 from sessionlake.processors.outputs import ProcessorOutput, read_report, refuse_failures
 from sessionlake.protocol.arrow import SESSION
@@ -125,7 +131,7 @@ def preview_rebuild(spark: SparkSession, settings: Settings, name: str) -> Table
             whose unpublished tables a comparison would overwrite.
         ProcessorError: The processor's code failed under `fail`.
     """
-    processor = processor_settings(settings, name)
+    processor = find_processor_settings(settings, name)
     require_uninterrupted(settings, processor.layer)
     work = _ProcessorRebuilder(spark, settings, name, None)
     with without_code_generation(spark, enabled=is_small_rebuild(spark, work.lake)):
@@ -151,12 +157,15 @@ class _ProcessorRebuilder:
 
     def __init__(self, spark: SparkSession, settings: Settings, name: str, slice_messages: int | None) -> None:
         self._spark, self._settings, self._slice = spark, settings, slice_messages
-        self.processor: ProcessorSettings = processor_settings(settings, name)
+        self.processor: ProcessorSettings = find_processor_settings(settings, name)
         self._operation = create_processor_rebuild(self.processor)
         self._loaded = load_processor(settings, name)
         self._records, self._errors = list_staging_tables(name)
         self._tables = {ProcessorOutput.RECORDS: self._records, ProcessorOutput.ERRORS: self._errors}
-        records, errors = table_schema(self.processor, self._loaded.loaded_processor.output), TABLES[PROCESSOR_ERRORS]
+        records, errors = (
+            build_table_schema(self.processor, self._loaded.loaded_processor.output),
+            TABLES[PROCESSOR_ERRORS],
+        )
         self.lake = Lake(settings, {self.processor.output_table: records, self._records: records, self._errors: errors})
         self.lake.prepare_tables(spark, [MESSAGES, PROCESSOR_ERRORS, DECISIONS, LEDGER])
         if not self.lake.exists(spark, self.processor.output_table):
@@ -228,7 +237,7 @@ class _ProcessorRebuilder:
             txn = Txn("rebuild", part.number)
             for kind, table in self._tables.items():
                 if any(report.rows.get(kind, 0) for report in part.reports):
-                    ddl = row_ddl(kind, self._loaded.loaded_processor.output)
+                    ddl = build_row_ddl(kind, self._loaded.loaded_processor.output)
                     append_rows(spark, self._staging, table, select_table_rows(part.folded, kind, txn, ddl), txn)
             partitions += part.partitions
             self._states = part.states

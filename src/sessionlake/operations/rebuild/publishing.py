@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sessionlake.build import code_version
+from sessionlake.build import read_code_version
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import MESSAGES
 from sessionlake.delta.storage.txn import REBUILD, Txn
@@ -111,7 +111,7 @@ def replace_table(
         columns: True to replace the table's columns too.
     """
     origin = {
-        "sessionlake": code_version(),
+        "sessionlake": read_code_version(),
         "config": settings_hash,
         "rebuild": plan.rebuild,
         "bronze_version": plan.version,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.storage.offset_ranges import OffsetRanges, offsets_condition, slice_ranges
+from sessionlake.delta.storage.offset_ranges import OffsetRanges, build_offsets_condition, slice_ranges
 from sessionlake.errors import LakeError
 from sessionlake.integrity.clock import BEGINNING
 from sessionlake.integrity.stream_times import StreamTimeNotes
@@ -100,7 +100,7 @@ class SliceReader(Generic[R]):
                 silence for silence in silences if silence.place in part and silence.behind <= part[silence.place][1]
             }
             silences -= in_slice
-            packed = self._pack_messages(settings, source.where(offsets_condition(part)), times, in_slice)
+            packed = self._pack_messages(settings, source.where(build_offsets_condition(part)), times, in_slice)
             shards = fold_slice(packed, states, function).localCheckpoint()
             emitted = shards.where("kind <> 'state'").select("kind", "payload")
             folded, written = collect_reports(emitted, self.report, lake.driver_limits.inline_bytes)

@@ -10,7 +10,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, LATE_POINTS, LEDGER, LOOKUP_FAILURES, RULE_RESULTS
 from sessionlake.errors import LakeError
 from sessionlake.gold.changes import refuse_shorter_table
-from sessionlake.gold.declared.tables import add_final_tables, declared_gold_schemas, declared_gold_tables
+from sessionlake.gold.declared.tables import add_final_tables, build_declared_gold_schemas, list_declared_gold_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.job import LAYER
 from sessionlake.gold.tables.notes import read_maintained_names
@@ -80,7 +80,7 @@ def _list_missing_tables(spark: SparkSession, lake: Lake) -> set[str]:
     noted = read_maintained_names(spark, lake) if lake.exists(spark, AVERAGES) else None
     if noted is None:
         return set()
-    new = [table for table in declared_gold_tables(lake.settings) if table.name not in noted]
+    new = [table for table in list_declared_gold_tables(lake.settings) if table.name not in noted]
     taken = {
         one.applied_table
         for one in lake.settings.gold.references
@@ -95,7 +95,7 @@ def empty_gold(spark: SparkSession, settings: Settings, *, shorten: bool = False
     Raises:
         LakeError: Retention has removed changes, so gold would begin later, and `shorten` is False.
     """
-    lake = Lake(settings, declared_gold_schemas(settings))
+    lake = Lake(settings, build_declared_gold_schemas(settings))
     if not shorten:
         refuse_shorter_table(lake, spark)
     lake.prepare_tables(spark, [AVERAGES, LEDGER])

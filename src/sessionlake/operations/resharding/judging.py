@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sessionlake.integrity.resharding import group_by_shard, join_states, list_session_keys, select_sessions
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.integrity.state import ShardState
-from sessionlake.processors.memory import ProcessorMemory, SessionState, find_next_due_times, stored_processor_name
+from sessionlake.processors.memory import ProcessorMemory, SessionState, find_next_due_times, read_stored_processor_name
 from sessionlake.protocol.arrow import split_session_key
 from sessionlake.silver.fold.process import join_state_parts, split_state_parts
 
@@ -43,7 +43,7 @@ class JudgingResharder:
             part = select_sessions(judging, mine, find_next_due_times(sessions, self._find_timeout)).encode(
                 self.rules.capture.declared
             )
-            own_memory = None if stored is None else self._encode_state(sessions, stored_processor_name(stored))
+            own_memory = None if stored is None else self._encode_state(sessions, read_stored_processor_name(stored))
             parts[target] = join_state_parts(part, own_memory)
         return parts
 
@@ -53,7 +53,7 @@ class JudgingResharder:
         state = join_states(ShardState.decode(judging, self.rules.capture.declared) for judging, _ in states)
         memories = [memory for _, memory in states if memory is not None]
         sessions = {k: v for memory in memories for k, v in ProcessorMemory.decode_memory(memory).sessions.items()}
-        joined_memory = self._encode_state(sessions, stored_processor_name(memories[0])) if memories else None
+        joined_memory = self._encode_state(sessions, read_stored_processor_name(memories[0])) if memories else None
         return join_state_parts(state.encode(self.rules.capture.declared), joined_memory)
 
     def _encode_state(self, sessions: dict[str, SessionState], processor: str) -> bytes:

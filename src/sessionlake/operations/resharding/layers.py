@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD, SILVER
-from sessionlake.gold.changes import declared_columns
-from sessionlake.gold.declared.tables import declared_averages, declared_gold_schemas, declared_gold_tables
+from sessionlake.gold.changes import get_value_columns
+from sessionlake.gold.declared.tables import (
+    build_declared_gold_schemas,
+    list_declared_averages,
+    list_declared_gold_tables,
+)
 from sessionlake.gold.fold.resharding import GoldResharder
-from sessionlake.gold.making.states import read_shards_by_hash, tracked_averages
+from sessionlake.gold.making.states import build_tracked_averages, read_shards_by_hash
 from sessionlake.gold.tables.notes import find_complete_tables, read_stored_shards, require_maintained
 from sessionlake.integrity.rules import RuleLookup
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.processors.memory import stored_shard_count
+from sessionlake.processors.memory import read_stored_shard_count
 from sessionlake.settings.model import Settings
 from sessionlake.silver.fold.process import split_state_parts
 from sessionlake.silver.states import has_state, read_state_frame
@@ -50,7 +54,7 @@ def count_shards_of_states(spark: SparkSession, settings: Settings, layer: str) 
         for row in read_state_frame(spark, settings, layer).toLocalIterator():
             memory = split_state_parts(bytes(row["chunk"]))[1]
             if memory is not None:
-                return stored_shard_count(memory)
+                return read_stored_shard_count(memory)
     return None
 
 
@@ -63,14 +67,14 @@ def reshard_layer_states(spark: SparkSession, settings: Settings, layer: str, be
     states = read_state_frame(spark, settings, layer)
     if layer != GOLD:
         return reshard_states(states, JudgingResharder(RuleLookup(settings.capture), after), after)
-    lake = Lake(settings, declared_gold_schemas(settings))
-    require_maintained(spark, lake, declared_gold_tables(settings))
+    lake = Lake(settings, build_declared_gold_schemas(settings))
+    require_maintained(spark, lake, list_declared_gold_tables(settings))
     former = replace_shards(settings, GOLD, before)
     averages = [
-        tracked_averages(spark, lake, former, series)
-        for series in find_complete_tables(spark, lake, declared_averages(settings))
+        build_tracked_averages(spark, lake, former, series)
+        for series in find_complete_tables(spark, lake, list_declared_averages(settings))
     ]
     marked = {one.series.name: read_shards_by_hash(spark, lake, one.series, after) for one in averages}
-    resharder = GoldResharder(declared_columns(settings).numbers, tuple(averages), marked, after)
+    resharder = GoldResharder(get_value_columns(settings).numbers, tuple(averages), marked, after)
     every = spark.range(before).selectExpr("CAST(id AS INT) AS shard")
     return reshard_states(every.join(states, "shard", "left"), resharder, after)

@@ -18,7 +18,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, GOLD, MESSAGES, SILVER
 from sessionlake.delta.storage.faults import fault_point
 from sessionlake.errors import LakeError, UsageError
-from sessionlake.gold.declared.tables import declared_gold_schemas
+from sessionlake.gold.declared.tables import build_declared_gold_schemas
 from sessionlake.gold.making.states import remove_forgotten_owners
 from sessionlake.gold.tables.notes import store_shards as note_gold_shards
 from sessionlake.operations.pipeline import run_layer_to_end
@@ -199,7 +199,7 @@ def _activate_layer(spark: SparkSession, settings: Settings, plan: _ReshardPlan,
 
     Safe to repeat after a crash.
     """
-    lake = Lake(settings, declared_gold_schemas(settings))
+    lake = Lake(settings, build_declared_gold_schemas(settings))
     handovers = (
         handover.read_handover(handover.find_prepared_folder(settings, layer), layer),
         handover.read_active(settings, layer),

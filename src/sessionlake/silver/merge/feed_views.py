@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import feed_condition, sql_string
+from sessionlake.delta.schemas.ddl import build_feed_condition, quote_sql_string
 from sessionlake.delta.schemas.names import CHANGES, ROWS
 from sessionlake.delta.schemas.tables import TABLES
-from sessionlake.delta.table_function import subquery_sql
+from sessionlake.delta.table_function import build_subquery_sql
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.names import quote
 from sessionlake.settings.capture import CaptureSettings
@@ -68,7 +68,7 @@ _ENDS = {
 _CHANGE = _make_plain_column("change", "clear (a snapshot empties the table), upsert or delete")
 
 
-def source_tables(capture: CaptureSettings) -> dict[str, str]:
+def list_source_tables(capture: CaptureSettings) -> dict[str, str]:
     """Returns for the name of each feed's view, as in `silver.orders`, the table that it reads."""
     return {view: table for feed in capture.feeds for view, table in zip(feed.views, (ROWS, CHANGES), strict=True)}
 
@@ -90,31 +90,33 @@ def create_feed_views(spark: SparkSession, lake: Lake, views: Collection[str] | 
 def _create_view(spark: SparkSession, lake: Lake, name: str, table: str, feed: FeedSettings) -> None:
     columns = list(_list_columns(feed, table))
     what = "The present rows of its sessions" if table == ROWS else "The changes of its sessions' rows, in order"
-    source = _source_sql(spark, lake, table)
-    heads = ", ".join(f"{quote(column.name)} COMMENT {sql_string(column.comment)}" for column in columns)
-    condition = feed_condition(lake.settings.capture.feed_topics(feed.name))
-    rows = subquery_sql(f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns))
+    source = _build_source_sql(spark, lake, table)
+    heads = ", ".join(f"{quote(column.name)} COMMENT {quote_sql_string(column.comment)}" for column in columns)
+    condition = build_feed_condition(lake.settings.capture.feed_topics(feed.name))
+    rows = build_subquery_sql(
+        f"{source} WHERE {condition}", (f"{column.sql} AS {quote(column.name)}" for column in columns)
+    )
     spark.sql(
         f"CREATE OR REPLACE VIEW {lake.storage.prepare_view(spark, name)} ({heads}) "
-        f"COMMENT {sql_string(f'Feed {feed.name}. {what}')} AS {rows}"
+        f"COMMENT {quote_sql_string(f'Feed {feed.name}. {what}')} AS {rows}"
     )
 
 
 def _list_columns(feed: FeedSettings, table: str) -> Iterator[_ViewColumn]:
-    made = feed.made()
+    made = feed.build()
     keys = [column.name for column in made.key]
     yield from _SESSION
     if table == CHANGES:
         yield _CHANGE
     for column in made.key:
-        yield _ViewColumn(column.name, _value_sql(column), "Key of the row")
+        yield _ViewColumn(column.name, _build_value_sql(column), "Key of the row")
     for column in made.columns.values():
         if column.name not in keys:
-            yield _ViewColumn(column.name, _value_sql(column), "Value of the row")
+            yield _ViewColumn(column.name, _build_value_sql(column), "Value of the row")
     yield from _ENDS[table]
 
 
-def _value_sql(column: FeedColumn) -> str:
+def _build_value_sql(column: FeedColumn) -> str:
     """Returns the SQL expression of a column. A variant is stored as JSON text."""
     name = quote(column.name)
     if column.sql == "variant":
@@ -122,11 +124,11 @@ def _value_sql(column: FeedColumn) -> str:
     return f"transform({name}, v -> parse_json(v))" if column.sql == "array<variant>" else name
 
 
-def _source_sql(spark: SparkSession, lake: Lake, table: str) -> str:
+def _build_source_sql(spark: SparkSession, lake: Lake, table: str) -> str:
     """Returns a table as SQL, with nulls for columns that it does not have yet. A missing table has no rows."""
     present = lake.storage.read_column_types(spark, table) if lake.exists(spark, table) else {}
     wanted = TABLES[table].columns_for(lake.settings)
     nulls = [f"CAST(NULL AS {sql}) AS {quote(name)}" for name, sql in wanted if name not in present]
     if not present:
         return f"(SELECT {', '.join(nulls)} WHERE false)"
-    return subquery_sql(lake.to_sql_identifier(table), ["*", *nulls]) if nulls else lake.to_sql_identifier(table)
+    return build_subquery_sql(lake.to_sql_identifier(table), ["*", *nulls]) if nulls else lake.to_sql_identifier(table)

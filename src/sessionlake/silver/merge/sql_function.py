@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sessionlake.delta.lake import Lake
-from sessionlake.delta.schemas.ddl import sql_string
+from sessionlake.delta.schemas.ddl import quote_sql_string
 from sessionlake.delta.schemas.names import (
     CHANGES,
     CUTS,
@@ -22,8 +22,8 @@ from sessionlake.delta.schemas.names import (
     SNAPSHOT_INDEX,
     SNAPSHOTS,
 )
-from sessionlake.delta.schemas.tables import TABLES, fixed_columns
-from sessionlake.delta.table_function import create_table_function, subquery_sql
+from sessionlake.delta.schemas.tables import TABLES, list_fixed_columns
+from sessionlake.delta.table_function import build_subquery_sql, create_table_function
 from sessionlake.protocol.names import internal, quote
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
     pairs = [*zip(declared, inside, strict=True)]
     renamed = [f"{quote(name)} AS {own}" for name, own in pairs]
     read = {
-        name: subquery_sql(lake.to_sql_identifier(table), [*map(quote, fixed_columns(table)), *renamed])
+        name: build_subquery_sql(lake.to_sql_identifier(table), [*map(quote, list_fixed_columns(table)), *renamed])
         for name, table in (("snapshots", SNAPSHOTS), ("changes", CHANGES))
     }
     return _BODY.format(
@@ -128,13 +128,13 @@ def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
         floors=floors,
         none=", ".join(f"NULL AS {own}" for own in inside),
         no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),
-        refusal=sql_string(_REFUSAL),
+        refusal=quote_sql_string(_REFUSAL),
         ledger=lake.to_sql_identifier(LEDGER),
         columns=", ".join(inside),
-        names=", ".join(map(sql_string, declared)),
+        names=", ".join(map(quote_sql_string, declared)),
         marks=", ".join(_MARKS),
         last_values=", ".join(
-            f"max_by({own}, CASE WHEN array_contains(_set, {sql_string(name)}) THEN _at END) AS {quote(name)}"
+            f"max_by({own}, CASE WHEN array_contains(_set, {quote_sql_string(name)}) THEN _at END) AS {quote(name)}"
             for name, own in pairs
         ),
         last_marks=", ".join(f"max_by({name}, _at) AS {name}" for name in _MARKS),

@@ -1,0 +1,96 @@
+"""The arrays of a sample that may have rows: their elements, and whether they are sides of an order book."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sessionlake.feeds.inference.kinds import KindGroup
+from sessionlake.feeds.inference.sample import Source
+from sessionlake.feeds.inference.types import Inferred
+from sessionlake.feeds.inference.words import SIDES
+
+MOST_ELEMENTS = 2_000
+"""Number of elements of an array, over all messages, whose values decide about types."""
+_AT_INDEX = re.compile(r"^\[\d+\]\.")
+Fields = dict[str, str]
+"""Path of each column, by its name."""
+Place = tuple[int, str]
+"""Number of a kind, and the path of an array in its messages."""
+Elements = dict[Place, tuple[Source, list[Any]]]
+"""The elements of each array in the sample, with one source as an example."""
+
+
+@dataclass
+class Table:
+    """The rows of a sample.
+
+    Attributes:
+        kinds: Kinds of messages that have rows.
+        columns: The columns of the rows.
+        key: Columns that identify a row; empty if none is known.
+        rows: For each kind, by its index in `kinds`, the entries of `rows` in its rule.
+    """
+
+    kinds: list[KindGroup]
+    columns: dict[str, Inferred]
+    key: list[str]
+    rows: list[list[dict[str, Any]]] = field(default_factory=list)
+
+
+def find_elements(kinds: Iterable[KindGroup]) -> Elements:
+    """Returns the elements of each array in the sample, with one source as an example."""
+    found: Elements = {}
+    for number, group in enumerate(kinds):
+        for one in group.messages:
+            for source in one.sources:
+                elements = found.setdefault((number, source.path), (source, []))[1]
+                elements += source.elements[: max(0, MOST_ELEMENTS - len(elements))]
+    return found
+
+
+def has_side(source: Source) -> bool:
+    """Returns True for an array that is named as a side of an order book, such as `bids`."""
+    return source.name.lower() in SIDES
+
+
+def find_empty_sides(elements: Elements, chosen: set[Place]) -> set[Place]:
+    """Returns arrays without elements that are named as sides, in kinds whose other arrays are not something else."""
+    others = {number for (number, path), (_, found) in elements.items() if found and (number, path) not in chosen}
+    kinds = {number for number, _ in chosen}
+    return {
+        place
+        for place, (source, found) in elements.items()
+        if not found and has_side(source) and (place[0] in kinds or place[0] not in others)
+    }
+
+
+def side_word(name: str, words: set[str]) -> str:
+    """Returns the word for a side: the one that messages use as a value, otherwise `bid` or `ask`."""
+    side = SIDES[name.lower()]
+    return next((word for word in sorted(words) if SIDES[word.lower()] == side), side)
+
+
+def paths_of(group: KindGroup, chosen: set[str]) -> dict[str, str]:
+    """Returns the paths at which a kind has the chosen arrays, by a path of the sample.
+
+    If messages are arrays, and the same field is in different elements of them, its path goes over all these elements.
+    """
+    found: dict[str, list[Source]] = defaultdict(list)
+    for one in group.messages:
+        for source in one.sources:
+            if source.path in chosen:
+                found[source.path].append(source)
+    places = defaultdict(set)
+    for path, sources in found.items():
+        if sources[0].index is not None:
+            places[sources[0].name].add(path)
+    if all(len(paths) < 2 for paths in places.values()):  # noqa: PLR2004 - two places of one field
+        return {path: path for path in found}
+    indices = [source.index for sources in found.values() for source in sources if source.index is not None]
+    first, end = min(index for index, _ in indices), max(index - length for index, length in indices) + 1
+    part = f"[{first}:{end}]" if end < 0 else f"[{first}:]"
+    return {min(paths): f"{part}[*].{_AT_INDEX.sub('', min(paths))}" for paths in places.values()}
