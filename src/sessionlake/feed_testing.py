@@ -43,7 +43,7 @@ from sessionlake.feeds.cases import Difference, Frame, run_frames
 from sessionlake.feeds.feed import Feed
 from sessionlake.feeds.numbers import Digits
 from sessionlake.protocol.reasons import Reason
-from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader
+from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
 from sessionlake.settings.model import load_settings
 
 __all__ = ["FeedTest", "check_feeds", "read_test", "run_test"]
@@ -142,9 +142,12 @@ def read_test(file: Path) -> FeedTest:
         found = yaml.load(content.decode(), _TestFileLoader)  # noqa: S506 - a safe loader with limits
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", fix="Name a YAML file of frames") from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise UsageError(f"{file} is not valid YAML: {why}", fix="Correct the file") from None
+    except yaml.YAMLError as error:
+        line, _ = find_error_position(error, content.decode())
+        where = f"{file}, line {line}" if line else f"{file}"
+        raise UsageError(f"{where} is not valid YAML: {explain_yaml_error(error)}") from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{file} is not valid YAML: {error}", fix="Correct the file") from None
     content_of = _require_mapping(found, _OF_FILE, str(file))
     frames = content_of.get("frames")
     if not isinstance(frames, list) or not frames:

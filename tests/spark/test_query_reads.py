@@ -63,6 +63,8 @@ READS = [
     ("SELECT named_struct('a', 1).a, map('k', 1)['k'], array(1)[0], nvl(NULL, 1), if(true, 1, 2), 7 DIV 2, 7 % 2", ()),
     ("SELECT timestampdiff(HOUR, now(), now()), percentile_cont(0.5) WITHIN GROUP (ORDER BY 1), 'a' || 'b'", ()),
     ("SELECT current_timestamp, current_date, substring('abc' FROM 2 FOR 1), position('a' IN 'ba')", ()),
+    (f"SELECT year(now()), month(now()), dayofweek(now()), date_format(now(), 'yyyy'), first(topic) FROM {S}", (S,)),
+    (f"SELECT any_value(topic), last(topic), percentile(1, 0.5), approx_percentile(1, 0.5) FROM {S}", (S,)),
     ("SELECT t.user FROM (SELECT 1 AS user) t", ()),
     ("SELECT * FROM metrics_between(now(), now())", ("gold.metrics_between",)),
     (f"DESCRIBE {S}", (S,)),

@@ -87,6 +87,14 @@ CAST(i AS STRING); CAST(b AS STRING); CAST(t AS STRING); CAST(dt AS STRING); CAS
 CAST(t AS DATE); CAST(s AS STRING); 1.5D; 7L; DATE'2026-01-01'; TIMESTAMP'2026-01-01 00:00:00'
 hour(t); minute(t); second(t); unix_timestamp(t); unix_micros(t)
 timestamp_seconds(k); timestamp_millis(k); timestamp_micros(l)
+year(t); year(dt); quarter(t); quarter(dt); month(t); month(dt); day(t); day(dt); dayofmonth(dt); dayofweek(t)
+dayofweek(dt); dayofyear(t); dayofyear(dt); date(t); date(dt); to_date(t); to_date(dt); last_day(dt)
+date_add(dt, 1); date_add(dt, -400)
+floor(d); floor(f); ceil(d); ceil(f); ceiling(d); sqrt(d); sqrt(k); exp(d); exp(k); ln(d); ln(i); ln(f)
+instr(s, 'a'); instr(s, ''); locate('a', s); locate('', s); lpad(s, 5, '.'); lpad(s, 1, 'xy'); lpad(s, 0, '.')
+rpad(s, 5, '.')
+rpad(s, 3, 'xy'); rpad(s, 5, ''); reverse(s); repeat(s, 2); repeat(s, 0); repeat(s, -1); concat_ws('-', s, 'x', s)
+concat_ws('', s, NULL)
 """
 # Sail runs them, each with Spark's result.
 SAME_STATEMENTS = """
@@ -141,6 +149,18 @@ SELECT k FROM {t} WHERE t > TIMESTAMP'2026-01-01 00:30:00.123455' AND t < TIMEST
 SELECT k FROM {t} WHERE t = TIMESTAMP'9999-12-31 23:59:59.999999' OR t = TIMESTAMP'0001-01-01 00:00:00'
 SELECT k FROM {t} WHERE d > 1e308D OR e > 2.4 OR s >= 'Ä' OR b ORDER BY k
 SELECT k FROM {t} WHERE t = '2026-01-01' OR dt = '2026-01-05' ORDER BY k
+SELECT count(*) AS n FROM {t} WHERE year(t) = 2026
+SELECT year(t) AS yy, month(t) AS mm, count(*) AS n FROM {t} GROUP BY 1, 2 ORDER BY yy, mm
+SELECT to_date(t) AS r, count(*) AS n FROM {t} GROUP BY to_date(t) ORDER BY r
+SELECT k, ntile(3) OVER (ORDER BY k) AS a, percent_rank() OVER (ORDER BY i) AS c FROM {t} ORDER BY k
+SELECT k, cume_dist() OVER (PARTITION BY b ORDER BY i) AS a FROM {t} ORDER BY k
+SELECT stddev(d) AS a, stddev_pop(d) AS c, stddev_samp(d) AS g, variance(d) AS h FROM {t} WHERE k IN (1, 2, 3, 6, 7)
+SELECT var_pop(d) AS a, var_samp(d) AS c, median(d) AS g, median(i) AS h FROM {t} WHERE k IN (1, 2, 3, 6, 7)
+SELECT stddev(i) AS aa, stddev_pop(i) AS c, variance(i) AS g, median(i) AS h FROM {t} WHERE k IN (1, 2, 3, 6, 7)
+SELECT stddev(d) AS a, stddev_pop(d) AS c, var_samp(d) AS g, var_pop(i) AS h, median(d) AS j FROM {t} WHERE k = 1
+SELECT stddev(d) AS a, stddev_pop(d) AS c, var_samp(d) AS g, var_pop(i) AS h, median(d) AS j FROM {t} WHERE k = 3
+SELECT b, stddev(d) AS a, median(d) AS c FROM {t} WHERE k IN (1, 2, 3, 6, 7) GROUP BY b
+SELECT every(b) AS a, some(b) AS c FROM {t}
 """
 # Sail would answer them differently, or answer what Spark refuses. So they are left to Spark.
 LEFT_TO_SPARK = """
@@ -149,7 +169,12 @@ greatest(d, 0); e + 1; e * 2; e / 7; e % 2; k / 0.3; 1.5 * k; CAST(d AS STRING);
 CAST(a AS STRING); CAST(s AS INT); CAST(e AS DOUBLE); dt - DATE'2025-01-01'; unix_seconds(t); unix_millis(t); isnan(d)
 timestamp_seconds(k / 2); datediff(dt, DATE'2026-01-01'); array_contains(a, 2); initcap(s); s = 1; b = 1; i = '3'; d = 0
 d IN (0, 1.5D); d <=> 0; concat(s, 1); coalesce(i, 'x'); s LIKE '\\%'; extract(SECOND FROM t); typeof(i)
-date_trunc('QUARTER', t); INTERVAL '1 2' DAY TO HOUR; try_add(i, 1); i DIV 2; uuid(); rand(); year(t); "s"
+date_trunc('QUARTER', t); INTERVAL '1 2' DAY TO HOUR; try_add(i, 1); i DIV 2; uuid(); rand(); "s"
+floor(e); ceil(k); year(s); date_add(t, 1); date_add(dt, k)
+weekday(t); date_format(t, 'yyyy'); initcap(s); array_contains(a, 2); CASE d WHEN 1.5D THEN 1 END
+CASE i WHEN 1 THEN 'x' END
+CASE i WHEN '1' THEN 2 END
+repeat(s, i); concat_ws('-', i); d || 'x'; abs(e); regexp_replace(s, 'a', 'b'); s RLIKE 'a'
 """
 LEFT_STATEMENTS = """
 SELECT sum(l) AS n FROM {t}

@@ -36,15 +36,15 @@ BAD = [
     ("deep lines", "".join(f"{' ' * n}a:\n" for n in range(200)), 64, "nested deeper than 64"),
     ("a list in itself", "kafka:\n  options: &a [*a]\n", 2, "is inside the value that it stands for"),
     ("a mapping in itself", "kafka: &a\n  options: {x: *a}\n", 2, "is inside the value that it stands for"),
-    ("an alias of nothing", "kafka:\n  options: *b\n", 2, "undefined alias"),
+    ("an alias of nothing", "kafka:\n  options: *b\n", 2, "*b stands for nothing"),
     ("a date that is none", "kafka:\n  x: 2026-99-99\n", 2, "cannot be read as timestamp"),
     ("a number that is none", "kafka:\n  x: 0x_\n", 2, "cannot be read as int"),
     ("a number of a million digits", "kafka:\n  x: " + "9" * 500_000 + "\n", 2, "cannot be read as int"),
-    ("a Python object", "kafka:\n  x: !!python/object/apply:os.system [id]\n", 2, "could not determine a constructor"),
+    ("a Python object", "kafka:\n  x: !!python/object/apply:os.system [id]\n", 2, "object/apply:os.system' is unknown"),
     ("a list as a key", "kafka:\n  ? [a]\n  : 1\n", 2, "unhashable key"),
     ("a control character", "kafka:\n  x: \x01\n", 2, "special characters are not allowed"),
     ("two documents", "kafka: {}\n---\nkafka: {}\n", 2, "but found another document"),
-    ("a tab", "kafka:\n\tx: 1\n", 2, "cannot start any token"),
+    ("a tab", "kafka:\n\tx: 1\n", 2, "the line has a tab"),
 ]  # fmt: skip
 NAMES = [name for name, *_ in BAD]
 BADS = [rest for _, *rest in BAD]
@@ -139,3 +139,29 @@ def test_a_byte_order_mark_before_a_configuration_is_none_of_its_text(tmp_path: 
     file = tmp_path / "own.yml"
     file.write_bytes(b"\xef\xbb\xbfcapture: {integrity: strict}\n")
     assert read_document(file).content == {"capture": {"integrity": "strict"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("kafka:\n\ttopic_pattern: a\n", 2, "the line has a tab. Indent with spaces instead"),
+        ("capture:\n  format: json\n   integrity: once\n", 3, "a colon is where a value should be"),
+        ("capture:\n  columns: {a: double}\n   integrity: once\n", 3, "indented otherwise than those above"),
+        ("capture:\n  columns: {a: double\n", 2, "a { is not closed, or a comma is missing"),
+        ("capture:\n  columns: [a, b\nkafka: {}\n", 3, "a [ is not closed, or a comma is missing"),
+        ('kafka:\n  topic_pattern: "a\n\nbronze: {}\n', 2, "a quote is not closed"),
+        ('kafka:\n  topic_pattern: "capture\\..+"\n', 2, "\\ before '.' is no escape. Use single quotes"),
+        ("kafka:\n  topic_pattern\n  options: {}\n", 3, "a colon is where a value should be"),
+        ("kafka:\n  - a\n  b\n  options: {}\n", 4, "a key has no value behind it"),
+        ("kafka: *own\n", 1, "*own stands for nothing. Write &own before the value"),
+        ("kafka: !own x\n", 1, "the tag '!own' is unknown"),
+        ("kafka: {topic_pattern: @a}\n", 1, "a value begins with '@'. Put the value in quotes"),
+    ],
+)
+def test_invalid_yaml_is_explained_in_plain_words_with_its_line(tmp_path, text, line, why):
+    file = tmp_path / "sessionlake.yml"
+    file.write_text(text)
+    with pytest.raises(FileError) as caught:
+        read_document(file)
+    assert caught.value.line == line
+    assert why in str(caught.value)

@@ -137,7 +137,7 @@ def test_digits_are_sent_as_they_are_written_and_a_wrong_checksum_fails(call):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("frames: [", "book.test.yml is not valid YAML"),
+        ("frames: [", "book.test.yml, line 1 is not valid YAML: a value or a closing bracket is"),
         ("- 1", "book.test.yml is not an object with keys"),
         ("frames: []", "book.test.yml has no frames"),
         ("frame: [{value: 1}]", "there is no key 'frame'. Did you mean frames?"),
@@ -147,9 +147,9 @@ def test_digits_are_sent_as_they_are_written_and_a_wrong_checksum_fails(call):
         ("frames: [{value: 1, rows: [1]}]", "frame 1: rows are not lists by session"),
         ("frames: [{value: 1, headers: x}]", "frame 1: headers is 'x'"),
         ("feed: bok\nframes: [{value: 1}]", "there is no feed 'bok'; configured are book. Did you mean book?"),
-        ("frames: " + "[" * 200, "book.test.yml is not valid YAML"),
+        ("frames: " + "[" * 200, "book.test.yml, line 1 is not valid YAML: nested deeper than 64"),
         ("x: " + "y" * 2_000_000, "book.test.yml has more than 1,048,576 bytes"),
-        ("a: &a [1]\nframes: &b [*b]", "book.test.yml is not valid YAML"),
+        ("a: &a [1]\nframes: &b [*b]", "book.test.yml, line 2 is not valid YAML: the alias *b"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_a_usage_error(call, text, said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from sessionlake.cli.engines.choice import run_statement
@@ -208,10 +209,13 @@ def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:
     if unknown and unknown[0] in known.values():
         raise UsageError(f"{unknown[0]} is not found under this name", fix=f"Write {lake.storage.sql_name(unknown[0])}")
     if unknown:
+        names = {table.rpartition(".")[2]: table for table in known.values()}
+        near = get_close_matches(unknown[0].rpartition(".")[2], names, n=1)
+        hint = f"Did you mean {names[near[0]]}? " if near else ""
         raise UsageError(
             f"{unknown[0]} is not a table of the lake",
             why="query reads neither other tables nor files",
-            fix=f"Use one of these tables: {', '.join(known.values())}",
+            fix=f"{hint}The tables are {', '.join(known.values())}",
         )
     functions = _read_function_names(lake)
     return [*(known[name] for name in sorted(reads.tables)), *(functions[name] for name in sorted(reads.functions))]

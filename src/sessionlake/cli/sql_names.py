@@ -137,7 +137,8 @@ def parse_statements(sql: str) -> tuple[Any, ...]:
     logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements it does not parse, such as SHOW
     try:
         return tuple(tree for tree in sqlglot.parse(_blank_out_explain(sql), dialect="databricks") if tree is not None)
-    except (SqlglotError, RecursionError):
+    except (SqlglotError, RecursionError, LookupError, ValueError, TypeError, AttributeError):
+        # The latter are faults of sqlglot, such as an IndexError for map(a). Spark reads such a statement.
         return ()
 
 

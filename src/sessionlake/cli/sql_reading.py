@@ -32,6 +32,16 @@ _OPERATORS = frozenset(
     """.split()  # noqa: SIM905 - names read better as text
 )
 
+# Functions that sqlglot represents by a node with another name and without a position.
+_CALLED_AS = {
+    "approx_quantile": ("approx_percentile", "percentile_approx"),
+    "decode_case": ("decode",),
+    "group_concat": ("listagg", "string_agg"),
+    "quantile": ("percentile",),
+}
+# Nodes that sqlglot adds around arguments, such as that of year(), although no function is called.
+_ADDED = frozenset({"cast_to_str_type", "time_str_to_time", "ts_or_ds_to_date"})
+
 
 def find_tables_read(sql: str) -> list[tuple[str, ...]]:
     """Returns the tables and functions with a schema that a statement reads, in lower case.
@@ -76,6 +86,8 @@ def list_called_names(node: Any, sql: str) -> set[str]:
         return {node.parent.sql().partition("(")[0].lower()}
     if isinstance(node, exp.Anonymous):
         return {node.name.lower()}
+    if (name := type(node).sql_names()[0].lower()) in _CALLED_AS:
+        return set(_CALLED_AS[name])
     if "start" in node.meta:  # operators and keywords have no position of a name
         return {sql[node.meta["start"] : node.meta["end"] + 1].lower()}
     return {name.lower() for name in type(node).sql_names()}
@@ -89,7 +101,7 @@ def _require_allowed_node(node: Any, sql: str) -> None:
         if isinstance(node.parent, exp.Table) and node.parent.db:
             return  # a table function with a schema is checked together with the tables
         names = list_called_names(node, sql)
-        if names.isdisjoint(SAFE_FUNCTIONS) and names.isdisjoint(_OPERATORS):
+        if names.isdisjoint(SAFE_FUNCTIONS) and names.isdisjoint(_OPERATORS | _ADDED):
             raise UsageError(
                 f"the function {min(names)} may not be called",
                 why="Only functions that compute from their arguments, and the lake's own functions, are allowed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,6 +90,36 @@ def find_error_position(error: yaml.YAMLError, text: str) -> tuple[int, int]:
         return 0, 0
     before = text[:position].split("\n")
     return len(before), len(before[-1]) + 1
+
+
+def explain_yaml_error(error: yaml.YAMLError) -> str:
+    """Returns what is wrong with a YAML text and how to correct it, in words for who wrote it."""
+    problem = " ".join(str(getattr(error, "problem", None) or error).split())
+    for pattern, text in _EXPLANATIONS:
+        if found := re.search(pattern, problem):
+            return found.expand(text)
+    return problem
+
+
+_EXPLANATIONS = (
+    (r"found character '\\t' that", r"the line has a tab. Indent with spaces instead"),
+    (r"found character ('.') that", r"a value begins with \1. Put the value in quotes"),
+    (r"expected <block end>", r"the line is indented otherwise than those above. Indent it as far as its neighbours"),
+    (r"expected ',' or '}'", r"a { is not closed, or a comma is missing. Add the missing } or comma"),
+    (r"expected ',' or '\]'", r"a [ is not closed, or a comma is missing. Add the missing ] or comma"),
+    (r"found unexpected end of stream", r"a quote is not closed. Add the quote at the value's end"),
+    (r"could not find expected ':'", r"a key has no value behind it. Write it as key: value, with a space"),
+    (
+        r"mapping values are not allowed here",
+        r"a colon is where a value should be. Put the value in quotes, or correct the indentation",
+    ),
+    (r"found unknown escape character ('.+')", r"\\ before \1 is no escape. Use single quotes instead of double ones"),
+    (r"found undefined alias '(.+)'", r"*\1 stands for nothing. Write &\1 before the value above that it stands for"),
+    (r"^second occurrence$", r"a name behind & is used twice. Give each value its own name"),
+    (r"constructor for the tag '(.+)'", r"the tag '\1' is unknown. Correct or remove it"),
+    (r"expected the node content", r"a value or a closing bracket is missing. Add it"),
+)
+"""Beginning of PyYAML's descriptions, and what they mean for who wrote the text."""
 
 
 def _make_yaml_error(problem: str, mark: yaml.Mark) -> yaml.composer.ComposerError:

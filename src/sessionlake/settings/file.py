@@ -19,7 +19,7 @@ from typing import Any, TypeGuard
 import yaml
 
 from sessionlake.errors import ConfigError
-from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, find_error_position
+from sessionlake.settings.bounded_yaml import MAX_BYTES, BoundedLoader, explain_yaml_error, find_error_position
 
 TARGET_VARIABLE = "SESSIONLAKE_TARGET"
 SCOPE_VARIABLE = "SESSIONLAKE_SECRET_SCOPE"
@@ -161,8 +161,8 @@ def read_document(path: Path) -> Document:
     except UnicodeDecodeError as error:
         raise FileError(path, 0, f" is not valid YAML: byte {error.start} is not UTF-8") from None
     except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise FileError(path, find_error_position(error, text)[0], f" is not valid YAML: {problem}") from None
+        why = f" is not valid YAML: {explain_yaml_error(error)}"
+        raise FileError(path, find_error_position(error, text)[0], why) from None
     if content is None:
         return Document(path)
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

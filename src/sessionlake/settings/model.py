@@ -261,7 +261,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _require_home_is_no_file(self) -> Self:
         if self.home.exists() and not self.home.is_dir():
-            raise ValueError(f"home: {self.home} is a file, but must be a folder")
+            raise ValueError(f"home: {self.home} is a file, but must be a folder. Name another with SESSIONLAKE_HOME")
         return self
 
     @property

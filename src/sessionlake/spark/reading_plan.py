@@ -80,7 +80,7 @@ _ALLOWED = (
         "UnspecifiedFrame$ UnresolvedNamedLambdaVariable UnresolvedWindowExpression Upper Lower ILike WindowExpression "
         "WindowSpecDefinition",
     )
-    | _add_package(f"{_EXPRESSION}aggregate.", "First Last")
+    | _add_package(f"{_EXPRESSION}aggregate.", "AggregateExpression AnyValue First Last")
 )
 # Nodes that contain neither plans nor expressions.
 _LEAVES = _add_package(_EXPRESSION, "Literal AttributeReference UnresolvedNamedLambdaVariable") | _add_package(

@@ -139,6 +139,7 @@ _DISK_FULL = KnownFailure(
     "temporary files are in SPARK_LOCAL_DIRS, or else in /tmp",
     message_starts=("No space left on device", "File too large", "Disk quota exceeded"),
 )
+_NOTHING_LOST = "The next run repeats everything that was not committed"
 _NO_MEMORY = KnownFailure(
     MachineError,
     "Spark's heap is full. Give it more with driver_memory (SESSIONLAKE_DRIVER_MEMORY=4g; the default is 2g) or a "
@@ -274,14 +275,22 @@ def _explain_system_error(error: OSError) -> MachineError | None:
     if isinstance(error, BrokenPipeError):  # the program that reads our output has closed the pipe
         return None
     place = f"{error.filename}: " if error.filename else ""
+    if _is_disk_full(f"{error.strerror}"):
+        return MachineError(f"{place}{error.strerror}", why=_DISK_FULL.remedy, fix=_NOTHING_LOST)
     return MachineError(f"{place}{error.strerror}", fix="Correct the cause on this machine, then run the command again")
 
 
-def _explain_reader_error(error: Exception) -> LakeError:
+def _is_disk_full(text: str) -> bool:
+    return any(start in text for start in _DISK_FULL.message_starts)
+
+
+def _explain_reader_error(error: Exception) -> SessionlakeError:
     """Returns the error for the operator about an error of delta-rs or Arrow, which describe errors only as text."""
     text = str(error).strip().partition("\n")[0][:_LONGEST]  # the rest is delta-rs' own backtrace
     if type(error).__name__ == "CommitFailedError":
         return LakeError(f"another process changed a table meanwhile ({text})", fix="Run the command again")
+    if _is_disk_full(str(error)):
+        return MachineError(f"{_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Delta says: {text}")
     return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {text}")
 
 
@@ -350,6 +359,8 @@ def _explain_python_error(raised: PythonException, layer: str) -> SessionlakeErr
     own = getattr(errors, name, None) if module == errors.__name__ else None
     if isinstance(own, type) and issubclass(own, SessionlakeError):
         return own(raised.text if raised.text.startswith(f"{layer}:") else f"{layer}: {raised.text}")
+    if _is_disk_full(raised.text):
+        return MachineError(f"{layer}: {_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Python says: {raised}")
     if raised.places:
         return SessionlakeError(f"{', '.join([layer, *raised.places])}: {raised}")
     return SessionlakeError(f"{layer} stopped: {raised}")

@@ -43,11 +43,14 @@ _CASTS: Mapping[str, Kinds] = {
     "TIMESTAMP": frozenset({TIME}),
 }  # fmt: skip
 _TYPED_TEXTS = ("DATE", "TIMESTAMPTZ", "TIMESTAMP")
-_SAME_FAMILY = frozenset({"concat", "coalesce", "ifnull", "nvl", "nullif", "greatest", "least"})
+_SAME_FAMILY = frozenset({"concat", "concat_ws", "coalesce", "ifnull", "nvl", "nullif", "greatest", "least"})
 _TIMES = ("hour", "minute", "second", "unix_timestamp", "unix_micros")
+_DAYS = ("year", "quarter", "month", "day", "dayofmonth", "dayofweek", "dayofyear", "date", "to_date")
+_SPREADS = ("stddev", "stddev_pop", "stddev_samp", "variance", "var_pop", "var_samp", "median")
 _TEXTS = (
     *("concat", "length", "char_length", "octet_length", "left", "right", "substring", "substr", "upper", "lower"),
-    *("trim", "ltrim", "rtrim", "replace", "split_part", "startswith", "endswith", "contains"),
+    *("trim", "ltrim", "rtrim", "replace", "split_part", "startswith", "endswith", "contains", "lpad", "rpad"),
+    *("concat_ws", "instr", "locate", "repeat", "reverse"),
 )
 _FIRST_ARGUMENT: Mapping[str, Kinds] = {
     "sum": frozenset({COUNT, SMALL, DOUBLE}), "avg": _NUMBERS, "abs": _NUMBERS, "greatest": _SORTED | {NULL},
@@ -55,6 +58,11 @@ _FIRST_ARGUMENT: Mapping[str, Kinds] = {
     "timestamp_micros": _INTEGERS,
     "min": _SORTED | {DOUBLE}, "max": _SORTED | {DOUBLE}, "bool_and": frozenset({BOOLEAN}),
     "bool_or": frozenset({BOOLEAN}), "count_if": frozenset({BOOLEAN}), "if": frozenset({BOOLEAN}),
+    "ceil": frozenset({DOUBLE}), "ceiling": frozenset({DOUBLE}), "floor": frozenset({DOUBLE}), "sqrt": _NUMBERS,
+    "exp": _NUMBERS, "ln": _NUMBERS, "every": frozenset({BOOLEAN}),
+    "some": frozenset({BOOLEAN}), "date_add": frozenset({DATE}),
+    "last_day": frozenset({DATE}), **dict.fromkeys(_DAYS, frozenset({TIME, DATE})),
+    **dict.fromkeys(_SPREADS, frozenset({COUNT, SMALL, DOUBLE})),
     **dict.fromkeys(_TEXTS, frozenset({TEXT})), **dict.fromkeys(_TIMES, frozenset({TIME})),
 }  # fmt: skip
 _UNITS = frozenset({"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR"})
@@ -108,6 +116,8 @@ class KindRules:
             results = [one.args["true"] for one in node.args["ifs"]]
             given = [*results, *filter(None, [node.args.get("default")])]
             why = self._require_family(given) if node.this is None else "CASE with a value is not covered"
+        elif name in ("date_add", "repeat") and not _is_number(node.args.get("expression") or node.args.get("times")):
+            why = f"{name} with a computed number is not covered"
         elif name in _SAME_FAMILY:
             why = why or self._require_family(given)
         elif name in ("if", "nvl2") and not isinstance(node.parent, exp.Case):
@@ -284,6 +294,12 @@ def _explain_scalar(node: Any) -> str | None:
     if isinstance(query, exp.Select) and not query.args.get("group") and query.find(exp.AggFunc):
         return None
     return "a subquery for one value is covered only if it aggregates all its rows"
+
+
+def _is_number(node: Any) -> bool:
+    from sqlglot import exp
+
+    return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal)
 
 
 def _explain_correlation(query: Any) -> str | None:

@@ -31,9 +31,10 @@ _LIKE_ARGUMENTS: Mapping[str, tuple[int, ...] | None] = {
 }  # fmt: skip
 _RESULTS = {
     COUNT: "count count_if row_number rank dense_rank ntile length char_length octet_length size cardinality "
-    "unix_timestamp unix_micros year month day hour minute second dayofweek weekday weekofyear instr locate ascii "
-    "extract timestampdiff datediff date_diff crc32",
-    DOUBLE: "avg stddev stddev_pop stddev_samp variance var_pop var_samp corr sqrt exp ln log10 power percent_rank "
+    "unix_timestamp unix_micros year quarter month day dayofmonth dayofyear hour minute second dayofweek weekday "
+    "weekofyear instr locate ascii extract timestampdiff datediff date_diff crc32",
+    INTEGER: "ceil ceiling floor",
+    DOUBLE: "avg stddev stddev_pop stddev_samp variance var_pop var_samp corr sqrt exp ln log10 pow power percent_rank "
     "cume_dist median nanvl",
     TEXT: "upper lower trim ltrim rtrim substring substr left right replace concat concat_ws split_part lpad rpad "
     "regexp_extract regexp_replace reverse repeat translate date_format from_unixtime hex base64 md5 sha2 typeof",
@@ -41,7 +42,7 @@ _RESULTS = {
     "every some any array_contains map_contains_key",
     TIME: "date_trunc current_timestamp now timestamp_seconds timestamp_millis timestamp_micros to_timestamp "
     "timestampadd dateadd",
-    DATE: "current_date to_date date_add date_sub",
+    DATE: "current_date date to_date date_add date_sub last_day",
 }
 RESULT_KIND = {function: kind for kind, names in _RESULTS.items() for function in names.split()}
 """The kind of a function's result, by the function's name, if it does not depend on the arguments."""
@@ -93,7 +94,8 @@ class KindFinder:
         """Returns all kinds that the values of an expression may have."""
         from sqlglot import exp
 
-        if isinstance(node, exp.Alias | exp.Paren | exp.Filter | exp.Window | exp.Distinct | exp.Ordered):
+        wrappers = exp.Alias | exp.Paren | exp.Filter | exp.Window | exp.Distinct | exp.Ordered
+        if isinstance(node, wrappers) or is_added(node):
             inner = node.expressions[0] if isinstance(node, exp.Distinct) else node.this
             return self.find_kinds(inner)
         if isinstance(node, exp.Column | exp.Dot):
@@ -168,6 +170,13 @@ class KindFinder:
         chosen = given if places is None else [given[place] for place in places if place < len(given)]
         found = frozenset[str]().union(*map(self.find_kinds, chosen))
         return found - {SMALL} | {COUNT} if name == "sum" and SMALL in found else found
+
+
+def is_added(node: Any) -> bool:
+    """Returns True if sqlglot added a node around an argument, such as that of year(). It stands for the argument."""
+    from sqlglot import exp
+
+    return isinstance(node, exp.TsOrDsToDate) and "start" not in node.meta
 
 
 def list_arguments(node: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.rules.parse import ParseError
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
 from sessionlake.protocol.columns import find_repeated_names
-from sessionlake.settings.bounded_yaml import BoundedLoader, find_error_position
+from sessionlake.settings.bounded_yaml import BoundedLoader, explain_yaml_error, find_error_position
 from sessionlake.settings.texts import describe_mistake
 
 _NAME, _WHEN = "name", "when"
@@ -91,7 +91,7 @@ def _parse_mapping(text: str) -> tuple[yaml.MappingNode | None, list[RuleProblem
         root = yaml.compose(text, BoundedLoader)
     except yaml.YAMLError as error:
         line, column = find_error_position(error, text)
-        return None, [RuleProblem(line or 1, column or 1, f"not YAML: {getattr(error, 'problem', None) or error}")]
+        return None, [RuleProblem(line or 1, column or 1, f"not YAML: {explain_yaml_error(error)}")]
     if not isinstance(root, yaml.MappingNode):
         return None, [RuleProblem(1, 1, "expected a mapping of keys to values")]
     return root, []
@@ -106,7 +106,7 @@ def _read_rule(
         value: dict[str, Any] = BoundedLoader("").construct_document(node)
     except yaml.YAMLError as error:
         line, column = find_error_position(error, text)
-        return [RuleProblem(line, column, f"not YAML: {getattr(error, 'problem', None) or error}")]
+        return [RuleProblem(line, column, f"not YAML: {explain_yaml_error(error)}")]
     called = value.get(_NAME) if name is None else name
     label = called if isinstance(called, str) else None
     if value.get(_NAME, called) != called:
