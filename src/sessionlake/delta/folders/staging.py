@@ -86,7 +86,11 @@ class StagedFiles:
             there = {file.full_path: file for file in table.data_files}
             gone = [*there] if former is None else [file.full_path for file in former]
             if not there.keys() >= {*gone}:
-                raise LakeError(f"{place.folder}: other commits have replaced its rows", fix="Run the command again")
+                raise LakeError(
+                    f"{place.folder}: other commits have replaced its rows while the new rows were written",
+                    why="The table has the other commits' rows, and none of the new ones",
+                    fix="Run the command again",
+                )
             return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
 
         with place.commit_lock(place.table):

@@ -87,7 +87,8 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover bronze: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
+            f"recover bronze: there is no bronze in {settings.place}",
+            fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])
     lake.prepare_tables(spark, [MESSAGES, LEDGER])

@@ -96,7 +96,8 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"bronze skip: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
+            f"bronze skip: there is no bronze in {settings.place}",
+            fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
