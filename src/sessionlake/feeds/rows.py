@@ -135,8 +135,10 @@ class FeedRows:
         Returns:
             True if the row's presence was not as expected, and True if the decoder failed to complete the values.
         """
-        is_put = isinstance(change, Put)
-        found, has_failed = self._completer.complete(change.values, self.rows) if is_put else ({}, False)
+        found: Row = {}
+        has_failed = False
+        if isinstance(change, Put):
+            found, has_failed = self._completer.complete(change.values, self.rows)
         if found:
             completed[number] = found
         known = self._pop_row(change.row_id)
