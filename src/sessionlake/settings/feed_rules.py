@@ -31,12 +31,14 @@ class FeedDefaults:
         time: Where the event time is; None if it is the Kafka timestamp.
         order: Where the seq is.
         rescue: True if undeclared fields are stored; None if only `row: all` stores them.
+        checksum: Where the checksum is; None if the feed has none.
     """
 
     session: tuple[Path, ...]
     time: TimeSettings | None
     order: OrderSettings | str
     rescue: bool | None
+    checksum: Path | None
 
 
 def convert_rule(
@@ -73,6 +75,10 @@ def convert_rule(
             if order.seq is None:
                 raise ValueError(f"{where}: order: the seq is missing")
             _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
+        _refuse_elements(rule.scope.values(), f"{where}: scope")
+        _refuse_elements([rule.checksum] if rule.checksum else [], f"{where}: checksum")
+        if rule.rows and rule.checksum is None:
+            _refuse_elements([feed.checksum] if feed.checksum else [], f"{where}: check.checksum")
     if rule.split is None:
         _refuse_elements([one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when")
     scope = tuple((require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items())
@@ -177,7 +183,10 @@ def _convert_deleting_value(value: Scalar, column: FeedColumn) -> Any:
 def _refuse_elements(paths: Any, where: str) -> None:
     for path in paths:
         if path.needs_element:
-            raise ValueError(f"{where}: {path.text!r} begins at an element, but there is no split")
+            raise ValueError(
+                f"{where}: {path.text!r} begins at an element, but there is no split; write the whole path from the "
+                "message to the value, as in data.sum instead of .sum"
+            )
         if path.gives_elements:
             raise ValueError(f"{where}: {path.text!r} gives several values; name one of them, as in [0]")
 
