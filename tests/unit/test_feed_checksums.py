@@ -231,9 +231,34 @@ CRC32 = {"groups": ["bid", "ask"], "columns": ["price_text", "qty_text"]}
         ({"check": None, "messages": [{"is": "update", "checksum": "x"}]}, "rule 1: checksum: the feed has no check"),
         ({"messages": [{"when": {"a": {}}, "is": "update"}]}, "has above or below"),
         ({"messages": [{"when": {"body": {"above": 1}}, "is": "update"}]}, "body is a type of values"),
-        ({"keep": {"per": ["side"], "best": "price", "descending": ["Bid"], "rows": 3}}, "no row has 'Bid' in side"),
+        (
+            {"keep": {"per": ["side"], "best": "price", "descending": ["Bid"], "rows": 3}},
+            "no row has 'Bid' in side; did you mean 'bid'",
+        ),
+        (
+            {"keep": {"per": ["side"], "best": "price", "descending": ["xyz"], "rows": 3}},
+            "no row has 'xyz' in side. Rows have ask, bid",
+        ),
+        (
+            {"keep": {"per": ["price"], "best": "qty", "descending": ["high"], "rows": 3}},
+            r"keep.descending: 'high' fits no column of keep.per.*a value of price \(decimal\(20,10\)\)",
+        ),
+        ({"keep": {"best": "price", "descending": ["bid"], "rows": 3}}, "keep.per is empty, so 'bid' names no group"),
     ],
 )
 def test_a_check_that_cannot_be_made_is_refused_with_its_key(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         FeedSettings.model_validate(yaml.safe_load(BOOK) | changed)
+
+
+def test_groups_of_a_checksum_have_the_type_of_their_column() -> None:
+    typed = yaml.safe_load(BOOK.replace("=bid", "=true").replace("=ask", "=false"))
+    typed["columns"]["side"] = "boolean"
+    typed["keep"]["descending"] = [True]
+    typed["check"]["crc32"]["groups"] = [True, "false"]
+    check = FeedSettings.model_validate(typed).build().check
+    assert check is not None
+    assert check.load is not None
+    groups = {(True,): [{"price_text": "9", "qty_text": "1"}], (False,): [{"price_text": "10", "qty_text": "2"}]}
+    assert check.load()(groups, zlib.crc32(b"9:1:10:2"))
+    assert not check.load()(groups, zlib.crc32(b""))

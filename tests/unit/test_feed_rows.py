@@ -268,3 +268,29 @@ def test_every_range_of_binance_continues_the_one_before_in_silver() -> None:
     silver, _ = played(BINANCE, "BINANCE.ws.1.0", starts_with="anything")
     assert sum(row["messages"] for row in silver.sessions.values()) == 177
     assert not silver.events
+
+
+TYPED_SIDES = """
+name: sides
+topics: levels
+session: s
+key: [is_bid, price]
+columns: {is_bid: boolean, level: int, price: int}
+keep: {per: [level, is_bid], best: price, descending: [true], rows: 1}
+messages:
+  - {is: snapshot, rows: [{each: "rows[*]", row: {is_bid: .b, level: .l, price: .p}}]}
+"""
+
+
+@pytest.mark.parametrize("descending", [True, "true"])
+def test_groups_are_found_by_values_of_the_type_of_their_column(descending: Any) -> None:
+    rules = settings(TYPED_SIDES.replace("[true]", json.dumps([descending])))
+    rows = [{"b": is_bid, "l": 1, "p": price} for is_bid in (True, False) for price in (10, 20)]
+    messages = [KafkaMessage("levels", 0, 0, 1_700_000_000_000, None, json.dumps({"s": "x", "rows": rows}).encode())]
+    folder = Folder(rules, 1, random.Random(0))
+    folder.batch(messages)
+    best = [(True, 20), (False, 10)]  # level 1 equals True in Python, but is no value of is_bid
+    plain = plain_tables(rules.feeds[0].build(), messages, None)["x"].rows.values()
+    assert [(row["is_bid"], row["price"]) for row in plain] == best
+    in_silver = rows_of(folder.silver, rules.feeds[0].build())["x"].values()
+    assert sorted(((row["is_bid"], row["price"]) for row in in_silver), reverse=True) == best

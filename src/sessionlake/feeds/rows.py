@@ -170,7 +170,7 @@ class FeedRows:
         keep = self.feed.keep
         nulls = bisect_left(members, (_NULL_KEY,))
         valued = members[:nulls]
-        if keep is not None and {*keep.descending} & {*group}:
+        if keep is not None and keep.is_descending(group):
             valued = valued[::-1]
         return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
 

@@ -153,7 +153,7 @@ def _order_groups(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[A
         groups[tuple(row[column] for column in keep.per)].append(name)
     for group, names in groups.items():
         valued = [name for name in names if rows[name][keep.best] is not None]
-        valued.sort(key=partial(_make_sort_key, rows, keep.best), reverse=bool({*keep.descending} & {*group}))
+        valued.sort(key=partial(_make_sort_key, rows, keep.best), reverse=keep.is_descending(group))
         yield group, valued + sorted(name for name in names if rows[name][keep.best] is None)
 
 
