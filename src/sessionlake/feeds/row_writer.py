@@ -9,7 +9,7 @@ from sessionlake.feeds.caches import RowIds
 from sessionlake.feeds.code import CodeWriter, NoCodeError, build_plain_decimal_pattern, is_decimal_text
 from sessionlake.feeds.feed import Feed, Rows
 from sessionlake.feeds.parsers import format_exact_json
-from sessionlake.feeds.paths import Access, Constant, Each, Field, Path, Start
+from sessionlake.feeds.paths import Access, Constant, EachElement, Field, Path, Start
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.values import FeedColumn, convert_constant, format_json
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -55,7 +55,7 @@ class RowWriter(CodeWriter):
         depth, value, steps = self._depth, "d", list(one.steps)
         while steps:
             step = steps.pop(0)
-            if not isinstance(step, Each):
+            if not isinstance(step, EachElement):
                 value = self._add_step(value, step)
                 continue
             self._add_line(f"if type({value}) is not list:")
@@ -67,7 +67,7 @@ class RowWriter(CodeWriter):
             self._add_line(f"for {item} in {value}:")
             self._depth += 1
             value = item
-        if not isinstance(one.steps[-1], Each):
+        if not isinstance(one.steps[-1], EachElement):
             self._add_line(f"if {value} is M or {value} is None: raise Unusual")
         self._add_row(part, value)
         self._depth = depth
