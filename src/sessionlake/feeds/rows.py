@@ -135,10 +135,9 @@ class FeedRows:
         Returns:
             True if the row's presence was not as expected, and True if the decoder failed to complete the values.
         """
-        found: Row = {}
-        has_failed = False
-        if isinstance(change, Put):
-            found, has_failed = self._completer.complete(change.values, self.rows)
+        found, has_failed = (
+            self._completer.complete(change.values, self.rows) if isinstance(change, Put) else ({}, False)
+        )
         if found:
             completed[number] = found
         known = self._pop_row(change.row_id)
