@@ -13,7 +13,7 @@ from sessionlake.feeds.paths import Constant
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.settings.feed_code import NamedCheck
-from sessionlake.settings.feed_parts import CheckSettings, KeepSettings, RuleSettings
+from sessionlake.settings.feed_parts import ChecksumSettings, KeepSettings, RuleSettings
 from sessionlake.settings.feed_rules import require_known_column
 
 
@@ -36,7 +36,7 @@ def build_keep(
 
 
 def build_check(
-    check: CheckSettings | None,
+    check: ChecksumSettings | None,
     keep: KeepSettings | None,
     columns: Mapping[str, FeedColumn],
     rules: Sequence[RuleSettings],

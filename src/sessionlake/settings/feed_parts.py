@@ -293,7 +293,7 @@ class Crc32Settings(Section):
         )
 
 
-class CheckSettings(Section):
+class ChecksumSettings(Section):
     """The path to a checksum in messages, and how it is compared with a session's rows.
 
     `crc32` describes the text of a CRC32. `with` is a function, for checksums of any other kind.

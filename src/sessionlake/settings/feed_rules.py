@@ -9,7 +9,7 @@ from typing import Any
 
 from sessionlake.feeds.feed import Body, Condition, Kind, Order, Ordering, Presence, Rows, Rule
 from sessionlake.feeds.numbers import Bounds
-from sessionlake.feeds.paths import Constant, Each, Path, parse_path
+from sessionlake.feeds.paths import Constant, EachElement, Path, parse_path
 from sessionlake.feeds.values import FeedColumn, convert_constant
 from sessionlake.settings.feed_parts import (
     OTHERS,
@@ -161,7 +161,7 @@ def _convert_constant(path: Path, column: FeedColumn) -> Path:
     for one in path.alternatives:
         if isinstance(one, Constant):
             convert_constant(one, column)
-        elif one.entries or any(isinstance(step, Each) for step in one.steps):
+        elif one.entries or any(isinstance(step, EachElement) for step in one.steps):
             raise ValueError(f"column {column.name!r}: {path.text!r} gives several values; name one of them, as in [0]")
     return path
 

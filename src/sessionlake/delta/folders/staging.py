@@ -82,7 +82,7 @@ class StagedFiles:
         place = self._place
         action = None if txn is None else build_txn_action(txn.app_id_for(place.table), txn.version)
 
-        def overwrite_files(table: WritableTable) -> bool:
+        def commit_new_files(table: WritableTable) -> bool:
             there = {file.full_path: file for file in table.data_files}
             gone = [*there] if former is None else [file.full_path for file in former]
             if not there.keys() >= {*gone}:
@@ -94,7 +94,7 @@ class StagedFiles:
             return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
 
         with place.commit_lock(place.table):
-            self._retry_commit(txn, overwrite_files)
+            self._retry_commit(txn, commit_new_files)
 
     def _retry_commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
         """Calls `write` until it succeeds, each time with the table's latest version.
