@@ -22,7 +22,7 @@ from sessionlake.feeds.feed import Feed, Presence
 from sessionlake.protocol.columns import INTEGER_BITS
 
 MAX_ROWS = 100_000
-"""Most rows of a session that are kept in memory, unless `keep` sets a limit."""
+"""Most rows of a session that are kept in memory. With `keep`, two full groups may be kept even if they are larger."""
 Row = dict[str, Any]
 CheckFunction = Callable[[Mapping[tuple[Any, ...], Sequence[Row]], Any], bool]
 
@@ -99,8 +99,8 @@ class FeedRows:
         undone = has_failed + sum(failed for _, failed in failures)
         presence_failed = undone + sum(failed for failed, _ in failures)
         checks = undone + sum(change.expect is not None for change in changes)
-        removed_after = tuple(self._remove_worst())
-        if self.feed.keep is None and len(self.rows) > MAX_ROWS:
+        removed_after = tuple(sorted(self._remove_worst()))  # groups have another order after a restart
+        if len(self.rows) > self._most_rows:
             self.rows, self._groups, self.is_known = {}, {}, False
             return AppliedChanges(
                 removed_before, removed_after, checks, presence_failed=presence_failed, is_too_large=True,
@@ -119,6 +119,10 @@ class FeedRows:
         for row_id in inside:
             self._pop_row(row_id)
         return tuple(row_id for row_id in inside if row_id not in set_ids)
+
+    @property
+    def _most_rows(self) -> int:
+        return MAX_ROWS if self.feed.keep is None else max(MAX_ROWS, 2 * self.feed.keep.rows)
 
     @cached_property
     def _completer(self) -> Completer:
