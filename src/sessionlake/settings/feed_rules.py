@@ -67,20 +67,8 @@ def convert_rule(
         raise ValueError(f"{where}: restart and scope are of a snapshot, this rule is {rule.is_}")
     if rule.split is not None and not rule.split.each.gives_elements:
         raise ValueError(f"{where}: split: {rule.split.each.text!r} gives one value: end it with [*]")
-    if rule.split is None and rule.is_ is not Kind.IGNORE:
-        time, order = rule.time or feed.time, rule.order or feed.order
-        _refuse_elements(rule.session or feed.session, f"{where}: session")
-        _refuse_elements([time.path] if time else [], f"{where}: time")
-        if isinstance(order, OrderSettings):
-            if order.seq is None:
-                raise ValueError(f"{where}: order: the seq is missing")
-            _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
-        _refuse_elements(rule.scope.values(), f"{where}: scope")
-        _refuse_elements([rule.checksum] if rule.checksum else [], f"{where}: checksum")
-        if rule.rows and rule.checksum is None:
-            _refuse_elements([feed.checksum] if feed.checksum else [], f"{where}: check.checksum")
     if rule.split is None:
-        _refuse_elements([one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when")
+        _refuse_paths_of_parts(rule, feed, where)
     scope = tuple((require_known_column(name, columns, f"{where}: scope"), path) for name, path in rule.scope.items())
     return Rule(
         number=number,
@@ -95,6 +83,24 @@ def convert_rule(
         scope=scope,
         rows=tuple(_rows(part, rule, feed, columns, key, where) for part in rule.rows),
     )
+
+
+def _refuse_paths_of_parts(rule: RuleSettings, feed: FeedDefaults, where: str) -> None:
+    """Raises ValueError if a rule without a split has a path that begins at a part, or gives several values."""
+    _refuse_elements([one.path for one in map(_build_condition, rule.when.items()) if one.path], f"{where}: when")
+    if rule.is_ is Kind.IGNORE:
+        return
+    time, order = rule.time or feed.time, rule.order or feed.order
+    _refuse_elements(rule.session or feed.session, f"{where}: session")
+    _refuse_elements([time.path] if time else [], f"{where}: time")
+    if isinstance(order, OrderSettings):
+        if order.seq is None:
+            raise ValueError(f"{where}: order: the seq is missing")
+        _refuse_elements(filter(None, (order.seq, order.after, order.first, order.chain)), f"{where}: order")
+    _refuse_elements(rule.scope.values(), f"{where}: scope")
+    _refuse_elements([rule.checksum] if rule.checksum else [], f"{where}: checksum")
+    if rule.rows and rule.checksum is None:
+        _refuse_elements([feed.checksum] if feed.checksum else [], f"{where}: check.checksum")
 
 
 def _build_condition(item: tuple[str, Any]) -> Condition:

@@ -126,7 +126,7 @@ def _read_context(files: BundleFiles, folder: Path, refused: Refused) -> _Contex
 
 
 def _read_settings_file(folder: Path) -> Document | None:
-    """Returns the settings file; None if it cannot be read, which is a fault of its own."""
+    """Returns the settings file; None if it cannot be read, which is another fault."""
     try:
         return read_document(folder / DEFAULT_FILE)
     except FileError:
