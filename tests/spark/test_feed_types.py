@@ -77,7 +77,7 @@ def test_conditions_of_merges_and_readers_keep_the_rows_with_these_values(
     local = names["timestamp_ntz"]  # Spark reads Arrow's times without zone as times in the session's zone
     frame = spark.createDataFrame(source).withColumn(local, F.col(local).cast("timestamp_ntz"))
     for most in (1_000, 0):
-        monkeypatch.setattr(spark_writes, "_NAMED", most)
+        monkeypatch.setattr(spark_writes, "_MAX_NAMED_VALUES", most)
         for given in (source, frame):
             bounds = reduce(and_, (_build_pruning_bounds(given, name) for name in names.values()))
             assert frame.alias("t").where(bounds).count() == len(rows)

@@ -58,7 +58,7 @@ from sessionlake.protocol.erased import ERASED_KEY
 from sessionlake.settings.model import CaptureSettings, GoldSettings, ProcessorSettings, Settings, SilverSettings
 from sessionlake.silver import job
 from sessionlake.streaming.journal import Journal
-from sessionlake.streaming.losses import count_removed_rows, refuse_lost_rows
+from sessionlake.streaming.losses import count_removed_rows_by_table, refuse_lost_rows
 from sessionlake.streaming.operation import FORGET
 from sessionlake.streaming.pause_requests import request_pause
 from sessionlake.streaming.payload_files import PayloadFiles, read_payload
@@ -285,9 +285,9 @@ def test_of_what_was_rebuilt_since_no_rows_are_gone(spark: Any, settings: Settin
     lake.prepare_tables(spark, [LEDGER])
     now = datetime.now(UTC)
     store_receipt(spark, lake, replace(begun(), begun_at=now, report={"tables": {CHANGES: {"rows": 3}}}))
-    assert count_removed_rows(lake.reader(spark)) == {CHANGES: 3}
+    assert count_removed_rows_by_table(lake.reader(spark)) == {CHANGES: 3}
     Ledger(lake).write_entry(spark, LedgerEntry("silver", Txn(f"{REBUILD}1", 4), MESSAGES, now))
-    assert count_removed_rows(lake.reader(spark)) == {}
+    assert count_removed_rows_by_table(lake.reader(spark)) == {}
 
 
 def test_files_are_not_merged_while_a_session_is_forgotten(spark: Any, settings: Settings) -> None:

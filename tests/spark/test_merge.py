@@ -72,7 +72,7 @@ def test_a_merge_does_the_same_by_every_engine(
     spark: Any, location: dict[str, Any], monkeypatch: pytest.MonkeyPatch, engine: str, rewritten: int, named: int
 ) -> None:
     limit(monkeypatch, rewritten_rows=rewritten)
-    monkeypatch.setattr("sessionlake.delta.storage.spark_writes._NAMED", named)
+    monkeypatch.setattr("sessionlake.delta.storage.spark_writes._MAX_NAMED_VALUES", named)
     lake = Lake(Settings(**location))
     lake.prepare_tables(spark, [METRICS_1M])
     upsert = Upsert(KEYS, ("points",), pruned_by=KEYS[1:], deletes=True)

@@ -664,7 +664,7 @@ def test_what_silver_may_remember_is_told_by_the_last_message_of_each_topic_part
     for session, last in lasts.items():
         if come[session[:2]] <= last + timedelta(milliseconds=2 * timeout):
             least[session[:2]] = min(least.get(session[:2], 1000), firsts[session])
-    told = RetentionRunner(spark, lake.settings)._read_first_offsets_in_state().to_pylist()
+    told = RetentionRunner(spark, lake.settings)._read_lowest_first_offsets().to_pylist()
     assert {(row["topic"], row["partition"]): row["first_offset"] for row in told} == least
 
 

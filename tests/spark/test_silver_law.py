@@ -97,7 +97,7 @@ def streams(seeds: int = SEEDS, batches: int = 5) -> Iterator[list[Fact]]:
 def by_spark_alone(patch: pytest.MonkeyPatch) -> None:
     """As if every batch were large: on the cluster."""
     limit(patch, **dict.fromkeys(vars(FolderStorage.limits), 0))
-    patch.setattr("sessionlake.delta.storage.spark_writes._NAMED", 2)
+    patch.setattr("sessionlake.delta.storage.spark_writes._MAX_NAMED_VALUES", 2)
 
 
 # Large: in between as if a batch were, which the catalog's streams show each time.
@@ -125,7 +125,7 @@ def test_thirty_streams_of_every_class_equal_the_truth_merged_in_between_and_a_r
     shutil.rmtree(open_stored_times(pipeline.settings, job.LAYER).folder)  # what was noted there is looked up in bronze
     pipeline.stream()
     with monkeypatch.context() as patch:  # and now in the driver; Spark merges, and names no session
-        patch.setattr("sessionlake.delta.storage.spark_writes._NAMED", 2)
+        patch.setattr("sessionlake.delta.storage.spark_writes._MAX_NAMED_VALUES", 2)
         limit(patch, driver_cuts=10**6, rewritten_rows=0)
         assert pipeline.merge() == 1
     messages = [message for batch in batches for message in batch]

@@ -102,3 +102,33 @@ def fails_at_last() -> Iterator[Event]:
 def endless_error() -> Iterator[Event]:
     yield Event(session="s")
     raise KeyError("x" * 10_000)
+
+
+class Careless:
+    """Reads `{"s", "type", "scope", "rows": [{"id", ...}]}`; its further methods often fail."""
+
+    needs_rows = True
+
+    def decode(self, message: Message) -> Iterable[Event]:
+        found = message.json()
+        rows: list[Put | Delete] = [
+            Delete((row["id"],)) if row.get("gone") else Put((row["id"],), row) for row in found["rows"]
+        ]
+        yield Event(session=found["s"], kind=found["type"], scope=found.get("scope", {}), rows=rows)
+
+    def complete(self, values: Any, find: Any) -> Any:
+        failing: dict[Any, Any] = {6: None, 7: {"v": 2**31}, 8: {"v": "x"}, 9: {"nowhere": 1}}
+        if values.get("v") == 5:
+            raise KeyError
+        if values.get("v") in failing:
+            return failing[values["v"]]
+        before = (find(values) or {}).get("seen") or 0
+        return {"seen": before + len(values)} if "seen" in values else {}
+
+    def narrow(self, scope: Any, find: Any) -> Any:
+        del find
+        if scope["device"] == "raises":
+            raise KeyError
+        found: dict[str, Any] = {"all": {}, "none": None, "unknown": {"nowhere": 1}, "unfit": {"v": "x"}, "no dict": 1}
+        found["text"] = {"cost": "1.5"}
+        return found.get(scope["device"], scope)

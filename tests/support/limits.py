@@ -51,7 +51,7 @@ FORCED: dict[str, dict[str, int]] = {
     "ledger.positions": {"_AT_ONCE": 1},
     "delta.storage.reading": {"_NAMED": 0},
     "delta.folders.rows_by_key": {"_COMPARED": 1, "_IN_ONE_PIECE": 0},
-    "delta.storage.spark_writes": {"_NAMED": 0},
+    "delta.storage.spark_writes": {"_MAX_NAMED_VALUES": 0},
     "delta.lake": {"_SMALL_ROWS": 0},
     "processors.by_class": {"_SLICE": 1},
     "processors.computation": {"_GROUPS": 1},

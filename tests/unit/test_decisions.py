@@ -90,7 +90,7 @@ def test_what_silver_has_passed_is_not_decided_for_a_processor(settings):
 
 def test_what_was_taken_in_before_it_broke_can_be_decided_but_not_skipped(settings):
     stop(settings, 2)
-    with pytest.raises(UsageError, match="offset 2 was processed before it became a violation"):
+    with pytest.raises(UsageError, match="offset 2 was processed as valid and became a violation only later"):
         decide(settings, 2)
     decide(settings, 2, Decision.ISOLATE)
     assert known(settings) == {("t", 0, "s", 2): Decision.ISOLATE}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sessionlake.protocol.chunk import name_set_flag, name_value_field
+from sessionlake.protocol.chunk import build_set_flag_name, build_value_field_name
 from sessionlake.protocol.decode import DecodeRules, decode_messages
 from sessionlake.protocol.jsontext import InvalidJsonError, parse_json
 from sessionlake.protocol.reasons import CODES
@@ -55,9 +55,11 @@ def _said(row: dict[str, Any]) -> object:
 
 
 def _change(change: dict[str, Any]) -> tuple[object, ...]:
-    values = {name: change[name_value_field(i)] for i, name in enumerate(COLUMNS) if change[name_set_flag(i)]}
-    unset = [i for i in range(len(COLUMNS)) if not change[name_set_flag(i)]]
-    assert all(change[name_value_field(i)] is None for i in unset)
+    values = {
+        name: change[build_value_field_name(i)] for i, name in enumerate(COLUMNS) if change[build_set_flag_name(i)]
+    }
+    unset = [i for i in range(len(COLUMNS)) if not change[build_set_flag_name(i)]]
+    assert all(change[build_value_field_name(i)] is None for i in unset)
     return KINDS[change["change"]], change["ordinal"], change["row_id"], values, change["_rescued"]
 
 

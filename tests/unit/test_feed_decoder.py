@@ -242,10 +242,8 @@ def test_a_decoder_completes_rows_with_those_before_and_only_columns_of_the_mess
             assert {name: row["value"] for name, row in table.rows.items()} == {"a": 6.0, "b": 2.0}
     assert {name: row["value"] for name, row in table.rows.items()} == {"a": 1.0, "b": 2.0}
     event = events.Event("m", Kind.UPDATE, 5, rows=(PutRow(("a",), "a", {"name": "a"}),))
-    with pytest.raises(
-        ValueError, match=r"feed meters: complete\(\) returned column value, which the message leaves out"
-    ):
-        table.apply(event)
+    table.apply(event)
+    assert (table.rows["a"]["value"], table.presence_failed) == (1.0, 1)
 
 
 def test_a_row_s_key_may_not_be_too_long_nor_come_twice_if_the_feed_refuses_it(monkeypatch):

@@ -234,3 +234,8 @@ def test_sessions_of_databases_shadows_and_nodes_never_expire(name):
     table = {"key": ["a", "b.c"], "columns": {"a": "string", "b.c": "string"}} if of_tables else {}
     settings = FeedSettings.model_validate({"name": "x", "topics": "x", "uses": name, **table, **declared})
     assert (settings.session_timeout == "never") == (of_tables or name in {"aws_shadow", "sparkplug"})
+
+
+def test_an_unknown_preset_without_a_near_name_is_refused_with_all_names():
+    with pytest.raises(ValueError, match=r"there is no preset 'xyzzy'\. There are aws_shadow, canal"):
+        feed("uses: xyzzy")

@@ -127,6 +127,15 @@ def test_any_batches_give_the_rows_and_checks_of_the_plain_table(seed: int) -> N
     assert events["presence"] == sum(table.presence_failed for table in tables.values())
     assert events["checksum"] == sum(table.checks_failed for table in tables.values())
     assert folded(silver, feed) == rows_of(silver, feed)
+    other = Folder(rules, 1, rnd)
+    for batch in cut(rnd, messages, rnd.randint(1, 9)):
+        other.batch(batch)
+    assert by_position(other.silver) == by_position(silver)
+
+
+def by_position(silver: Silver) -> list[dict[str, Any]]:
+    """The changes in order, without the batch that wrote them."""
+    return sorted(silver.changes, key=lambda row: (row["_position"], row["session_id"], row["ordinal"]))
 
 
 def folded(silver: Silver, feed: Feed) -> dict[str, dict[str, dict[str, Any]]]:
@@ -181,6 +190,40 @@ def test_rows_beyond_the_limit_of_memory_are_a_violation_and_the_next_snapshot_h
     assert not rows.apply_changes([Put((), "a", {"qty": 1})]).is_too_large
     rows.apply_changes([Put((), "a", {"qty": 1})], clears=True)
     assert {*rows.rows} == {"a"}
+
+
+def test_rows_of_many_groups_are_limited_and_two_full_groups_fit() -> None:
+    def puts(sides: int, count: int) -> list[Put]:
+        return [Put((), f"{side} {n}", {"side": str(side), "qty": n}) for side in range(sides) for n in range(count)]
+
+    keep = {"per": ["side"], "best": "qty", "rows": 60_000}
+    many = settings(LEVELS, keep=keep, check=None).feeds[0].build()
+    rows = FeedRows(many)
+    assert not rows.apply_changes(puts(2, 60_000), clears=True).is_too_large
+    assert rows.apply_changes([Put((), "c", {"side": "c", "qty": 1})]).is_too_large
+    few = settings(LEVELS, keep=keep | {"rows": 1}, check=None).feeds[0].build()
+    rows = FeedRows(few)
+    assert rows.apply_changes(puts(MAX_ROWS + 1, 1), clears=True).is_too_large
+    assert not rows.rows
+
+
+BOUNDARY = [
+    {"type": "snapshot", "rows": [{"side": "bid", "price": "1", "qty": 5}, {"side": "ask", "price": "2", "qty": 5}]},
+    {"type": "update", "rows": [{"side": "bid", "price": "1", "qty": 4}]},
+    {"type": "update", "rows": [{"side": "bid", "price": "3", "qty": 6}, {"side": "ask", "price": "1", "qty": 1}]},
+]
+
+
+@pytest.mark.parametrize("bounds", [[3], [1, 2], [2, 1], [1, 1, 1]])
+def test_rows_beyond_the_limit_are_deleted_in_the_same_order_whatever_the_batches(bounds: list[int]) -> None:
+    keep = {"per": ["side"], "best": "qty", "descending": ["bid"], "rows": 1}
+    folder = Folder(settings(LEVELS, keep=keep, check=None), 1, random.Random(0))
+    sent = [message(n, **body) for n, body in enumerate(BOUNDARY)]
+    for size in bounds:
+        folder.batch(sent[:size])
+        sent = sent[size:]
+    deletes = [row for row in folder.silver.changes if row["change"] == "delete"]
+    assert [(row["row_id"], row["ordinal"]) for row in deletes] == [('["ask",2]', 2), ('["bid",1]', 3)]
 
 
 COUNTED = """
@@ -268,3 +311,29 @@ def test_every_range_of_binance_continues_the_one_before_in_silver() -> None:
     silver, _ = played(BINANCE, "BINANCE.ws.1.0", starts_with="anything")
     assert sum(row["messages"] for row in silver.sessions.values()) == 177
     assert not silver.events
+
+
+TYPED_SIDES = """
+name: sides
+topics: levels
+session: s
+key: [is_bid, price]
+columns: {is_bid: boolean, level: int, price: int}
+keep: {per: [level, is_bid], best: price, descending: [true], rows: 1}
+messages:
+  - {is: snapshot, rows: [{each: "rows[*]", row: {is_bid: .b, level: .l, price: .p}}]}
+"""
+
+
+@pytest.mark.parametrize("descending", [True, "true"])
+def test_groups_are_found_by_values_of_the_type_of_their_column(descending: Any) -> None:
+    rules = settings(TYPED_SIDES.replace("[true]", json.dumps([descending])))
+    rows = [{"b": is_bid, "l": 1, "p": price} for is_bid in (True, False) for price in (10, 20)]
+    messages = [KafkaMessage("levels", 0, 0, 1_700_000_000_000, None, json.dumps({"s": "x", "rows": rows}).encode())]
+    folder = Folder(rules, 1, random.Random(0))
+    folder.batch(messages)
+    best = [(True, 20), (False, 10)]  # level 1 equals True in Python, but is no value of is_bid
+    plain = plain_tables(rules.feeds[0].build(), messages, None)["x"].rows.values()
+    assert [(row["is_bid"], row["price"]) for row in plain] == best
+    in_silver = rows_of(folder.silver, rules.feeds[0].build())["x"].values()
+    assert sorted(((row["is_bid"], row["price"]) for row in in_silver), reverse=True) == best

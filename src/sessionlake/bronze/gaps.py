@@ -61,7 +61,8 @@ def explain_gaps(
                 f"{BRONZE}: topic {topic}, partition {partition}: Kafka's offsets {lost[0]} to {lost[1] - 1} are "
                 "missing, and no transaction is the reason",
                 why="The messages were removed before bronze read them. Nothing of this batch was committed",
-                fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
+                fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`. Otherwise restore the messages: "
+                "with this setting, bronze continues without them",
             )
     record_absent_offsets(spark, lake, gaps, txn, reason=AbsenceReason.TRANSACTION)
 

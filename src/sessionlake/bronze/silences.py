@@ -104,7 +104,7 @@ class SilenceWriter:
         ends = self._book.list_ends()
         # A clock that was set forward must not look like a silence, so the shorter of two measured times counts.
         last_moments = self._find_last_message_moments(now, self._after, ends)
-        lasting = {place: now.shortest_since(last) for place, last in last_moments.items()}
+        lasting = {place: now.shortest_time_since(last) for place, last in last_moments.items()}
         due = [place for place, lasted in lasting.items() if self._is_silence_due(place, ends[place], lasted)]
         silent = self._book.select_fully_read(due) if due else set()
         new: list[tuple[Silence, int]] = []

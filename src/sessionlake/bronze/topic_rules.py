@@ -193,7 +193,7 @@ def _build_new_topic(name: str, seen_topic: SeenTopic, now: datetime) -> Topic:
 
 
 def _update_unchanged_topic(topic: Topic, seen_topic: SeenTopic, now: datetime, inactive_after: timedelta) -> Topic:
-    parts = tuple(_list_partitions(topic, seen_topic))
+    parts = tuple(_update_partitions(topic, seen_topic))
     waiting = any(part.end_offset > part.next_offset for part in parts)
     quiet = now - (topic.last_message_at or topic.first_seen) >= inactive_after
     state = TopicState.INACTIVE if quiet and not waiting else TopicState.ACTIVE
@@ -202,7 +202,13 @@ def _update_unchanged_topic(topic: Topic, seen_topic: SeenTopic, now: datetime, 
     return replace(topic, state=state, topic_id=topic.topic_id or seen_topic.topic_id, last_seen=now, partitions=parts)
 
 
-def _list_partitions(topic: Topic, seen_topic: SeenTopic) -> Iterator[PartitionOffsets]:
+def _update_partitions(topic: Topic, seen_topic: SeenTopic) -> Iterator[PartitionOffsets]:
+    """Yields the offsets of each partition that Kafka has now: known ones with the new end, new ones from their start.
+
+    Args:
+        topic: The topic as bronze has recorded it.
+        seen_topic: The topic as Kafka has it now.
+    """
     known, shift = {part.partition: part for part in topic.partitions}, topic.offset_shift
     for number, (first, end) in sorted(seen_topic.partitions.items()):
         if number in known:

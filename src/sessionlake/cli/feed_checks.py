@@ -14,7 +14,7 @@ from typing import Any
 
 from sessionlake.feeds.checksums import Crc32
 from sessionlake.feeds.inference.propose import Proposal
-from sessionlake.feeds.inference.sample import Sample, name_of
+from sessionlake.feeds.inference.sample import Sample, get_field_name
 from sessionlake.feeds.inference.words import CHECKSUMS, OF_QUANTITY, SIDES
 from sessionlake.feeds.reader import KafkaRecord
 from sessionlake.feeds.trial import Trial
@@ -30,7 +30,7 @@ _FEWEST = 3
 Groups = Mapping[tuple[Any, ...], Sequence[Mapping[str, Any]]]
 
 
-def add_check(proposal: Proposal, sample: Sample, records: Sequence[KafkaRecord]) -> Proposal:
+def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[KafkaRecord]) -> Proposal:
     """Returns the proposal with `keep` and `check` if messages have a CRC32 of the best rows of an order book.
 
     Args:
@@ -44,12 +44,15 @@ def add_check(proposal: Proposal, sample: Sample, records: Sequence[KafkaRecord]
         return proposal
     columns = [*settings["columns"]][-2:]
     sides = [settings["keep"]["descending"][0], *_list_sides(settings["messages"], "ask")]
-    widest = _write_check(path, _ROWS[-1], Crc32((*sides,), (*columns,)))
+    widest = _build_check_setting(path, _ROWS[-1], Crc32((*sides,), (*columns,)))
     compared = _collect_rows(settings | {"check": widest}, records)
+    if len(compared) < _FEWEST:
+        note = f"{path} may be a checksum, but only {len(compared)} of them are in messages that change these rows"
+        return replace(proposal, notes=[*proposal.notes, f"{note}; add it as check, if its sender documents it"])
     for rows, crc32 in _list_forms(sides, columns):
         if all(crc32.fits({group: found[:rows] for group, found in groups.items()}, sent) for groups, sent in compared):
             messages = settings.pop("messages")
-            settings |= {"check": _write_check(path, rows, crc32), "messages": messages}
+            settings |= {"check": _build_check_setting(path, rows, crc32), "messages": messages}
             return replace(proposal, settings=settings)
     note = f"{path} may be a checksum, of none of the usual forms; add it as check, if its sender documents it"
     return replace(proposal, notes=[*proposal.notes, note])
@@ -57,7 +60,9 @@ def add_check(proposal: Proposal, sample: Sample, records: Sequence[KafkaRecord]
 
 def _find_checksum(sample: Sample) -> str | None:
     """Returns the path of a field that is named as a checksum and has numbers of 32 bits; None if there is none."""
-    counts = Counter(path for one in sample.messages for path in one.scalars if name_of(path).lower() in CHECKSUMS)
+    counts = Counter(
+        path for one in sample.messages for path in one.scalars if get_field_name(path).lower() in CHECKSUMS
+    )
     for path, count in counts.most_common():
         values = [str(one.scalars[path]) for one in sample.messages if path in one.scalars]
         is_number = all(len(value) <= len(str(-(2**32))) and value.lstrip("-").isdigit() for value in values)
@@ -124,8 +129,14 @@ def _list_forms(sides: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[
         yield rows, Crc32((*groups,), (*columns,), between_values=":", between_rows=",", between_groups="|")
 
 
-def _write_check(path: str, rows: int, crc32: Crc32) -> dict[str, Any]:
-    """Returns the setting `check`."""
+def _build_check_setting(path: str, rows: int, crc32: Crc32) -> dict[str, Any]:
+    """Returns the value of the setting `check`, as YAML has it.
+
+    Args:
+        path: Path of the checksum in a message.
+        rows: Number of rows of each group that the checksum covers.
+        crc32: The form of the text whose CRC32 the checksum is.
+    """
     found: dict[str, Any] = {"groups": [*crc32.groups], "columns": [*crc32.columns]}
     if crc32.between_groups is not None:
         found["separator"] = {

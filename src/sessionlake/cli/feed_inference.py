@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from sessionlake.cli.feed_checks import add_check
+from sessionlake.cli.feed_checks import propose_checksum
 from sessionlake.errors import SessionlakeError, UsageError
 from sessionlake.feeds.inference.propose import Proposal, propose_feed
 from sessionlake.feeds.inference.sample import take_sample
@@ -52,7 +52,7 @@ def propose_configuration(records: Sequence[KafkaRecord], name: str, source: str
             why="Fields of these messages have names or forms that inference does not know",
             fix="Write the feed by hand; docs/how-to/bring-your-own-messages.md has examples",
         ) from error
-    proposal = add_check(proposal, sample, records)
+    proposal = propose_checksum(proposal, sample, records)
     settings = FeedSettings.model_validate(proposal.settings)
     return write_feed(proposal, _write_comments(proposal, settings, records, source, again))
 

@@ -24,7 +24,7 @@ def fits(names: Sequence[str], cells: Cells, width: int) -> bool:
     return _sum_widths([_compute_legible_width(texts) for texts in zip(names, *cells, strict=True)]) <= width
 
 
-def turn_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[tuple[list[str], list[list[str]]]]:
+def transpose_table(names: Sequence[str], cells: Cells, width: int) -> Iterator[tuple[list[str], list[list[str]]]]:
     """Yields a table's rows as columns: as many side by side as fit, and the other ones in further tables.
 
     Args:

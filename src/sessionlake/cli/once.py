@@ -90,7 +90,7 @@ def run_once_and_report(spark: SparkSession, settings: Settings, layer: Layer, s
     def report_layer(part: str) -> None:
         nonlocal since, started
         now = datetime.now(UTC), time.monotonic()
-        say(f"{summarize(part, read_entries(reader, part, since))}, in {now[1] - started:.1f} s")
+        say(f"{summarize(part, read_layer_entries(reader, part, since))}, in {now[1] - started:.1f} s")
         since, started = now
 
     is_done = run_once(spark, settings, layer, stop, report_failure, on_end=report_layer)
@@ -105,7 +105,7 @@ def summarize(layer: str, entries: Iterable[Row]) -> LayerSummary:
     return summary
 
 
-def read_entries(reader: TableReader, layer: str, since: datetime) -> Iterator[Row]:
+def read_layer_entries(reader: TableReader, layer: str, since: datetime) -> Iterator[Row]:
     """Yields the entries of the ledger that a layer has committed since a time. Silver's merges belong to silver."""
     names = [layer, SILVER_TABLES] if layer == SILVER else [layer]
     columns = ["layer", "messages", "parts", *_COUNTS, "outputs"]

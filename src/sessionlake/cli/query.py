@@ -169,13 +169,13 @@ def _register_names(spark: SparkSession, lake: Lake, names: Sequence[str]) -> No
     lake.register_tables(spark, [name for name in names if name in known and name not in views])
     create_lake_views(spark, lake, names)
     if not lake.storage.functions_persist:  # a catalog keeps those that the layers have created
-        creators = _load_function_creators() if any(name in FUNCTIONS for name in names) else {}
+        creators = _import_function_creators() if any(name in FUNCTIONS for name in names) else {}
         for name in names:
             if name in creators:
                 creators[name](spark, lake)
 
 
-def _load_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]]:
+def _import_function_creators() -> dict[str, Callable[[SparkSession, Lake], Any]]:
     """Returns what creates each SQL function of the lake, by the function's name in a catalog."""
     from sessionlake.gold.sql.definitions import create_metrics_between
     from sessionlake.gold.sql.figures_with import create_figures_with
@@ -195,7 +195,9 @@ def create_lake_views(spark: SparkSession, lake: Lake, names: Sequence[str]) -> 
 
 def _read_function_names(lake: Lake) -> dict[str, str]:
     """Returns the names of the lake's SQL functions, by the full name under which each is stored, in lower case."""
-    return {".".join(_split_name(lake.storage.function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS}
+    return {
+        ".".join(_split_name(lake.storage.get_function_kind_and_name(*name.split("."))[1])): name for name in FUNCTIONS
+    }
 
 
 def _require_known_names(lake: Lake, reads: NamesRead) -> list[str]:

@@ -132,7 +132,7 @@ def _recover_ledger(spark: SparkSession, settings: Settings, say: Say, *, shorte
         _empty_ledger(spark, lake)
     lake.prepare_tables(spark, [LEDGER])
     unread = find_first_loss(lambda: refuse_unreadable_rows(spark, lake, REPLAYED))
-    lacks = is_ledger_behind(spark, lake, BRONZE) or bronze.has_unrecorded(spark, lake)
+    lacks = is_ledger_behind(spark, lake, BRONZE) or bronze.has_unrecorded_messages(spark, lake)
     if lacks or find_first_loss(lambda: require_intact_checkpoint(settings.checkpoint(BRONZE), BRONZE)):
         _recover_bronze(spark, settings, say)
     if is_ledger_behind(spark, lake, SILVER):

@@ -17,7 +17,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from sessionlake.cli.layout import fits, turn_table
+from sessionlake.cli.layout import fits, transpose_table
 from sessionlake.delta.storage.far_times import OutOfRangeTime
 from sessionlake.visible import escape_invisible, escape_surrogates, to_json_line
 
@@ -171,7 +171,7 @@ def print_table(console: Console, names: Sequence[str], rows: Rows, *, title: st
     if fits(shown, cells, console.width):
         console.print(make_terminal_table(names, rows, title=title))
         return
-    for part in turn_table(shown, cells, console.width):
+    for part in transpose_table(shown, cells, console.width):
         console.print(make_terminal_table(*part, title=title))
         title = None
 

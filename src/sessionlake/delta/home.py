@@ -106,7 +106,7 @@ class FolderStorage(TableStorage):
     def sql_name(self, table: str) -> str:
         return table
 
-    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
+    def get_function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         return "TEMPORARY FUNCTION", name
 
     def prepare_view(self, spark: SparkSession, name: str) -> str:
@@ -194,7 +194,7 @@ class FolderStorage(TableStorage):
         return upkeep.find_lost_files(self.path(table))
 
     def last_commit(self, spark: SparkSession, table: str) -> TableCommit:
-        """Reads the log itself, since Spark's `history` costs a job."""
+        """Returns the latest commit; `NO_COMMIT` if there is no table. Reads the log, which needs no Spark job."""
         return history.last_commit(self.path(table))
 
     def latest_version(self, spark: SparkSession | None, table: str) -> int:

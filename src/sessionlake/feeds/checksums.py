@@ -20,6 +20,7 @@ class Crc32:
 
     Attributes:
         groups: The groups of `Feed.keep`, by their value in its only column `per`, in the order in which they are read.
+            The values have the column's type.
         columns: The columns whose values are read of each row, in order.
         interleaved: True if the first row of each group comes first, then the second row of each, and so on. False if
             all rows of the first group come first.
@@ -29,7 +30,7 @@ class Crc32:
         digits_only: True if points and the zeros before the first other digit are left out of each value.
     """
 
-    groups: tuple[str, ...]
+    groups: tuple[Any, ...]
     columns: tuple[str, ...]
     interleaved: bool = False
     between_values: str = ""

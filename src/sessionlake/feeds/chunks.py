@@ -46,8 +46,8 @@ _NO_HEADERS: dict[str, bytes | None] = {}
 _EXPECTED = {None: None, "present": Expectation.PRESENT, "absent": Expectation.ABSENT}
 
 
-class Parts(NamedTuple):
-    """Decoded messages.
+class DecodedParts(NamedTuple):
+    """Decoded messages. A message has a part for each session that it concerns.
 
     Attributes:
         chunk: One row per part, ordered by message; its `clock` is the Kafka timestamp.
@@ -86,7 +86,7 @@ class FeedDecoder:
         """True if a feed reads the headers of Kafka messages."""
         return any(feed.reads_headers for feed in self.feeds)
 
-    def decode(self, raw: pa.Table) -> Parts:
+    def decode(self, raw: pa.Table) -> DecodedParts:
         """Decodes messages.
 
         Args:
@@ -126,7 +126,7 @@ class FeedDecoder:
         place = chunk.schema.get_field_index("part")
         part = np.arange(len(message)) - np.searchsorted(message, message)
         chunk = chunk.set_column(place, chunk.schema.field(place), pa.array(part.astype(np.int32)))
-        return Parts(chunk, message, self._compute_shards(chunk))
+        return DecodedParts(chunk, message, self._compute_shards(chunk))
 
     def _classify_messages(self, raw: pa.Table) -> tuple[Int8s, Int64s]:
         """Returns for each message a reason code that is known without its value, or 0; and the number of its feed."""

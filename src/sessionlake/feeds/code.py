@@ -21,15 +21,15 @@ YEAR_1, YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 
 class UnusualError(Exception):
-    """Raised in the generated code for a message that the interpreter must read."""
+    """Raised in generated code for a message that it cannot read. The slow reader `feeds.interpret` then reads it."""
 
 
 class NoCodeError(Exception):
-    """No code can be generated for the feed, so the interpreter must read all its messages."""
+    """No code can be generated for the feed. The slow reader `feeds.interpret` then reads all its messages."""
 
 
 def is_decimal_text(column: FeedColumn) -> bool:
-    """Returns True if the column's values are decimals that messages have as texts, which are kept as they are."""
+    """Returns True if the column is a decimal that messages send as a text, so that all digits arrive unchanged."""
     return column.sql.startswith("decimal") and column.how == "text"
 
 
@@ -86,7 +86,8 @@ class CodeWriter:
     def _add_line(self, text: str) -> None:
         self._lines.append("    " * self._depth + text)
 
-    def _new_name(self) -> str:
+    def _create_variable_name(self) -> str:
+        """Returns a name that no other variable of the generated code has."""
         self._temporary += 1
         return f"v{self._temporary}"
 
@@ -98,7 +99,7 @@ class CodeWriter:
     def _add_conversion(self, column: FeedColumn, raw: str) -> str:
         """Adds lines that convert the variable `raw`, unless missing or null; returns the variable with the result."""
         if self._unavailable:
-            name = self._new_name()
+            name = self._create_variable_name()
             self._add_line(f"{name} = {raw}")
             raw, wanted = name, self._name_constant(tuple(self._unavailable))
             if all(type(one) is str for one in self._unavailable):
@@ -109,7 +110,7 @@ class CodeWriter:
                 )
                 self._add_line(f"    if None in {wanted} or {raw} is not None: raise Unusual")
             self._add_line(f"if type({raw}) is list and len({raw}) == 1: raise Unusual")
-        name, base = self._new_name(), column.sql
+        name, base = self._create_variable_name(), column.sql
         null = "" if column in self._key else f" and {raw} is not M and {raw} is not None"
         if self._is_text(column):
             self._add_line(f"if type({raw}) is not str{null}: raise Unusual")
@@ -177,7 +178,7 @@ class CodeWriter:
                 value = self._add_split(value, one.separator, one.part)
             if len(path.alternatives) == 1:
                 return value
-            found = found or self._new_name()
+            found = found or self._create_variable_name()
             self._add_line(f"{found} = {value}")
             self._depth -= bool(number)
         return found
@@ -193,12 +194,12 @@ class CodeWriter:
             case Start.KEY if self._key_format is not KeyFormat.TEXT:
                 return "key_value"
             case Start.KEY:
-                name = self._new_name()
+                name = self._create_variable_name()
                 key = self._name_record_field("key")
                 self._add_line(f"{name} = M if {key} is None else {key}.decode()")
                 return name
             case Start.HEADERS if isinstance(one.steps[0], Field):
-                name = self._new_name()
+                name = self._create_variable_name()
                 self._add_line(f"{name} = {self._name_record_field('headers')}.get({one.steps[0].name!r}, M)")
                 self._add_line(f"{name} = {name} if {name} is M else ({name} or b'').decode()")
                 return name
@@ -215,7 +216,7 @@ class CodeWriter:
         for block in self._blocks:
             if (value, step) in block:
                 return block[value, step]
-        name = self._blocks[-1][value, step] = self._new_name()
+        name = self._blocks[-1][value, step] = self._create_variable_name()
         shape = self._shapes.get(value) or Shape()
         match step:
             case Field(field):
@@ -243,7 +244,7 @@ class CodeWriter:
         return next((name for name, value in self.names.items() if value is kind), None) or self._name_constant(kind)
 
     def _add_split(self, value: str, separator: str, part: int) -> str:
-        name = self._new_name()
+        name = self._create_variable_name()
         self._add_line(f"{name} = {value}.split({separator!r}) if type({value}) is str else []")
         has = f"len({name}) > {part}" if part >= 0 else f"len({name}) >= {-part}"
         self._add_line(f"{name} = {name}[{part}] if {has} else M")

@@ -1,4 +1,4 @@
-"""Reads many messages fast, by Python code that is generated for a feed. The interpreter reads all unusual messages.
+"""Reads many messages fast, by Python code that is generated for a feed. `feeds.interpret` reads all unusual messages.
 
 The code is a function with one loop: it decodes a value, tries the rules in order, and appends to `EventLists`. Texts
 of the configuration enter the code only through `repr` or as values, so they cannot become code. If a message has
@@ -36,7 +36,7 @@ class Compiled:
     Attributes:
         feed: The feed.
         sources: Source texts of the functions; empty if none could be generated and `feeds.reader` reads all messages.
-        slow: Number of messages that the interpreter has read so far.
+        slow: Number of messages so far that the slow reader `feeds.interpret` had to read.
     """
 
     feed: Feed
@@ -94,7 +94,7 @@ class Compiled:
         """Converts the columns that the generated code adds as they are in messages.
 
         Returns:
-            The indices of messages that the interpreter must read. Their events are removed.
+            The indices of messages that the slow reader `feeds.interpret` must read. Their events are removed.
         """
         feed, bad = self.feed, set()
         times = [rule.time or feed.time for rule in feed.rules]

@@ -37,34 +37,48 @@ class Completer:
         names = [column.name for column in self.feed.key]
         return lambda key: rows.get(create_row_id(tuple(key.get(name) for name in names)))
 
-    def complete(self, values: Row, rows: Mapping[str, Row]) -> Row:
+    def complete(self, values: Row, rows: Mapping[str, Row]) -> tuple[Row, bool]:
         """Returns the values that replace some of those that a message sets in a row; empty if none are replaced.
 
         Args:
             values: The values that the message sets, by column.
             rows: The rows of the session before this change, by row id.
 
-        Raises:
-            ValueError: The decoder returned a value that does not fit its column, or that the message does not set.
+        Returns:
+            The values, and False. If the decoder raises an exception, or returns a value that does not fit its column
+            or that the message does not set: no values, and True.
         """
         complete = getattr(self.decoder, "complete", None)
         if complete is None:
-            return {}
-        found: Row = {}
-        for name, value in complete(values, self._create_finder(rows)).items():
-            if name not in values:
-                raise ValueError(
-                    f"feed {self.feed.name}: complete() returned column {name}, which the message leaves out"
-                )
-            found[name] = None if value is None else self.feed.columns[name].convert_python(value)
-        return found
+            return {}, False
+        try:
+            found = dict(complete(values, self._create_finder(rows)))
+            return ({}, True) if found.keys() - values.keys() else (self._convert_values(found), False)
+        except Exception:  # noqa: BLE001 - the method is the user's, and concerns this row alone
+            return {}, True
 
-    def narrow(self, scope: Row, rows: Mapping[str, Row]) -> Row | None:
+    def narrow(self, scope: Row, rows: Mapping[str, Row]) -> tuple[Row | None, bool]:
         """Returns the scope with which a snapshot is applied: `{}` for all rows, None for none of them.
 
         Args:
             scope: The scope that the decoder gave the snapshot, which is not empty.
             rows: The rows of the session before the snapshot, by row id.
+
+        Returns:
+            The scope, and False. If the decoder raises an exception, or returns an undeclared column or a value that
+            does not fit its column: None, and True.
         """
         narrow = getattr(self.decoder, "narrow", None)
-        return scope if narrow is None else narrow(scope, self._create_finder(rows))
+        if narrow is None:
+            return scope, False
+        try:
+            found = narrow(scope.copy(), self._create_finder(rows))
+            if found is None or found == scope:
+                return (None if found is None else scope), False
+            return self._convert_values(dict(found)), False
+        except Exception:  # noqa: BLE001 - the method is the user's, and concerns this snapshot alone
+            return None, True
+
+    def _convert_values(self, found: Row) -> Row:
+        columns = self.feed.columns
+        return {name: None if value is None else columns[name].convert_python(value) for name, value in found.items()}

@@ -115,7 +115,7 @@ class ManyReader:
         bad += find_bad_integers(out.ts, INT64_MIN, INT64_MAX) + find_bad_integers(out.seq, 0, INT64_MAX)
         if out.after.count(None) < len(messages):
             intervals = enumerate(zip(out.after, out.seq, out.is_link, strict=True))
-            bad += [number for number, interval in intervals if not _is_interval(*interval)]
+            bad += [number for number, interval in intervals if not _is_valid_after(*interval)]
         return bad
 
     def _add_rows(self, found: _Collector, out: EventLists) -> list[int]:
@@ -287,8 +287,11 @@ class _Collector:
             self.rescued[len(self.keys)] = format_undeclared(values.keys() - {*self._names}, values)
 
 
-def _is_interval(after: Any, seq: int | None, is_link: bool) -> bool:
-    """Returns True if an event with this seq may give this `after`."""
+def _is_valid_after(after: Any, seq: int | None, is_link: bool) -> bool:
+    """Returns True if the value of `after` is allowed: None, or an integer that is not above the seq.
+
+    In a chain of links, `after` is no seq of this session, so it may be any int64 but the lowest.
+    """
     if after is None:
         return True
     if type(seq) is not int or type(after) is not int:

@@ -7,6 +7,7 @@ configuration.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, Protocol
@@ -192,14 +193,22 @@ class Keep:
     Attributes:
         per: Columns that form the groups.
         best: Column by which the rows of a group are sorted, ascending.
-        descending: Values of `per`: groups that have one of them are sorted in descending order.
+        descending: For each column in `per`, in the same order: the values whose groups are sorted in descending order.
         rows: Number of rows that each group keeps.
     """
 
     per: tuple[str, ...]
     best: str
-    descending: tuple[str, ...]
+    descending: tuple[frozenset[Any], ...]
     rows: int
+
+    def is_descending(self, group: Iterable[Any]) -> bool:
+        """Returns True if the rows of a group are sorted in descending order.
+
+        Args:
+            group: The values that the group's rows have in the columns `per`.
+        """
+        return any(value in values for value, values in zip(group, self.descending, strict=True))
 
 
 class LoadCode(Protocol):

@@ -78,7 +78,7 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
     found = find_elements(split, place)
     if found is None:
         raise RefusedError(Reason.BAD_VALUE, split.text, "there is no array")
-    events: dict[str, Event] = {}
+    events: dict[tuple[str, str | None], Event] = {}
     numbers = set()
     for element in found:
         part = _move_place(place, element)
@@ -87,12 +87,13 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
             raise RefusedError(Reason.NO_RULE, split.text, f"no rule takes the part {describe_value(element.value)}")
         numbers.add(rule.number)
         for event in _read_events(feed, rule, part):
-            before = events.get(event.session)
+            name = event.session, event.chain if event.kind is Kind.IGNORE else None
+            before = events.get(name)
             try:
                 joined = event if before is None else join_parts(before, event, feed.order.modulo)
             except ValueError as error:
                 raise RefusedError(Reason.BAD_VALUE, split.text, str(error)) from None
-            events[event.session] = joined
+            events[name] = joined
     for event in events.values():
         refuse_repeats(feed, event)
     return Decoded(tuple(sorted(numbers)), tuple(events.values()))

@@ -91,7 +91,11 @@ def require_integer(value: Any, top: int) -> int:
 
 
 def require_float(value: Any, base: str) -> float:
-    """Converts a number to a finite double, with base `float` to the nearest float. Raises ValueError if it is none."""
+    """Converts a number, which may be an integer, to a double. With base `float`, the result is the nearest float.
+
+    Raises:
+        BadValueError: The value is no number, or is beyond the range of the type.
+    """
     value = number_of(value)
     if type(value) not in (int, float, Decimal):
         raise BadValueError("it is no number")

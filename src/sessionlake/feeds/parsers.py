@@ -20,7 +20,7 @@ from sessionlake.protocol.payload import PayloadFormat
 
 Parse = Callable[[bytes], Any]
 MOST_DIGITS = 4300
-"""Most digits of an integer in JSON. The interpreter refuses longer ones, also in fields that no path reads."""
+"""Most digits of an integer in JSON. The slow reader `feeds.interpret` refuses longer ones, even in unused fields."""
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
@@ -38,7 +38,10 @@ def format_exact_json(value: Any) -> str:
 
 
 def create_parsers(feed: Feed, payload: PayloadReader | None, kind: Any, *, keeps_digits: bool) -> tuple[Parse, Parse]:
-    """Returns the functions for values and for keys. They raise an exception for all that the interpreter must read.
+    """Returns the functions that parse values and keys.
+
+    They raise an exception, such as UnusualError, for a message that they cannot read. The slow reader
+    `feeds.interpret` then reads it.
 
     Args:
         feed: The feed.

@@ -13,9 +13,10 @@ _WITHOUT_END = frozenset({Kind.SNAPSHOT, Kind.UPDATE, Kind.HEARTBEAT})
 def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
     """Returns one event with the effect of two parts of a message, one after the other.
 
-    Parts with the same seq are pages of one event. Parts with different seqs are like separate messages: the
-    event covers both intervals. If a seq is missing between them, it has a gap before it. A checksum of the first is
-    not compared then, because the second changes the rows.
+    Parts with the same seq are pages of one event. Parts with different seqs have the effect of separate messages if
+    the second follows the first: the event covers both intervals. A checksum of the first is not compared then,
+    because the second changes the rows. If a seq is missing between them, or may be, such parts are refused: if only
+    the first is a duplicate, its rows must not be applied once more with those of the second.
 
     Args:
         before: The event of the earlier parts.
@@ -31,7 +32,9 @@ def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
         return part
     if before.scope != part.scope:
         raise ValueError(f"parts of session {part.session} have several scopes")
-    if before.seq == part.seq or part.chain is not None:
+    if before.chain != part.chain or (before.seq != part.seq and part.chain is not None):
+        raise ValueError(f"parts of {_describe_session(part)} have several numbers of a chain, or several chains")
+    if before.seq == part.seq:
         if before.kind is not part.kind:
             raise ValueError(f"parts of session {part.session} are of several kinds")
         return replace(before, rows=before.rows + part.rows, sent=before.sent if part.sent is None else part.sent)
@@ -43,14 +46,26 @@ def join_parts(before: Event, part: Event, modulo: int | None) -> Event:
 def _join_numbered_parts(before: Event, part: Event, modulo: int | None) -> Event:
     """Joins parts with different seqs."""
     has_gap = not part.restart and _has_gap_between(before, part, modulo)
-    if has_gap and before.restart:
-        raise ValueError(f"parts of session {part.session} have seq {before.seq} and {part.seq}, but none between")
-    joined = replace(part, after=part.after if has_gap or part.restart else before.after)
+    may_have_gap = part.after is None and not before.restart and not _ignores_rows_before(before, part)
+    if has_gap or may_have_gap:
+        raise ValueError(
+            f"parts of session {part.session} have seq {before.seq} and {part.seq}, and do not say that none is between"
+        )
+    joined = replace(part, after=None if part.restart else before.after)
     if part.kind is Kind.SNAPSHOT:
         return replace(joined, restart=before.restart or part.restart)
     if before.kind is not Kind.HEARTBEAT:
         joined = replace(joined, kind=before.kind, rows=before.rows + part.rows)
     return replace(joined, restart=before.restart, is_link=part.is_link and not before.restart)
+
+
+def _ignores_rows_before(before: Event, part: Event) -> bool:
+    """Returns True if the rows after the second part do not depend on whether the first is a duplicate."""
+    return before.kind is Kind.HEARTBEAT or part.kind is Kind.SNAPSHOT
+
+
+def _describe_session(event: Event) -> str:
+    return f"session {event.session}" if event.session else "an ignored message"
 
 
 def _has_gap_between(before: Event, part: Event, modulo: int | None) -> bool:

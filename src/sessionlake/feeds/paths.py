@@ -72,11 +72,11 @@ class Slice(NamedTuple):
     end: int | None
 
 
-class Each(NamedTuple):
+class EachElement(NamedTuple):
     """The step `[*]` from an array to every element of it. Allowed only in paths that give several elements."""
 
 
-Step = Field | Index | Slice | Each
+Step = Field | Index | Slice | EachElement
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Path:
     def gives_elements(self) -> bool:
         """True if the path can give several elements: it has `[*]` or `entries(…)`."""
         return any(
-            isinstance(one, Access) and (one.entries or any(isinstance(step, Each) for step in one.steps))
+            isinstance(one, Access) and (one.entries or any(isinstance(step, EachElement) for step in one.steps))
             for one in self.alternatives
         )
 
@@ -270,7 +270,7 @@ def _parse_steps(text: str, place: int) -> Iterator[Step]:
 
 def _parse_bracket(text: str, inside: str, place: int) -> Step:
     if inside == "*":
-        return Each()
+        return EachElement()
     if _NUMBER.fullmatch(inside):
         return Index(int(inside))
     if found := re.fullmatch(r"(-?\d+)?\s*:\s*(-?\d+)?", inside):
@@ -374,7 +374,7 @@ def _find_elements(value: Any, steps: tuple[Step, ...], parent: Any) -> list[Ele
         parent: The object in which the value is.
     """
     for number, step in enumerate(steps):
-        if not isinstance(step, Each):
+        if not isinstance(step, EachElement):
             parent = value if isinstance(step, Field) else parent
             value = _follow_step(value, step)
         elif isinstance(value, list):

@@ -61,9 +61,9 @@ class PayloadReader:
 def _create_avro_reader(definition: Definition) -> Callable[[bytes], Any]:
     import fastavro
 
-    from sessionlake.protocol.avro import DECODE_ERRORS, prepare_tree_schema
+    from sessionlake.protocol.avro import DECODE_ERRORS, build_tree_schema
 
-    schema = prepare_tree_schema(definition)
+    schema = build_tree_schema(definition)
 
     def decode(body: bytes) -> Any:
         stream = BytesIO(body)

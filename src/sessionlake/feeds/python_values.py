@@ -20,7 +20,16 @@ _WITHOUT_VALUE = frozenset({type(None), type(MISSING)})
 
 
 def convert_each(convert: Callable[[Any], Any], given: Sequence[Any], bad: list[int]) -> list[Any]:
-    """Converts values one by one."""
+    """Converts values one by one.
+
+    Args:
+        convert: Converts a value, or raises an exception.
+        given: The values.
+        bad: Gets the indices of the values for which `convert` raised an exception.
+
+    Returns:
+        The converted values, in order. None stands for each value whose index is in `bad`.
+    """
     try:
         return list(map(convert, given))
     except Exception:  # noqa: BLE001 - the loop below finds out which value it was
@@ -83,7 +92,7 @@ def convert_cells(cells: list[Any], column: FeedColumn, bad: list[int]) -> list[
     Texts of decimals are kept, and checked later. Times may become microseconds, which `EventLists` allows.
     """
     types = set(map(type, cells)) - _WITHOUT_VALUE
-    found = cells if not types else _convert_usual_cells(cells, column, types)
+    found = cells if not types else _convert_cells_of_usual_type(cells, column, types)
     if found is not None:
         return found
     keeps_texts = is_decimal_text(column)
@@ -95,7 +104,7 @@ def convert_cells(cells: list[Any], column: FeedColumn, bad: list[int]) -> list[
     return convert_each(convert, cells, bad)
 
 
-def _convert_usual_cells(cells: list[Any], column: FeedColumn, types: set[type]) -> list[Any] | None:
+def _convert_cells_of_usual_type(cells: list[Any], column: FeedColumn, types: set[type]) -> list[Any] | None:
     """Converts values that are all of the type that is usual for the column; returns None if they are not."""
     found: list[Any] | None = None
     if column.sql == "string" or is_decimal_text(column):

@@ -9,7 +9,7 @@ from sessionlake.feeds.caches import RowIds
 from sessionlake.feeds.code import CodeWriter, NoCodeError, build_plain_decimal_pattern, is_decimal_text
 from sessionlake.feeds.feed import Feed, Rows
 from sessionlake.feeds.parsers import format_exact_json
-from sessionlake.feeds.paths import Access, Constant, Each, Field, Path, Start
+from sessionlake.feeds.paths import Access, Constant, EachElement, Field, Path, Start
 from sessionlake.feeds.shapes import Shape
 from sessionlake.feeds.values import FeedColumn, convert_constant, format_json
 from sessionlake.protocol.columns import INTEGER_BITS
@@ -55,19 +55,19 @@ class RowWriter(CodeWriter):
         depth, value, steps = self._depth, "d", list(one.steps)
         while steps:
             step = steps.pop(0)
-            if not isinstance(step, Each):
+            if not isinstance(step, EachElement):
                 value = self._add_step(value, step)
                 continue
             self._add_line(f"if type({value}) is not list:")
             self._add_line(f"    if {value} is not M and {value} is not None: raise Unusual")
             self._add_line("else:")
             self._depth += 1
-            item = self._new_name()
+            item = self._create_variable_name()
             self._shapes[item] = (self._shapes.get(value) or Shape()).find_items()
             self._add_line(f"for {item} in {value}:")
             self._depth += 1
             value = item
-        if not isinstance(one.steps[-1], Each):
+        if not isinstance(one.steps[-1], EachElement):
             self._add_line(f"if {value} is M or {value} is None: raise Unusual")
         self._add_row(part, value)
         self._depth = depth
@@ -83,7 +83,7 @@ class RowWriter(CodeWriter):
         self._add_row_id(feed.key, key)
         deleted = self._write_deleted(part, raw)
         if deleted != "False":
-            self._refuse_odd_decimals(deleted, [one for one in raw.values() if one[0] not in feed.key])
+            self._add_decimal_check(deleted, [one for one in raw.values() if one[0] not in feed.key])
         added = {places[name]: value for name, (_, value) in raw.items()}
         for number, name in enumerate(feed.columns):
             value = added.get(number, "M")
@@ -113,19 +113,19 @@ class RowWriter(CodeWriter):
         shape.is_read |= part.rescue and self._rescues
         shape.refuses.add(part.rescue)
         if part.rescue and not self._rescues:
-            self._refuse_undeclared(element, shape)
+            self._add_undeclared_check(element, shape)
         if not was_checked:
             self._checked.discard(element)
         return raw
 
-    def _refuse_odd_decimals(self, deleted: str, values: list[tuple[FeedColumn, str]]) -> None:
+    def _add_decimal_check(self, deleted: str, values: list[tuple[FeedColumn, str]]) -> None:
         """Adds a check of a deleted row's decimals, which are not added to the lists unless they are in the key."""
         for column, value in values:
             if is_decimal_text(column):
                 is_plain = self._name_constant(re.compile(build_plain_decimal_pattern(column.sql)).fullmatch)
                 self._add_line(f"if {deleted} and type({value}) is str and not {is_plain}({value}): raise Unusual")
 
-    def _refuse_undeclared(self, element: str, shape: Shape) -> None:
+    def _add_undeclared_check(self, element: str, shape: Shape) -> None:
         """Adds a check that leaves rows with undeclared fields to another reader, which stores these fields."""
         columns = self._feed.columns
         if shape.kind is None:

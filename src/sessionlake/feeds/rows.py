@@ -22,7 +22,7 @@ from sessionlake.feeds.feed import Feed, Presence
 from sessionlake.protocol.columns import INTEGER_BITS
 
 MAX_ROWS = 100_000
-"""Most rows of a session that are kept in memory, unless `keep` sets a limit."""
+"""Most rows of a session that are kept in memory. With `keep`, two full groups may be kept even if they are larger."""
 Row = dict[str, Any]
 CheckFunction = Callable[[Mapping[tuple[Any, ...], Sequence[Row]], Any], bool]
 
@@ -33,9 +33,10 @@ class AppliedChanges(NamedTuple):
     Attributes:
         removed_before: Ids of the rows that a snapshot with a scope removes before its own rows are set.
         removed_after: Ids of the rows that exceed the limit of `keep`, and are removed after the changes.
-        checks: Number of checksums and expectations that were compared.
+        checks: Number of checksums and expectations that were compared, and of these failures.
         checksum_failed: True if the checksum does not fit the rows.
-        presence_failed: Number of changes whose row was present although the feed expects it absent, or the reverse.
+        presence_failed: Number of changes whose row was present although the feed expects it absent, or the reverse,
+            and of failures of the decoder's `complete` and `narrow`.
         is_too_large: True if there are now too many rows to keep in memory.
         is_scoped: True if the message is a snapshot with a scope.
         completed: By number of the change: values that replace those of the message, as the feed's decoder completed
@@ -91,23 +92,25 @@ class FeedRows:
         if not self.is_known:
             return AppliedChanges(is_too_large=bool(scope), is_scoped=bool(scope))
         changes = list(changes)
-        narrowed = self._completer.narrow(scope, self.rows) if scope else None
+        narrowed, has_failed = self._completer.narrow(scope, self.rows) if scope else (None, False)
         removed_before = () if narrowed is None else self._remove_scope(changes, narrowed)
-        expected = [change.expect for change in changes if change.expect is not None]
         completed: dict[int, Row] = {}
-        presence_failed = sum(self._apply_change(number, change, completed) for number, change in enumerate(changes))
-        removed_after = tuple(self._remove_worst())
-        if self.feed.keep is None and len(self.rows) > MAX_ROWS:
+        failures = [self._apply_change(number, change, completed) for number, change in enumerate(changes)]
+        undone = has_failed + sum(failed for _, failed in failures)
+        presence_failed = undone + sum(failed for failed, _ in failures)
+        checks = undone + sum(change.expect is not None for change in changes)
+        removed_after = tuple(sorted(self._remove_worst()))  # groups have another order after a restart
+        if len(self.rows) > self._most_rows:
             self.rows, self._groups, self.is_known = {}, {}, False
             return AppliedChanges(
-                removed_before, removed_after, len(expected), presence_failed=presence_failed, is_too_large=True,
+                removed_before, removed_after, checks, presence_failed=presence_failed, is_too_large=True,
                 is_scoped=bool(scope), completed=completed,
             )  # fmt: skip
-        checks = len(expected) + (sent is not None)
         failed = sent is not None and not self._compare_checksum(sent)
         return AppliedChanges(
-            removed_before, removed_after, checks, failed, presence_failed, is_scoped=bool(scope), completed=completed
-        )
+            removed_before, removed_after, checks + (sent is not None), failed, presence_failed,
+            is_scoped=bool(scope), completed=completed,
+        )  # fmt: skip
 
     def _remove_scope(self, changes: Sequence[Put | Delete], scope: Row) -> tuple[str, ...]:
         """Removes the rows in the scope that the message does not set itself; resets those that it sets."""
@@ -117,19 +120,28 @@ class FeedRows:
             self._pop_row(row_id)
         return tuple(row_id for row_id in inside if row_id not in set_ids)
 
+    @property
+    def _most_rows(self) -> int:
+        return MAX_ROWS if self.feed.keep is None else max(MAX_ROWS, 2 * self.feed.keep.rows)
+
     @cached_property
     def _completer(self) -> Completer:
         return Completer.of(self.feed)
 
-    def _apply_change(self, number: int, change: Put | Delete, completed: dict[int, Row]) -> bool:
-        """Applies one change. Returns True if the row's presence was not as expected.
+    def _apply_change(self, number: int, change: Put | Delete, completed: dict[int, Row]) -> tuple[bool, bool]:
+        """Applies one change.
 
         Args:
             number: Number of the change in its message.
             change: The change.
             completed: Where values are added that the feed's decoder completed.
+
+        Returns:
+            True if the row's presence was not as expected, and True if the decoder failed to complete the values.
         """
-        found = self._completer.complete(change.values, self.rows) if isinstance(change, Put) else {}
+        found, has_failed = (
+            self._completer.complete(change.values, self.rows) if isinstance(change, Put) else ({}, False)
+        )
         if found:
             completed[number] = found
         known = self._pop_row(change.row_id)
@@ -138,7 +150,8 @@ class FeedRows:
             self.rows[change.row_id] = row
             if self.feed.keep is not None:
                 self._add_to_group(change.row_id, row)
-        return change.expect is not None and (known is not None) != (change.expect is Presence.PRESENT)
+        is_wrong = change.expect is not None and (known is not None) != (change.expect is Presence.PRESENT)
+        return is_wrong, has_failed
 
     def _pop_row(self, row_id: str) -> Row | None:
         row = self.rows.pop(row_id, None)
@@ -170,7 +183,7 @@ class FeedRows:
         keep = self.feed.keep
         nulls = bisect_left(members, (_NULL_KEY,))
         valued = members[:nulls]
-        if keep is not None and {*keep.descending} & {*group}:
+        if keep is not None and keep.is_descending(group):
             valued = valued[::-1]
         return [row_id for _, row_id in [*valued, *members[nulls:]][:most]]
 

@@ -35,7 +35,8 @@ class SessionTable:
         duplicates: Number of events that were dropped because their seq was already applied. Heartbeats do not count.
         checks: Number of checked checksums.
         checks_failed: Number of checksums that did not fit the table.
-        presence_failed: Number of changes whose row was present although `expect` says absent, or the reverse.
+        presence_failed: Number of changes whose row was present although `expect` says absent, or the reverse, and of
+            failures of the decoder's `complete` and `narrow`.
         held: Events that wait for the first snapshot, at most `feed.hold`, in order of arrival.
         unapplied: Number of events that waited for the first snapshot in vain: there were too many, or an end came.
         has_snapshot: True once a snapshot was applied.
@@ -80,11 +81,14 @@ class SessionTable:
             return
         self.messages += 1
         if event.kind is Kind.SNAPSHOT:
-            scope = self._completer.narrow(event.scope, self.rows) if event.scope else {}
+            scope, has_failed = self._completer.narrow(event.scope, self.rows) if event.scope else ({}, False)
+            self.presence_failed += has_failed
             if scope is not None:
                 self.rows = {name: row for name, row in self.rows.items() if not _is_in_scope(row, scope)}
+        seen: set[str] = set()
         for row in event.rows:
-            self._apply_change(row)
+            self._apply_change(row, sets_all=event.kind is Kind.SNAPSHOT and row.row_id not in seen)
+            seen.add(row.row_id)
         if self.feed.keep is not None:
             for name in _find_excess_rows(self.feed.keep, self.rows):
                 del self.rows[name]
@@ -117,15 +121,18 @@ class SessionTable:
         self.last_seq = seq
         return True
 
-    def _apply_change(self, row: Put | Delete) -> None:
+    def _apply_change(self, row: Put | Delete, *, sets_all: bool) -> None:
+        """Applies one change. With `sets_all`, the columns that it leaves out are set to null."""
         found = self.rows.get(row.row_id)
         if row.expect is not None and (found is not None) != (row.expect is Presence.PRESENT):
             self.presence_failed += 1
         if isinstance(row, Delete):
             self.rows.pop(row.row_id, None)
             return
-        values = row.values | self._completer.complete(row.values, self.rows)
-        self.rows[row.row_id] = (dict.fromkeys(self.feed.columns) if found is None else found) | values
+        values = dict.fromkeys(self.feed.columns) | row.values if sets_all else row.values
+        completed, has_failed = self._completer.complete(values, self.rows)
+        self.presence_failed += has_failed
+        self.rows[row.row_id] = (dict.fromkeys(self.feed.columns) if found is None else found) | values | completed
 
 
 def build_groups(feed: Feed, rows: Mapping[str, Row]) -> Groups:
@@ -153,7 +160,7 @@ def _order_groups(keep: Keep, rows: Mapping[str, Row]) -> Iterator[tuple[tuple[A
         groups[tuple(row[column] for column in keep.per)].append(name)
     for group, names in groups.items():
         valued = [name for name in names if rows[name][keep.best] is not None]
-        valued.sort(key=partial(_make_sort_key, rows, keep.best), reverse=bool({*keep.descending} & {*group}))
+        valued.sort(key=partial(_make_sort_key, rows, keep.best), reverse=keep.is_descending(group))
         yield group, valued + sorted(name for name in names if rows[name][keep.best] is None)
 
 

@@ -59,7 +59,8 @@ class Totals:
         held: Number of messages that were held back until the first snapshot of their session.
         checks: Number of checked checksums.
         checks_failed: Number of checksums that did not fit the table.
-        presence_failed: Number of changes whose row was there against `expect`, or missing against it.
+        presence_failed: Number of changes whose row was there against `expect`, or missing against it, and of failures
+            of a decoder's `complete` and `narrow`.
         followed: Number of messages after which tables were no longer followed, because they have too many rows; None
             if all were followed.
     """
@@ -212,7 +213,7 @@ class Trial:
             "gap: messages are missing before this one": gaps,
             "duplicate: its seq was already applied": duplicates,
             "checksum: the table does not have the checksum in the message": checks_failed,
-            "presence: rows were there or missing against `expect`": presence_failed,
+            "presence: rows are not as `expect` says, or the decoder cannot complete them": presence_failed,
         }
         return [text for text, count in texts.items() if count]
 

@@ -86,7 +86,7 @@ class AsOfBatch:
         found = read_removed_rows_of_table(self.lake.reader(spark), table) if by_rows else None
         if found is not None and found.batch > self.batch:
             raise LakeError(
-                f"{found.summary}, of batches up to {found.batch}, so it cannot be read as of batch {self.batch}",
+                f"{found.removal_text}, of batches up to {found.batch}, so it cannot be read as of batch {self.batch}",
                 fix=f"Choose batch {found.batch} or a later one",
             )
         # Version 0: nothing had been written to the table by then.
@@ -222,7 +222,7 @@ def _search_ledger(reader: TableReader, summary: _LedgerSummary, batch: int) -> 
         cut = read_removed_rows_without_limits(reader).get(LEDGER)
         if cut is not None:  # the removed entries may have had the versions
             raise LakeError(
-                f"batch {batch}: {cut.summary}, so the tables' versions after this batch are not known",
+                f"batch {batch}: {cut.removal_text}, so the tables' versions after this batch are not known",
                 fix="Choose a later batch",
             )
     if end is None:

@@ -158,10 +158,10 @@ def explain(
         if own.table == table and own.source is not None:
             raise UsageError(
                 f"{table} cannot be explained by messages",
-                why=f"It is computed from rows of {own.source}, which need not come from one message each. A figure's "
-                f"rows have the same {', '.join(own.keys)}{f' and a {own.time} in its bucket' * bool(own.bucket)}",
-                fix="Run `sessionlake query` to see these rows, or `sessionlake verify gold` to compare all figures "
-                "with them",
+                why=f"Its figures are computed from rows of {own.source}, and such a row need not come from a single "
+                "message",
+                fix=f"To see a figure's rows, query {own.source} with the figure's values of "
+                f"{', '.join(filter(None, [*own.keys, own.time]))}. To compare all, run `sessionlake verify gold`",
             )
     if table not in known:
         raise UsageError(f"{table!r} cannot be explained", fix=f"Name one of {', '.join(known)}")

@@ -140,7 +140,7 @@ def _require_entry_of_message(
     if cut is not None and has_read_message(reader, layer, topic, partition, offset):
         raise NotFoundError(
             f"topic {topic}, partition {partition}: {layer} has read offset {offset}, but its batch is not known: "
-            f"{cut.summary}",
+            f"{cut.removal_text}",
             fix="Nothing is wrong with the message. Ask about messages that were read later",
         )
 
@@ -157,7 +157,7 @@ def _require_complete_tables(reader: TableReader, silver: BatchCommit) -> None:
     for found in (known[table] for table in (CHANGES, QUARANTINE, EVENTS) if table in known):
         if silver.batch <= found.batch:
             raise NotFoundError(
-                f"silver judged the message in batch {silver.batch}, but {found.summary}, of batches up to "
+                f"silver judged the message in batch {silver.batch}, but {found.removal_text}, of batches up to "
                 f"{found.batch}, so it is no longer known what happened to the message",
                 fix="Ask about messages of later batches",
             )

@@ -327,12 +327,12 @@ class ShardClock:
         mine, silent = zip(*parts, strict=True) if parts else ((), ())
         segments = np.concatenate([np.zeros((len(_FIELDS), 0), np.int64), *mine], axis=1)
         silences = np.concatenate([np.zeros((len(_SILENT), 0), np.int64), *silent], axis=1)
-        self._note_first_times(waiting, segments, silences)
+        self._set_first_times(waiting, segments, silences)
         stretches = self._advance_segments(segments)
         silent_stretches = self._advance_silences(silences)
         return stretches if silent_stretches is None else replace(stretches, silences=silent_stretches)
 
-    def _note_first_times(self, untimed_before: Collection[int], segments: Int64s, silences: Int64s) -> None:
+    def _set_first_times(self, untimed_before: Collection[int], segments: Int64s, silences: Int64s) -> None:
         """Sets `first_times` of lanes without a time, from an earlier batch, or a silence or message of this one."""
         known = (place for place in untimed_before if self.partition_times[place].time != NO_TIME)
         self.first_times = {place: FirstTime(self.partition_times[place].time, BEGINNING) for place in known}

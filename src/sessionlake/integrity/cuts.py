@@ -123,7 +123,7 @@ class ChangesSinceCut(NamedTuple):
     changes: Int64s
 
     def write_to_cursors(self, cursors: Cursors, is_selected: Bools) -> None:
-        """Writes the values into the same fields of the cursors at which `is_selected` is True."""
+        """Writes both values of each session into its cursor, for sessions where `is_selected` is True."""
         cursors["changed_at"][is_selected], cursors["changes"][is_selected] = self
 
 

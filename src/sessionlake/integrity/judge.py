@@ -168,7 +168,7 @@ class SessionJudge:
         return NEVER if changed_at == NEVER else compute_next_cut_time(changed_at, self.rules.snapshot_interval)
 
     def _expire_session(self, stream_time: int) -> None:
-        """Lets the session expire: releases held messages; cuts the table unless an earlier cut contains it all."""
+        """Lets the session expire: releases held messages, and records a cut unless an earlier cut contains it all."""
         cursor = self._cursor
         self._release_held_messages()
         ended = cursor.status == Status.ENDED

@@ -30,11 +30,14 @@ class SeqSet:
 
     @property
     def gap_count(self) -> int:
-        """The number of gaps between the lowest and the highest seq."""
+        """The number of gaps between the lowest and the highest seq. A run of missing seqs is one gap."""
         return max(len(self._firsts) - 1, 0)
 
     def count_gaps_with(self, seq: int) -> int:
-        """Returns the number of gaps that the set would have with this seq, which must not be in it yet."""
+        """Returns the number of gaps that the set would have with this seq, which must not be in it yet.
+
+        A run of missing seqs is one gap.
+        """
         place = bisect_left(self._lasts, seq)
         below = place > 0 and self._lasts[place - 1] == seq - 1
         above = place < len(self._firsts) and self._firsts[place] == seq + 1

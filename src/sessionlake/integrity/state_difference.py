@@ -193,7 +193,10 @@ def _sort_by_key(state: ShardState) -> Int64s:
 
 
 def _reset_earlier_positions(cursors: Cursors) -> Cursors:
-    """Resets positions that belong to an earlier life of their session, in place, and returns the cursors."""
+    """Sets positions that belong to an earlier life of their session to `NO_POSITION`, in place.
+
+    Returns the same cursors.
+    """
     for name in _OF_PRESENT_LIFE:
         cursors[name][cursors[name] < cursors["first_offset"]] = NO_POSITION
     return cursors

@@ -34,9 +34,9 @@ def judge_window_sessions(batch: ShardBatch, outcome: JudgingOutcome) -> Bools:
     if not wanted.any():
         return wanted
     arrivals = _Arrivals(batch, wanted)
-    wanted &= ~arrivals.find_unsuitable_sessions()
+    wanted &= ~arrivals.find_sessions_for_slow_path()
     releases = _Releases(batch, wanted, arrivals)
-    wanted &= ~releases.find_unsuitable_sessions()
+    wanted &= ~releases.find_sessions_for_slow_path()
     if wanted.any():
         releases.keep_sessions(wanted)
         _apply_fast_sessions(batch, wanted, arrivals, releases, outcome)
@@ -85,7 +85,7 @@ class _Arrivals:
         before = batch.cursors["highest_ts"][: self.sessions][self.owner]
         self.highest = np.maximum(compute_running_maximum(self.ts, self.owner), before)
 
-    def find_unsuitable_sessions(self) -> Bools:
+    def find_sessions_for_slow_path(self) -> Bools:
         """Returns a boolean for each session: True if the fast path cannot handle it because of an arriving message.
 
         Such a session has a late message, expires, misses a seq, repeats one, or exceeds a limit of held messages.
@@ -196,7 +196,7 @@ class _Releases:
         """A boolean for each released message: True if it is the last of its session."""
         return np.append(np.diff(self.owner) != 0, True)[: len(self.owner)]
 
-    def find_unsuitable_sessions(self) -> Bools:
+    def find_sessions_for_slow_path(self) -> Bools:
         """Returns a boolean for each session: True if the fast path cannot handle it because of a released message.
 
         Such a session starts with a message other than a snapshot, or has a message after an `end`.

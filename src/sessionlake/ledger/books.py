@@ -326,13 +326,13 @@ def _read_copies_and_later_entries(
             return None
     since = ("committed_at", ge, copies["until"][0].as_py())
     entries, known = reader.read_with_count(LEDGER, since, columns=_find_needed_ledger_columns(columns))
-    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_leftover_entries(reader, sums):
+    if pc.sum(copies["batches"]).as_py() + entries.num_rows != known - _count_already_summed_entries(reader, sums):
         return None
     late = [convert_entries_to_sums(batch, columns) for batch in entries.to_batches()]
     return [*copies.select(list(columns)).to_batches(), *late]
 
 
-def _count_leftover_entries(reader: TableReader, sums: StoredSums) -> int:
+def _count_already_summed_entries(reader: TableReader, sums: StoredSums) -> int:
     """Counts entries that the ledger still has although carried sums already replace them."""
     if sums.removed_before is None:
         return 0

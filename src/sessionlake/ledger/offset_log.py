@@ -98,13 +98,15 @@ class OffsetLog:
                 raise OffsetHoleError(
                     f"{place}: offsets {start} to {item.first - 1} are missing",
                     why="Their messages were deleted before they were read",
-                    fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
+                    fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`. Otherwise restore the "
+                    "messages: with this setting, the layer continues without them",
                 )
             inside = item.missing_messages - count_offsets_in_runs(runs, item.first, item.last + 1)
             if inside > 0:
                 raise OffsetHoleError(
                     f"{place}: {inside} of the offsets {item.first} to {item.last} are missing",
-                    fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`",
+                    fix="If the topic is compacted, set `kafka.allow_offset_gaps: true`. Otherwise restore the "
+                    "messages: with this setting, the layer continues without them",
                 )
 
     def _find_expected_start(self, offset_range: OffsetRange) -> int:

@@ -119,7 +119,7 @@ class RemovedRows:
         return self.removed + self.pending
 
     @property
-    def summary(self) -> str:
+    def removal_text(self) -> str:
         """A sentence for people that names the table and the time before which rows were removed."""
         return f"retention has removed rows of {self.table} that were committed before {self.before:%Y-%m-%d %H:%M:%SZ}"
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Subject(StrEnum):
+class CheckSubject(StrEnum):
     """The subject of a check. The values are the names of the lines that `sessionlake doctor` prints."""
 
     OPERATIONS = "operations"
@@ -55,7 +55,7 @@ class PreflightCheck(NamedTuple):
         at_start: True if the layer's start makes the check. False if only `doctor` makes it.
     """
 
-    subject: Subject
+    subject: CheckSubject
     require: Callable[[SparkSession | None], object]
     at_start: bool = True
 
@@ -76,7 +76,9 @@ def require_startable(spark: SparkSession, settings: Settings, layer: str) -> No
             check.require(spark)
 
 
-def require_subject(spark: SparkSession | None, settings: Settings, subject: Subject, layers: Iterable[str]) -> None:
+def require_subject(
+    spark: SparkSession | None, settings: Settings, subject: CheckSubject, layers: Iterable[str]
+) -> None:
     """Makes all checks of a subject for each of these layers, including those that only `doctor` makes.
 
     Raises:
@@ -89,19 +91,21 @@ def require_subject(spark: SparkSession | None, settings: Settings, subject: Sub
 
 
 def _list_checks(settings: Settings, layer: str) -> Iterator[PreflightCheck]:
-    yield PreflightCheck(Subject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
-    yield PreflightCheck(Subject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer))
-    yield PreflightCheck(Subject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
-    yield PreflightCheck(Subject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
-    yield PreflightCheck(Subject.STATES, lambda _: handover.require_states(settings, layer))
+    yield PreflightCheck(CheckSubject.OPERATIONS, lambda _: require_uninterrupted(settings, layer))
+    yield PreflightCheck(
+        CheckSubject.CHECKPOINTS, lambda _: require_intact_checkpoint(settings.checkpoint(layer), layer)
+    )
+    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: _require_query(settings, layer), at_start=False)
+    yield PreflightCheck(CheckSubject.CHECKPOINTS, lambda _: manifest.read_manifest(settings, layer))
+    yield PreflightCheck(CheckSubject.STATES, lambda _: handover.require_states(settings, layer))
     if layer not in {
         BRONZE,
         *(processor.layer for processor in settings.processors if processor.key),
     }:  # layers without states
         # When a layer starts, Spark itself looks for the states.
-        yield PreflightCheck(Subject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
-    yield PreflightCheck(Subject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
-    yield PreflightCheck(Subject.VERSIONS, lambda spark: require_newest_tables(spark, settings, [layer]))
+        yield PreflightCheck(CheckSubject.STATES, lambda _: refuse_lost_state(settings, layer), at_start=False)
+    yield PreflightCheck(CheckSubject.LEDGER, lambda spark: refuse_lost_ledger(spark, settings, layer))
+    yield PreflightCheck(CheckSubject.VERSIONS, lambda spark: require_newest_tables(spark, settings, [layer]))
 
 
 def require_newest_tables(spark: SparkSession | None, settings: Settings, layers: Iterable[str]) -> None:

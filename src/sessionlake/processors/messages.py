@@ -10,7 +10,7 @@ import pyarrow as pa
 from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.processors.api import Message, Row
 from sessionlake.protocol.arrow import to_contiguous
-from sessionlake.protocol.chunk import ChangeKind, name_set_flag, name_value_field
+from sessionlake.protocol.chunk import ChangeKind, build_set_flag_name, build_value_field_name
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Int64s
 
@@ -77,7 +77,7 @@ class _ChangesByMessage:
 
         self._change, self._id, self._rescued = read_list("change"), read_list("row_id"), read_list(RESCUED)
         self._columns = [
-            (column.name, read_list(name_set_flag(i)), read_list(name_value_field(i)))
+            (column.name, read_list(build_set_flag_name(i)), read_list(build_value_field_name(i)))
             for i, column in enumerate(columns)
         ]
 

@@ -161,7 +161,12 @@ def assemble_chunk(
 
 
 def _read_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
-    """Returns the keys as texts; null for a key that is no session id."""
+    """Returns the session id of each message, which is its key as a text.
+
+    Args:
+        raw: The raw messages.
+        reasons: The reason code of each message. The id is null where it is that of `BAD_KEY`.
+    """
     bad_key = reasons == CODE_OF[Reason.BAD_KEY]
     keys = raw["key"].combine_chunks()
     if bad_key.any():

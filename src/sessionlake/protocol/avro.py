@@ -144,7 +144,7 @@ class AvroDecoder:
         return to_json_object
 
 
-def prepare_tree_schema(definition: Definition) -> Schema:
+def build_tree_schema(definition: Definition) -> Schema:
     """Returns a schema with which fastavro reads data as trees: with exact decimals, without other logical types.
 
     Raises:
@@ -259,10 +259,10 @@ class _PreparedSchema:
         if isinstance(schema, list):
             return {"type": "union", **{i: self._prepare_schema(branch, level) for i, branch in enumerate(schema)}}
         if isinstance(schema, str):
-            return self._prepare_named(schema, level) if schema in self._named else schema
+            return self._prepare_named_type(schema, level) if schema in self._named else schema
         kind = schema["type"]
         if kind in {"record", "error", "enum", "fixed"}:
-            return self._prepare_named(schema["name"], level)
+            return self._prepare_named_type(schema["name"], level)
         if kind == "array":
             items = self._prepare_schema(schema["items"], level + 1)
             if self._compute_min_bytes(items) == 0:
@@ -281,7 +281,8 @@ class _PreparedSchema:
             return {}
         return {"logicalType": "decimal", "precision": _ALL_DIGITS, "scale": schema.get("scale", 0)}
 
-    def _prepare_named(self, name: str, level: int) -> Schema:
+    def _prepare_named_type(self, name: str, level: int) -> Schema:
+        """Returns the prepared schema of a named type. Raises UnusableSchemaError if it contains itself."""
         if name in self._in_progress:
             raise UnusableSchemaError(f"{name} contains itself, so that data could nest to any depth")
         if name not in self._done:

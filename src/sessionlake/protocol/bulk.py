@@ -180,7 +180,11 @@ class BulkMessages:
         self.unsure[self._owner[strange]] = True
 
     def _check_values(self, values: list[Any], column: Column, holds: ValueKind) -> list[Any]:
-        """Returns the values converted to the column's type. Refuses messages that have a value beyond its range."""
+        """Returns the values converted to the column's type.
+
+        A message with a value beyond the type's range gets the reason `BAD_COLUMN`. Its values stay in the result, but
+        nothing uses them.
+        """
         if column.json_type is JsonType.INTEGER:
             self._refuse_values(
                 _find_out_of_range(pa.array(values, pa.uint64() if holds is ValueKind.UNSIGNED else pa.int64()), column)

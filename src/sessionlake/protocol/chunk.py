@@ -47,12 +47,12 @@ class ChangeKind(IntEnum):
     DELETE = 2
 
 
-def name_set_flag(index: int) -> str:
+def build_set_flag_name(index: int) -> str:
     """Returns the name of the flag that is true if the message set declared column `index`."""
     return f"set:{index}"
 
 
-def name_value_field(index: int) -> str:
+def build_value_field_name(index: int) -> str:
     """Returns the name of the field with the value of declared column `index`."""
     return f"value:{index}"
 
@@ -60,8 +60,8 @@ def name_value_field(index: int) -> str:
 @lru_cache(maxsize=8)
 def build_change_fields(columns: tuple[Column, ...]) -> tuple[pa.Field, ...]:
     """Returns the Arrow fields of one change."""
-    values = [pa.field(name_value_field(i), column.arrow) for i, column in enumerate(columns)]
-    flags = [pa.field(name_set_flag(i), pa.bool_()) for i in range(len(columns))]
+    values = [pa.field(build_value_field_name(i), column.arrow) for i, column in enumerate(columns)]
+    flags = [pa.field(build_set_flag_name(i), pa.bool_()) for i in range(len(columns))]
     return (
         pa.field("change", pa.int8()),
         pa.field("ordinal", pa.int32()),
@@ -186,10 +186,10 @@ def align_columns(table: pa.Table, earlier_columns: Sequence[tuple[str, str]], c
     given = {name: changes.field(name) for name in ("change", "ordinal", "row_id", RESCUED, "expect")}
     for place, column in enumerate(columns):
         old = places.get(column.name)
-        given[name_value_field(place)] = (
-            pa.nulls(len(changes), column.arrow) if old is None else changes.field(name_value_field(old))
+        given[build_value_field_name(place)] = (
+            pa.nulls(len(changes), column.arrow) if old is None else changes.field(build_value_field_name(old))
         )
-        given[name_set_flag(place)] = added if old is None else changes.field(name_set_flag(old))
+        given[build_set_flag_name(place)] = added if old is None else changes.field(build_set_flag_name(old))
     fields = list(build_change_fields(columns))
     struct = pa.StructArray.from_arrays([given[field.name] for field in fields], fields=fields)
     schema = chunk_schema(columns)

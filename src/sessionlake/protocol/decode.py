@@ -131,7 +131,7 @@ def _decode_values(raw: pa.Table, rules: DecodeRules, types: MessageTypes, *, fa
     out = _DecodedMessages(_decode_all(values, types) if fast else [None] * len(values), reasons, {})
     optional = _find_seq_optional(raw["topic"], rules)
     if fast:
-        _decode_seqless(out.messages, values, optional, types)
+        _decode_messages_without_seq(out.messages, values, optional, types)
         _clear_messages(out.messages, np.flatnonzero(sizes > rules.max_message_bytes))
         _clear_messages(out.messages, _find_suspects(out.messages, latest, types))
     for index in _list_missing(out.messages):
@@ -193,9 +193,17 @@ def _find_seq_optional(topics: pa.ChunkedArray, rules: DecodeRules) -> Bools:
     return answers[code] if len(answers) else np.zeros(len(topics), np.bool_)
 
 
-def _decode_seqless(
+def _decode_messages_without_seq(
     messages: list[Message | None], values: Sequence[bytes | None], optional: Bools, types: MessageTypes
 ) -> None:
+    """Decodes messages without a `seq`, for topics where it is optional. Writes them into `messages`, in place.
+
+    Args:
+        messages: The messages decoded so far; None for those that could not be decoded with a `seq`.
+        values: The values of all messages.
+        optional: True for messages that may lack a `seq`.
+        types: The message structs of the declared columns.
+    """
     if not optional.any():
         return
     decode_one = types.seqless_decoder.decode

@@ -84,9 +84,16 @@ def parse_value(
 def parse_object(
     loaded: dict[str, Any], types: MessageTypes, *, latest_ts: int, seq_optional: bool = False
 ) -> Parsed | Reason:
-    """Parses a message that was decoded from Avro or Protobuf, given as the equivalent JSON object.
+    """Parses a message that was decoded from Avro or Protobuf.
 
-    Returns the message, or the reason why it is malformed.
+    Args:
+        loaded: The message as the equivalent JSON object.
+        types: The message structs of the declared columns.
+        latest_ts: The highest event time allowed, in ms: the message's Kafka timestamp plus the allowed skew.
+        seq_optional: If true, the seq may be absent, and is then `NO_SEQ` in the result.
+
+    Returns:
+        The message. If it is malformed for several reasons, the first of them in the order of `Reason`.
     """
     try:
         return _build_message(loaded, types, latest_ts, seq_optional=seq_optional)

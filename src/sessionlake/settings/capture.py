@@ -120,7 +120,7 @@ class CaptureSettings(Section):
 
     @model_validator(mode="after")
     def _schemas_are_named(self) -> Self:
-        wrong = _find_wrong_formats(self.format, self.feeds, self.payload) or _find_wrong_payload(
+        wrong = _describe_format_conflict(self.format, self.feeds, self.payload) or _find_wrong_payload(
             self.payload_format, self.payload
         )
         if wrong:
@@ -171,7 +171,9 @@ def _list_formats(feeds: Sequence[FeedSettings]) -> set[PayloadFormat]:
     return keys | {feed.format for feed in feeds}
 
 
-def _find_wrong_formats(kind: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSettings) -> str | None:
+def _describe_format_conflict(
+    kind: PayloadFormat, feeds: Sequence[FeedSettings], payload: PayloadSettings
+) -> str | None:
     """Returns why `payload` cannot be for all formats; None if it can."""
     kinds = sorted({kind, *_list_formats(feeds)} - {PayloadFormat.JSON})
     if len(kinds) > 1:

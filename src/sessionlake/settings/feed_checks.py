@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path as FilePath
+from typing import Any
 
 from sessionlake.feeds.feed import Check, Keep
 from sessionlake.feeds.paths import Constant
 from sessionlake.feeds.values import FeedColumn
 from sessionlake.protocol.columns import INTEGER_BITS
 from sessionlake.settings.feed_code import NamedCheck
-from sessionlake.settings.feed_parts import CheckSettings, KeepSettings, RuleSettings
+from sessionlake.settings.feed_parts import ChecksumSettings, KeepSettings, RuleSettings
 from sessionlake.settings.feed_rules import require_known_column
 
 
@@ -21,13 +23,20 @@ def build_keep(
     """Converts the limit of a table. Raises ValueError if a column or group does not exist."""
     if keep is None:
         return None
-    per = tuple(require_known_column(name, columns, "keep.per").name for name in keep.per)
-    _refuse_unknown_groups(keep.descending, per, rules, "keep.descending")
-    return Keep(per, require_known_column(keep.best, columns, "keep.best").name, tuple(keep.descending), keep.rows)
+    per = [require_known_column(name, columns, "keep.per") for name in keep.per]
+    for column in per:
+        if column.sql.startswith("array"):
+            raise ValueError(f"keep.per: column {column.name!r} is {column.sql}, which forms no groups; name another")
+    descending: list[set[Any]] = [set() for _ in per]
+    for text in keep.descending:
+        for number, value in _convert_group(text, per, rules, "keep.descending").items():
+            descending[number].add(value)
+    best = require_known_column(keep.best, columns, "keep.best").name
+    return Keep(tuple(column.name for column in per), best, tuple(map(frozenset, descending)), keep.rows)
 
 
 def build_check(
-    check: CheckSettings | None,
+    check: ChecksumSettings | None,
     keep: KeepSettings | None,
     columns: Mapping[str, FeedColumn],
     rules: Sequence[RuleSettings],
@@ -55,7 +64,13 @@ def build_check(
             "check.crc32: the best rows of each group are compared, so the feed needs keep with one column in per, as "
             "in keep: {per: [side], best: price, descending: [bid], rows: 1000}"
         )
-    _refuse_unknown_groups(check.crc32.groups, keep.per, rules, "check.crc32.groups")
+    per = [require_known_column(keep.per[0], columns, "keep.per")]
+    if check.rows > keep.rows and "rows" in check.model_fields_set:
+        raise ValueError(
+            f"check.rows is {check.rows}, but the table has at most keep.rows = {keep.rows} rows of a group, so the "
+            "checksum of more rows never fits; write a greater keep.rows, or a smaller check.rows"
+        )
+    groups = tuple(_convert_group(text, per, rules, "check.crc32.groups")[0] for text in check.crc32.groups)
     for name in check.crc32.columns:
         column = require_known_column(name, columns, "check.crc32.columns")
         if column.sql != "string" and column.sql not in INTEGER_BITS:
@@ -64,19 +79,52 @@ def build_check(
                 f"declare one more column for them, as in {name}_text: string, or {name}_text: {{type: string, "
                 "from: digits} if messages have JSON numbers"
             )
-    return Check(check.checksum, check.rows, check.crc32.build().load)
+    return Check(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).load)
 
 
-def _refuse_unknown_groups(
-    groups: Collection[str], per: Sequence[str], rules: Sequence[RuleSettings], where: str
-) -> None:
-    """Raises ValueError if no row can be in one of the groups, because rows have only other constants."""
-    known = _list_groups(per, rules)
-    for name in groups:
-        if known is not None and name not in known:
-            near = get_close_matches(name, known, 1, 0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{where}: no row has {name!r} in {', '.join(per)}{hint} Rows have {', '.join(known)}")
+def _convert_group(text: str, per: Sequence[FeedColumn], rules: Sequence[RuleSettings], where: str) -> dict[int, Any]:
+    """Converts the value of a group to the types of the columns that form groups.
+
+    Args:
+        text: The value as the configuration has it.
+        per: The columns that form groups.
+        rules: The feed's rules.
+        where: The key of the value, for errors.
+
+    Returns:
+        The value by the number of the column in `per`, for each column whose type it fits.
+
+    Raises:
+        ValueError: The value fits no column, or no row can be in the group, because rows have only other constants.
+    """
+    if not per:
+        raise ValueError(
+            f"{where}: keep.per is empty, so {text!r} names no group; name the columns of groups in keep.per"
+        )
+    found: dict[int, Any] = {}
+    for number, column in enumerate(per):
+        with suppress(ValueError):
+            found[number] = column.constant(text)
+    if not found:
+        types = ", ".join(f"{column.name} ({column.sql})" for column in per)
+        raise ValueError(f"{where}: {text!r} fits no column of keep.per, so no row has it; write a value of {types}")
+    known = _list_groups([column.name for column in per], rules)
+    if known is not None and not _is_constant(found, known, per):
+        near = get_close_matches(text, known, 1, 0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        names = ", ".join(column.name for column in per)
+        raise ValueError(f"{where}: no row has {text!r} in {names}{hint} Rows have {', '.join(known)}")
+    return found
+
+
+def _is_constant(found: Mapping[int, Any], known: Collection[str], per: Sequence[FeedColumn]) -> bool:
+    """Returns True if rules write one of the values, whose text may be another: `1.0` is the decimal 1.00."""
+    for number, value in found.items():
+        for text in known:
+            with suppress(ValueError):
+                if per[number].constant(text) == value:
+                    return True
+    return False
 
 
 def _list_groups(per: Sequence[str], rules: Sequence[RuleSettings]) -> list[str] | None:

@@ -41,6 +41,16 @@ PathTexts = Annotated[
 """One or several paths to values in a message, written as a text or a list of texts."""
 
 
+def _format_group(value: object) -> object:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+GroupText = Annotated[str, BeforeValidator(_format_group)]
+"""The value of a column that forms groups. It may be written as a text, a number, true or false."""
+
+
 class ColumnSettings(Section):
     """A column whose JSON values need a hint to be read, such as numbers that are written as texts.
 
@@ -235,7 +245,7 @@ class KeepSettings(Section):
     """Columns whose values form a group."""
     best: str
     """Column by which the rows of a group are sorted, ascending."""
-    descending: tuple[str, ...] = ()
+    descending: tuple[GroupText, ...] = ()
     """Values of the columns `per` whose groups are sorted in descending order."""
     rows: int = Field(ge=1, le=100_000)
     """Number of rows that stay in each group."""
@@ -258,7 +268,7 @@ class Crc32Settings(Section):
     It needs `keep`, which says what the best rows are. Signed and unsigned checksums are both understood.
     """
 
-    groups: tuple[str, ...] = Field(min_length=1)
+    groups: tuple[GroupText, ...] = Field(min_length=1)
     """The groups in order, by their value in the column `keep.per`, as in `[bid, ask]`."""
     columns: tuple[str, ...] = Field(min_length=1)
     """The columns of a row in order: strings that keep the digits as they were sent, or whole numbers."""
@@ -269,17 +279,30 @@ class Crc32Settings(Section):
     digits_only: bool = False
     """True leaves out points, and the zeros before the first other digit: `0.0510` becomes `510`."""
 
-    def build(self) -> Crc32:
-        """Converts the settings to the form that the package `feeds` uses."""
+    @model_validator(mode="after")
+    def _separator_fits(self) -> Self:
+        if self.interleaved and isinstance(self.separator, SeparatorSettings) and self.separator.groups is not None:
+            raise ValueError(
+                "separator.groups is not used if interleaved is true, because groups then take turns row by row; leave "
+                "out one of them"
+            )
+        return self
+
+    def build(self, groups: tuple[Any, ...]) -> Crc32:
+        """Converts the settings to the form that the package `feeds` uses.
+
+        Args:
+            groups: The settings `groups` in the type of the column that they are values of.
+        """
         between = self.separator
         if isinstance(between, str):
             between = SeparatorSettings(values=between, rows=between)
         return Crc32(
-            self.groups, self.columns, self.interleaved, between.values, between.rows, between.groups, self.digits_only
+            groups, self.columns, self.interleaved, between.values, between.rows, between.groups, self.digits_only
         )
 
 
-class CheckSettings(Section):
+class ChecksumSettings(Section):
     """The path to a checksum in messages, and how it is compared with a session's rows.
 
     `crc32` describes the text of a CRC32. `with` is a function, for checksums of any other kind.
@@ -292,7 +315,7 @@ class CheckSettings(Section):
     with_: str | None = Field(None, alias="with")
     """The function `module:function` that compares it with the rows."""
     rows: int = Field(10, ge=1, le=100_000)
-    """Number of best rows of each group that are compared."""
+    """Number of best rows of each group that are compared. At most `keep.rows`, which also limits the default."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -19,7 +19,7 @@ from sessionlake.protocol.payload import PayloadFormat
 from sessionlake.settings.feed_checks import build_check, build_keep
 from sessionlake.settings.feed_code import NamedDecoder
 from sessionlake.settings.feed_parts import (
-    CheckSettings,
+    ChecksumSettings,
     ColumnSettings,
     KeepSettings,
     OrderSettings,
@@ -89,7 +89,7 @@ class FeedSettings(Section):
     """What happens if a message has the same key twice: the changes apply in order, or the message is quarantined."""
     keep: KeepSettings | None = None
     """Limit for the rows of a session's table."""
-    check: CheckSettings | None = None
+    check: ChecksumSettings | None = None
     """Checksum in messages with which tables are compared."""
     starts_with: Literal["snapshot", "anything"] | StartSettings = "snapshot"
     """What a session may begin with. `anything` allows updates before the first snapshot.
@@ -145,7 +145,7 @@ class FeedSettings(Section):
     def refuse_classes(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if one of these integrity classes cannot judge the feed's order; the text says why."""
         if self.hold:
-            self._refuse_hold(classes)
+            self._validate_hold(classes)
         orders = self.list_orders()
         is_counting = all(not isinstance(order, str) and order.is_step for order in orders)
         for found in sorted({*classes} & {Integrity.ONCE, Integrity.WINDOW}):
@@ -161,7 +161,7 @@ class FeedSettings(Section):
                     f"one (order: {{seq: PATH}}); set integrity of this feed to none, order or strict"
                 )
 
-    def _refuse_hold(self, classes: Collection[Integrity]) -> None:
+    def _validate_hold(self, classes: Collection[Integrity]) -> None:
         """Raises ValueError if held messages cannot be compared with the snapshot for which they wait."""
         where, instead = f"feed {self.name!r}: starts_with.hold", "or write starts_with: snapshot"
         for found, why in _WITHOUT_HOLD.items():
@@ -214,8 +214,10 @@ def _build_feed(settings: FeedSettings) -> Feed:
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
     _check_decoder(settings)
     _check_chains(settings)
+    _check_modulo(settings)
     text = settings.model_dump_json()
-    defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
+    checksum = settings.check.checksum if settings.check else None
+    defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue, checksum)
     return Feed(
         name=settings.name,
         topics=re.compile(settings.topics),
@@ -250,6 +252,21 @@ def _check_chains(settings: FeedSettings) -> None:
             "order: some messages have a chain and others do not, so their seqs cannot be compared; give the order of "
             "every rule a chain, or none"
         )
+
+
+def _check_modulo(settings: FeedSettings) -> None:
+    """Raises ValueError if the order of a rule has another modulo than the feed, whose modulo alone is used."""
+    for number, rule in enumerate(settings.messages, 1):
+        has_chain = isinstance(rule.order, OrderSettings) and rule.order.chain is not None
+        if rule.order in {None, "none"} or (rule.is_ is Kind.IGNORE and not has_chain):
+            continue
+        own = rule.order.modulo if isinstance(rule.order, OrderSettings) else None
+        if own != settings.modulo:
+            raise ValueError(
+                f"messages: rule {number}: order: modulo is {own or 'missing'}, but order.modulo of the feed is "
+                f"{settings.modulo or 'missing'}; all messages of a session are counted together, so write the same "
+                "modulo in both, or leave it out in both"
+            )
 
 
 def _check_decoder(settings: FeedSettings) -> None:

@@ -329,8 +329,9 @@ def _require_not_passed(passed: list[str], key: str, offset: int, decision: Deci
         raise UsageError(f"{key}: {layers} has processed offset {offset}, so there is nothing to decide", fix=_TRACE)
     if passed and decision is Decision.SKIP:
         raise UsageError(
-            f"{key}: offset {offset} was processed before it became a violation, so it cannot be skipped any more",
-            fix="Choose --accept-gap or --isolate",
+            f"{key}: offset {offset} was processed as valid and became a violation only later",
+            why="So its message cannot be skipped any more",
+            fix="Choose --accept-gap to continue the session, or --isolate to break it until its next snapshot",
         )
 
 

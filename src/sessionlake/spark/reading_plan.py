@@ -225,7 +225,10 @@ class _PlanWalker:
         if kind == _RELATION or kind in _TABLES:
             name = _read_name(node.multipartIdentifier())
             if kind == _RELATION and not node.options().isEmpty():
-                raise UsageError(f"{_join_name(name)}: options of a table are not allowed", fix="Remove them")
+                raise UsageError(
+                    f"{_join_name(name)}: a query may not set options of a table",
+                    fix="Remove `WITH (…)` after the table's name",
+                )
             if not (len(name) == 1 and name[0] in defined_names):
                 self.tables.add(name)
         elif kind == _ATTRIBUTE and (name := _read_name(node.nameParts())) in {(who,) for who in WHO}:

@@ -113,14 +113,14 @@ class DeltaOffset:
     in_initial_snapshot: bool
 
     @property
-    def is_before_version(self) -> bool:
+    def is_at_version_start(self) -> bool:
         """True if the stream has read everything before `version` and nothing of `version` itself."""
         return self.index == _BOUNDARY
 
     @property
     def last_version(self) -> int:
         """The last version of which the stream has read at least a part."""
-        return self.version - self.is_before_version
+        return self.version - self.is_at_version_start
 
 
 def read_delta_offset(checkpoint: str | Path, batch: int) -> DeltaOffset:

@@ -147,10 +147,13 @@ _NO_MEMORY = KnownFailure(
     "gold.max_bytes_per_trigger; for a query, ask for fewer rows at once",
     types=(_HEAP_FULL, "org.apache.spark.memory.SparkOutOfMemoryError"),
 )
+_DAMAGED_FIX = (
+    "Run `sessionlake doctor`, which says what is missing. Restore the file from a backup, or run `sessionlake "
+    "recover`, which rebuilds silver, gold and the ledger"
+)
 _DAMAGED = KnownFailure(
     LakeError,
-    "a file of a table, or its log, is damaged. Run `sessionlake doctor`, which says what is missing. Restore the file "
-    "from a backup, or run `sessionlake recover`, which rebuilds silver, gold and the ledger",
+    f"a file of a table, or its log, is damaged. {_DAMAGED_FIX}",
     conditions=(
         "FAILED_READ_FILE",
         "CANNOT_READ_FILE_FOOTER",
@@ -291,7 +294,11 @@ def _explain_reader_error(error: Exception) -> SessionlakeError:
         return LakeError(f"another process changed a table meanwhile ({text})", fix="Run the command again")
     if _is_disk_full(str(error)):
         return MachineError(f"{_DISK_FULL.remedy}. {_NOTHING_LOST}\n  Delta says: {text}")
-    return LakeError(f"{_DAMAGED.remedy}\n  Its reader says: {text}")
+    return LakeError(
+        f"delta-rs or Arrow cannot read a table ({text})",
+        why="A file of a table, or its log, is damaged",
+        fix=_DAMAGED_FIX,
+    )
 
 
 def _is_gateway_error(error: BaseException) -> bool:

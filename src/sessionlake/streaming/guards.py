@@ -84,7 +84,7 @@ def refuse_removed_history(reader: TableReader, settings: Settings) -> None:
     for (topic,) in sorted(reader.count_by(RETAINED, ["topic"], ("table", eq, CHANGES), ("limit", ge, 0))):
         if rules.find_rules(topic).integrity is Integrity.ONCE:
             raise LakeError(
-                f"topic {topic} has class once, but {found.summary}",
+                f"topic {topic} has class once, but {found.removal_text}",
                 why="Under class once, a session is computed from its first change on",
                 fix="Set the class of the topic back to what it was",
             )

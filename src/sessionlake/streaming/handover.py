@@ -245,7 +245,7 @@ def read_version_reached(
     place = _read_batch_end(settings, layer, batch)
     if place.in_initial_snapshot:
         return place.version, False
-    return place.last_version, is_change_feed or place.is_before_version
+    return place.last_version, is_change_feed or place.is_at_version_start
 
 
 def read_next_version(settings: Settings, layer: str, batch: int) -> int:

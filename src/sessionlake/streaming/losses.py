@@ -69,7 +69,7 @@ def refuse_lost_ledger(spark: SparkSession | None, settings: Settings, layer: st
     cut = read_removed_rows_without_limits(lake.reader(spark)).get(LEDGER) if has_ledger else None
     if cut is not None and cut.removed and read_stored_sums(lake.reader(spark)).removed_before is None:
         raise LossError(
-            f"{cut.summary}, and {POSITIONS} is gone",
+            f"{cut.removal_text}, and {POSITIONS} is gone",
             why="It has the only sums of the removed entries",
             fix="Restore it from a backup",
         )
@@ -297,7 +297,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
     for table in booked.keys() & TABLES.keys():
         if booked[table] and not lake.exists(spark, table):
             raise LossError(f"{table} is gone", fix=build_repair_hint(table))
-    gone = count_removed_rows(reader)
+    gone = count_removed_rows_by_table(reader)
     for table in tables:
         silent = sum(part.num_rows for part in reader.read_batches(table, IS_SILENCE)) if table == MESSAGES else 0
         rows, removed = reader.count_rows(table) - silent, gone.get(table, 0)
@@ -311,7 +311,7 @@ def refuse_lost_rows(spark: SparkSession | None, lake: Lake, tables: Iterable[st
     return gone
 
 
-def count_removed_rows(reader: TableReader) -> Counter[str]:
+def count_removed_rows_by_table(reader: TableReader) -> Counter[str]:
     """Returns by table how many rows retention or `forget` removed. Both record the number before the removal."""
     found = Counter({table: cut.max_missing_rows for table, cut in read_removed_rows_without_limits(reader).items()})
     known = read_receipts(reader)

@@ -254,7 +254,7 @@ class GroundTruth:
         return ApplyCause(offset, self._outcomes.find_partition_state(parsed.kafka).stream_time, offset)
 
     def _handle_applied_message(self, terms: TopicRules, session: SessionState, kind: str, cause: ApplyCause) -> None:
-        """Handles an applied message: notes a change of the table, or cuts the table at the session's end."""
+        """Handles an applied message: notes that it changed the table, or records the final table if it is an end."""
         if kind == "end":
             self._snapshots.cut_table(terms, session, "end", cause.at, cause.by)
         elif kind in {"snapshot", "update"} and session.changed_at is None:

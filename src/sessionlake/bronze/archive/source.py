@@ -135,7 +135,9 @@ def register_source(spark: SparkSession) -> None:
     """
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-    class Part(InputPartition):
+    class FilesPartition(InputPartition):
+        """The files that one task reads."""
+
         def __init__(self, members: list[Member]) -> None:
             super().__init__(len(members))
             self.members = members
@@ -151,10 +153,10 @@ def register_source(spark: SparkSession) -> None:
             self._end = find_next_position(self._folder, self._end, self._limit)
             return dict(self._end)
 
-        def partitions(self, start: Position, end: Position) -> list[Part]:
-            return [Part(members) for members in plan_tasks(self._folder, start, end)]
+        def partitions(self, start: Position, end: Position) -> list[FilesPartition]:
+            return [FilesPartition(members) for members in plan_tasks(self._folder, start, end)]
 
-        def read(self, partition: Part) -> Iterator[pa.RecordBatch]:
+        def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
             return read_rows(partition.members)
 
     class Archives(DataSource):

@@ -22,12 +22,13 @@ CONTENT = "serialized_dashboard"
 def find_dashboard_faults(
     dashboard: Tree, columns: Columns, schemas: Mapping[str, str], queries: Mapping[str, str]
 ) -> Iterator[TextFault]:
-    """Yields the faults of a resolved dashboard.
+    """Yields the faults of a dashboard.
 
     Args:
-        dashboard: The dashboard.
-        columns: The lake's tables.
-        schemas: Schema of the lake by its name in the deployment.
+        dashboard: The dashboard as the bundle declares it, with all variables replaced by their values.
+        columns: The columns of each table of the lake, by the table's name.
+        schemas: For each schema's name in the deployment, such as `dev_ada_silver`, its name in the lake, such as
+            `silver`.
         queries: The text of each file in resources/queries, by its name.
     """
     text = dashboard.get(CONTENT)

@@ -126,13 +126,13 @@ class ClockReading:
         """Returns the present moment on both clocks."""
         return cls(datetime.now(UTC), time.monotonic())
 
-    def longest_since(self, before: ClockReading) -> timedelta:
+    def longest_time_since(self, before: ClockReading) -> timedelta:
         """Returns the time since `before`, by the clock that shows the longer time."""
         return max(
             self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
         )
 
-    def shortest_since(self, before: ClockReading) -> timedelta:
+    def shortest_time_since(self, before: ClockReading) -> timedelta:
         """Returns the time since `before`, by the clock that shows the shorter time."""
         return min(
             self.wall_time - before.wall_time, timedelta(seconds=self.monotonic_seconds - before.monotonic_seconds)
@@ -188,7 +188,7 @@ class HeldLease:
         """
         if self._lost is not None:
             raise self._lost
-        if self._clock().longest_since(self._renewed) >= LENGTH / _TRUSTED:
+        if self._clock().longest_time_since(self._renewed) >= LENGTH / _TRUSTED:
             self.renew_lease()
 
     def renew_lease(self) -> None:

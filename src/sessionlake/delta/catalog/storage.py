@@ -95,7 +95,7 @@ class CatalogStorage(TableStorage):
     def _to_sql_schema(self, schema: str) -> str:
         return f"{quote(str(self._settings.catalog))}.{quote(self._settings.schemas.configured_name(schema))}"
 
-    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
+    def get_function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         return "FUNCTION", f"{self._to_sql_schema(schema)}.{quote(name)}"
 
     def prepare_view(self, spark: SparkSession, name: str) -> str:
@@ -324,7 +324,10 @@ class CatalogStorage(TableStorage):
             memory.forget_cached_rows(self.to_sql_identifier(table))
 
     def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
-        """Runs OPTIMIZE if the table has many small files. The platform decides which files OPTIMIZE merges."""
+        """Runs OPTIMIZE if the table has at least 50 files, which have 64 MiB or less on average.
+
+        Returns the number of files before and after; None if OPTIMIZE did not run or another commit conflicts.
+        """
         before, size = self._count_files(spark, table)
         if before < _MANY_FILES or before < _WASTE * size / _FULL_BYTES:
             return None

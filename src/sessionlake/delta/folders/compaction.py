@@ -122,7 +122,7 @@ def _compute_size_class(size: int) -> int:
 
 
 def compact_folder(spark: SparkSession, folder: Path) -> CompactionResult | None:
-    """Merges small files of a table if there are many.
+    """Merges small files of a table if there are many: for example, 50 files below 1 MiB, or 16 below 16 MiB.
 
     Returns:
         The number of files before and after. None if there are too few small files, or if another commit conflicts.

@@ -14,7 +14,7 @@ _CHANGES = re.compile(rb'"dataChange":\s*true')
 
 
 def last_commit(folder: Path) -> TableCommit:
-    """Returns the table's latest commit."""
+    """Returns the version of the table's latest commit and its number of rows; `NO_COMMIT` if there is no table."""
     newest = max(_list_commits(folder), default=None)
     return NO_COMMIT if newest is None else read_commit(newest)
 

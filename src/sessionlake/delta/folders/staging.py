@@ -82,15 +82,19 @@ class StagedFiles:
         place = self._place
         action = None if txn is None else build_txn_action(txn.app_id_for(place.table), txn.version)
 
-        def overwrite_files(table: WritableTable) -> bool:
+        def commit_new_files(table: WritableTable) -> bool:
             there = {file.full_path: file for file in table.data_files}
             gone = [*there] if former is None else [file.full_path for file in former]
             if not there.keys() >= {*gone}:
-                raise LakeError(f"{place.folder}: other commits have replaced its rows", fix="Run the command again")
+                raise LakeError(
+                    f"{place.folder}: other commits have replaced its rows while the new rows were written",
+                    why="The table has the other commits' rows, and none of the new ones",
+                    fix="Run the command again",
+                )
             return commit_overwrite(table, [there[path] for path in gone], self._files, action, metadata)
 
         with place.commit_lock(place.table):
-            self._retry_commit(txn, overwrite_files)
+            self._retry_commit(txn, commit_new_files)
 
     def _retry_commit(self, txn: Txn | None, write: Callable[[WritableTable], bool]) -> None:
         """Calls `write` until it succeeds, each time with the table's latest version.

@@ -82,7 +82,7 @@ class TableStorage(ABC):
         """Returns the SQL name of the table, view or function that has this two-level name in `sessionlake query`."""
 
     @abstractmethod
-    def function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
+    def get_function_kind_and_name(self, schema: str, name: str) -> tuple[str, str]:
         """Returns two parts of the SQL that creates a function: `FUNCTION` or `TEMPORARY FUNCTION`, and its name."""
 
     @abstractmethod
@@ -349,7 +349,7 @@ class TableStorage(ABC):
     def compact_table(self, spark: SparkSession, table: str) -> CompactionResult | None:
         """Merges small files into larger ones. Rows do not change, so streams and change feeds skip the commit.
 
-        Returns the number of files before and after; None if there are few small files or another commit conflicts.
+        Returns the number of files before and after; None if there are too few small files or another commit conflicts.
         """
 
     @abstractmethod

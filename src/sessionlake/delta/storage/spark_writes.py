@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # A condition lists up to this many values. For more values it has only a lower and an upper bound, since each value
 # costs the driver about 0.1 ms.
-_NAMED = 1_000
+_MAX_NAMED_VALUES = 1_000
 _LOCAL_TIME = pa.timestamp("us")
 
 
@@ -163,7 +163,7 @@ def rewrite_with_spark(
         change: adds to a MERGE, whose source is the selection, what happens to matched rows.
     """
 
-    def execute_rewrite() -> None:
+    def purge_and_merge() -> None:
         storage.require_lease(table)
         with storage.commit_lock(table):
             if storage.read_properties(spark, table).get(DELETION_VECTORS) == "true":
@@ -176,7 +176,7 @@ def rewrite_with_spark(
             change(merge).execute()
 
     with temporary_spark_conf(spark, {"spark.databricks.delta.merge.deletionVectors.persistent": "false"}):
-        retry_on_conflict(execute_rewrite)
+        retry_on_conflict(purge_and_merge)
 
 
 def _build_same_keys_condition(upsert: Upsert) -> Column:
@@ -212,10 +212,10 @@ def _build_pruning_bounds(source: DataFrame | pa.Table, name: str) -> Column:
     """
     from pyspark.sql import functions as F
 
-    column, distinct = F.col(f"t.{quote(name)}"), _build_distinct_values_condition(source, name)
+    column, distinct = F.col(f"t.{quote(name)}"), _read_distinct_values(source, name)
     if pa.types.is_binary(distinct.type) or distinct.type == _LOCAL_TIME:
         return F.lit(col=True)
-    if len(distinct) <= _NAMED:
+    if len(distinct) <= _MAX_NAMED_VALUES:
         return column.isin(*_create_literals(distinct))
     if isinstance(source, pa.Table):
         ends = pc.min_max(distinct)
@@ -240,9 +240,13 @@ def _create_literals(values: pa.Array | pa.ChunkedArray) -> list[Column]:
     return [F.lit(value) for value in values.to_pylist()]
 
 
-def _build_distinct_values_condition(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
-    """Returns the distinct values of a column; of a Spark frame at most `_NAMED` + 1 of them."""
+def _read_distinct_values(source: DataFrame | pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+    """Returns the distinct values of a column.
+
+    Of a Spark frame, it reads at most `_MAX_NAMED_VALUES` + 1 values, which is enough to see that there are too many to
+    name them in a condition.
+    """
     if isinstance(source, pa.Table):
         found = pc.unique(source[name])
         return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
-    return source.select(quote(name)).distinct().limit(_NAMED + 1).toArrow()[0]
+    return source.select(quote(name)).distinct().limit(_MAX_NAMED_VALUES + 1).toArrow()[0]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessionlake.feeds.inference.sample import Sampled, name_of
+from sessionlake.feeds.inference.sample import Sampled, get_field_name
 from sessionlake.feeds.inference.words import KINDS, OF_SNAPSHOT, OF_UPDATE, rank
 
 _MOST_KINDS = 20
@@ -102,7 +102,7 @@ def find_kind_field(messages: Sequence[Sampled], used: Collection[str] = ()) -> 
             after = sum(count for _, count in typical)
             gain = (after - without) / len(messages)
             alike = len(typical) - len({form for form, _ in typical})
-            separates = rank(name_of(path), KINDS) and (gain >= _LEAST_GAIN or without < after == len(messages))
+            separates = rank(get_field_name(path), KINDS) and (gain >= _LEAST_GAIN or without < after == len(messages))
             separates = separates and alike <= _MOST_ALIKE * len(typical)
             scores[path] = _score_field(path, values[path], gain, alike) if separates or not used else 0
     best = max(sorted(scores), key=lambda path: (scores[path], -len(path)), default=None)
@@ -125,7 +125,7 @@ def _score_field(path: str, counts: Counter[Any], gain: float, alike: int) -> fl
         gain: How much purer the messages with the same value are.
         alike: Number of values whose messages look like those of another value.
     """
-    known = rank(name_of(path), KINDS)
+    known = rank(get_field_name(path), KINDS)
     speaks = any(OF_SNAPSHOT.search(label) or OF_UPDATE.search(label) for label in counts)
     if len(counts) == counts.total() and not speaks:  # a different value in each message
         return 0

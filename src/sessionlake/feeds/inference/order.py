@@ -10,7 +10,7 @@ from decimal import Decimal
 from itertools import pairwise, product
 from typing import Any
 
-from sessionlake.feeds.inference.sample import Sampled, name_of
+from sessionlake.feeds.inference.sample import Sampled, get_field_name
 from sessionlake.feeds.inference.types import find_unit, is_iso_time
 from sessionlake.feeds.inference.words import LOOSE_SESSIONS, SEQS, SESSIONS, TIMES, is_identifier, is_time, rank
 
@@ -60,7 +60,7 @@ def choose_session(messages: Sequence[Sampled], used: Collection[str], arrays: C
         for path, value in one.scalars.items():
             if _can_name(value) and path not in used:
                 values[path][value] += 1
-    identified = max((len(counts) for path, counts in values.items() if is_identifier(name_of(path))), default=0)
+    identified = max((len(counts) for path, counts in values.items() if is_identifier(get_field_name(path))), default=0)
     scores = {
         path: _score_session(path, counts, len(messages), len(messages) if arrays else identified)
         for path, counts in values.items()
@@ -100,12 +100,12 @@ def _find_session_in_rows(messages: Sequence[Sampled], arrays: Collection[str]) 
 
 def _score_session(path: str, counts: Counter[Any], messages: int, rows: int) -> float:
     """Returns how well a field names the session; 0 if it cannot. `rows` is about the number of rows of all tables."""
-    known = rank(name_of(path), SESSIONS) / len(SESSIONS)
+    known = rank(get_field_name(path), SESSIONS) / len(SESSIONS)
     repeats = len(counts) * 2 <= messages
     in_array = path.startswith("[") and isinstance(next(iter(counts)), str) and len(counts) > 1 and repeats
     if known and (repeats or messages < _FEW or len(counts) < messages == rows):
         return 2 + known - path.count(".") / 20
-    if repeats and 1 < len(counts) * _MANY_ROWS <= rows and (loose := rank(name_of(path), LOOSE_SESSIONS)):
+    if repeats and 1 < len(counts) * _MANY_ROWS <= rows and (loose := rank(get_field_name(path), LOOSE_SESSIONS)):
         return 1 + loose / len(LOOSE_SESSIONS)
     return 1.0 if in_array else 0
 
@@ -122,7 +122,7 @@ def choose_time(messages: Sequence[Sampled]) -> Choice:
         setting = _time_setting(path, present)
         if setting is not None:
             is_always = len(present) == len(messages)
-            score = (is_always, rank(name_of(path), TIMES), -path.count("."), len(present))
+            score = (is_always, rank(get_field_name(path), TIMES), -path.count("."), len(present))
             found[path] = (score, setting if is_always else setting | {"else": "kafka.timestamp"})
     if not found:
         return Choice(None)
@@ -140,7 +140,7 @@ def _time_setting(path: str, values: Sequence[Any]) -> dict[str, Any] | None:
         return None
     units = {find_unit(Decimal(value)) for value in values}
     unit = units.pop() if len(units) == 1 else None
-    if unit is None or not (is_time(name_of(path)) or rank(name_of(path), TIMES)):
+    if unit is None or not (is_time(get_field_name(path)) or rank(get_field_name(path), TIMES)):
         return None
     how = {"from": "text"} if in_text else {}
     return {"path": path, **({} if unit == "ms" else {"unit": unit}), **how}
@@ -219,7 +219,7 @@ def _propose_linked_order(pairs: Any, paths: Sequence[str], moving: Sequence[str
         if _compute_share(pairs, lambda one, two, a=last, b=other: two[b] == one[a]) >= _USUAL:
             return {"seq": last, "after": other}
         follows = _compute_share(pairs, lambda one, two, a=last, b=other: two[b] == one[a] + 1)
-        several = any(two[other] < two[last] for _, two in pairs) or _OF_FIRST.search(name_of(other))
+        several = any(two[other] < two[last] for _, two in pairs) or _OF_FIRST.search(get_field_name(other))
         if follows >= _USUAL and several:
             return {"seq": last, "first": other}
     return None
@@ -230,16 +230,16 @@ def _propose_counted_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] 
         path
         for path in moving
         if _compute_share(pairs, lambda one, two, p=path: two[p] == one[p] + 1) >= _USUAL
-        and (rank(name_of(path), SEQS) or (len(pairs) >= _MANY and not is_time(name_of(path))))
+        and (rank(get_field_name(path), SEQS) or (len(pairs) >= _MANY and not is_time(get_field_name(path))))
     ]
-    best = max(steps, key=lambda path: rank(name_of(path), SEQS), default=None)
+    best = max(steps, key=lambda path: rank(get_field_name(path), SEQS), default=None)
     return None if best is None else {"seq": best}
 
 
 def _propose_rising_order(pairs: Any, moving: Sequence[str]) -> dict[str, Any] | None:
     rising = [path for path in moving if _compute_share(pairs, lambda one, two, p=path: two[p] > one[p]) == 1]
-    best = max(rising, key=lambda path: rank(name_of(path), SEQS), default=None)
-    if best is None or not rank(name_of(best), SEQS):
+    best = max(rising, key=lambda path: rank(get_field_name(path), SEQS), default=None)
+    if best is None or not rank(get_field_name(best), SEQS):
         return None
     return {"seq": best, "rising": True}
 
@@ -250,6 +250,6 @@ def _propose_chained_order(every: Sequence[Sampled]) -> dict[str, Any] | None:
     pairs = list(pairwise(integers))
     if len(pairs) < _FEWEST:
         return None
-    named = [path for path in _find_common_paths(integers) if rank(name_of(path), SEQS)]
+    named = [path for path in _find_common_paths(integers) if rank(get_field_name(path), SEQS)]
     found = _propose_counted_order(pairs, named)
     return None if found is None else found | {"chain": "kafka.topic"}

@@ -11,7 +11,7 @@ from sessionlake.feeds.inference.arrays import Table
 from sessionlake.feeds.inference.change_capture import propose_change_capture
 from sessionlake.feeds.inference.kinds import KindGroup, group_by_kind
 from sessionlake.feeds.inference.order import Choice, choose_order, choose_session, choose_time
-from sessionlake.feeds.inference.sample import Sample, Sampled, name_of
+from sessionlake.feeds.inference.sample import Sample, Sampled, get_field_name
 from sessionlake.feeds.inference.tables import find_deleting_values, find_table
 from sessionlake.feeds.inference.upserts import propose_upserts
 from sessionlake.feeds.inference.words import OF_DELETE, OF_SNAPSHOT, OF_UPDATE
@@ -96,10 +96,13 @@ def propose_feed_name(name: str) -> str:
 
 
 def _find_parts(kinds: Sequence[KindGroup]) -> tuple[Table, Choice, list[Sampled]] | None:
-    """Returns the table, the session and the messages with rows.
+    """Finds the table that the messages describe and the field with the session id.
 
-    The table may depend on the session, and the session is a field of the messages that have rows. So the table is
-    found first without a session.
+    The session id is a field of messages with rows, and which messages have rows can depend on the session. So the
+    table is searched for twice: first without a session, then with the session that was found.
+
+    Returns:
+        The table, the session, and the messages with rows in the order of their offsets; None if no message has rows.
     """
     table = find_table(kinds, _create_session_reader(None), None)
     if table is None:
@@ -161,7 +164,7 @@ def _rules(kinds: Sequence[KindGroup], table: Table, order: Choice, session: Any
 def _add_deletes(parts: list[dict[str, Any]], values: dict[str, Any] | bool) -> None:
     """Adds the setting `delete` to the rows of an update, also to those in an array with a name such as `deleted`."""
     for part in parts:
-        delete = values or OF_DELETE.search(name_of(part.get("each", "").removesuffix("[*]"))) is not None
+        delete = values or OF_DELETE.search(get_field_name(part.get("each", "").removesuffix("[*]"))) is not None
         if delete:
             part["delete"] = delete
         if delete is True and part["row"] == "all":

@@ -104,7 +104,7 @@ def path_of(prefix: str, name: str) -> str | None:
     return f"{prefix}.{quoted}" if prefix else quoted
 
 
-def name_of(path: str) -> str:
+def get_field_name(path: str) -> str:
     """Returns the name of the field at the end of a path; "" if the path ends with an index."""
     last = path.rpartition(".")[2] if '"' not in path else re.split(r'\.(?=(?:[^"]*"[^"]*")*[^"]*$)', path)[-1]
     return "" if last.endswith("]") else last.strip('"')

@@ -21,7 +21,7 @@ from sessionlake.feeds.inference.arrays import (
 )
 from sessionlake.feeds.inference.kinds import KindGroup
 from sessionlake.feeds.inference.levels import build_levels_table, find_roles
-from sessionlake.feeds.inference.sample import Sampled, name_of, path_of
+from sessionlake.feeds.inference.sample import Sampled, get_field_name, path_of
 from sessionlake.feeds.inference.types import Inferred, infer_type
 from sessionlake.feeds.inference.words import (
     KEYS,
@@ -175,7 +175,7 @@ def columns_of(elements: Sequence[Any], taken: Sequence[str] = ()) -> tuple[Fiel
 
 
 def column_name(path: str, taken: Iterable[str]) -> str:
-    """Returns a valid column name for a field that no other column has."""
+    """Returns a valid column name, made from the path of a field. It differs from all names in `taken`."""
     parts = [re.sub(r"\W", "_", part.strip('"')) for part in path.strip(".").split(".")]
     name = re.sub(r"^(\d)", r"_\1", "_".join(parts).strip("_")) or "value"
     used = {fold_case(one) for one in (*taken, *BUILT_IN_COLUMNS)}
@@ -254,8 +254,8 @@ def _find_key_of_messages(
                 counts[name][session(one), value] += 1
     complete = [name for name, found in counts.items() if found.total() == len(messages)]
     named = sorted(
-        (name for name in complete if fields[name] != f".{session_path}" and rank(name_of(fields[name]), KEYS)),
-        key=lambda name: -rank(name_of(fields[name]), KEYS),
+        (name for name in complete if fields[name] != f".{session_path}" and rank(get_field_name(fields[name]), KEYS)),
+        key=lambda name: -rank(get_field_name(fields[name]), KEYS),
     )
     own = [name for name in complete if fields[name] == f".{session_path}"]
     identifying = [name for name in complete if is_identifier(name) and name not in own]

@@ -190,10 +190,10 @@ def _row(metric: dict[str, Any], device: str, columns: Collection[str]) -> Put:
     except _UnknownTypeError:
         if not {"untyped", "datatype"} <= {*columns}:
             raise ValueError(
-                f"the value {_field_of(metric)} of metric {name or alias} means nothing without its data type; declare "
-                "the columns untyped and datatype as the preset does, or let the node send data types"
+                f"the value {_get_value_field(metric)} of metric {name or alias} means nothing without its data type; "
+                "declare the columns untyped and datatype as the preset does, or let the node send data types"
             ) from None
-        values = _value_columns(None) | {"untyped": _field_of(metric)}
+        values = _value_columns(None) | {"untyped": _get_value_field(metric)}
     values["at"] = metric.get("timestamp")
     properties = _properties(metric.get("properties", {}))
     quality = properties.get(_QUALITY)
@@ -235,8 +235,8 @@ def _type_name(number: int | None) -> str:
 # -- values
 
 
-def _field_of(one: dict[str, Any]) -> dict[str, Any]:
-    """Returns the field of a value as it was sent."""
+def _get_value_field(one: dict[str, Any]) -> dict[str, Any]:
+    """Returns the field of a metric that has its value, as it was sent: `{"int_value": 255}`."""
     return {field: one[field] for field in _VALUES if field in one}
 
 
@@ -292,7 +292,7 @@ def _read_nested(one: dict[str, Any], kind: str) -> Any:
     try:
         return _read_value(one, kind)
     except _UnknownTypeError:
-        return _field_of(one)
+        return _get_value_field(one)
 
 
 def _read_integer(field: str, value: int, kind: str) -> int:

@@ -111,7 +111,7 @@ class Points(EventSource):
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
         fields = [(name, build_value_field(i)) for i, name in enumerate(declared.numbers)]
-        found = _extract_set_values(changes, fields, "metric", pa.float64(), copied_columns)
+        found = _list_set_values(changes, fields, "metric", pa.float64(), copied_columns)
         return found.filter(pc.invert(pc.is_nan(found["value"])))
 
 
@@ -128,7 +128,7 @@ class Texts(EventSource):
         self, changes: pa.Table, declared: DeclaredColumns, copied_columns: Sequence[str] = MARKS
     ) -> pa.Table:
         fields = [(name, build_text_field(i)) for i, name in enumerate(declared.texts)]
-        return _extract_set_values(changes, fields, "column", pa.string(), copied_columns)
+        return _list_set_values(changes, fields, "column", pa.string(), copied_columns)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class DecimalPoints(EventSource):
     ) -> pa.Table:
         name = build_decimal_field(declared.decimals.index(self.column))
         kind = changes.schema.field(name).type
-        return _extract_set_values(changes, [(self.column, name)], "metric", kind, copied_columns)
+        return _list_set_values(changes, [(self.column, name)], "metric", kind, copied_columns)
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def build_key_field(index: int) -> str:
     return internal(f"key:{index}")
 
 
-def _extract_set_values(
+def _list_set_values(
     changes: pa.Table,
     fields: Iterable[tuple[str, str]],
     name_column: str,

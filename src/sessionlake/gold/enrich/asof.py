@@ -26,7 +26,7 @@ def number_equal_rows(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: boo
     coded = []
     for columns in zip(*tables, strict=True):
         chunks = [chunk for column in columns for chunk in column.chunks]
-        code, values = encode_as_codes(_with_one_nan(pa.chunked_array(chunks, columns[0].type)))
+        code, values = encode_as_codes(_normalize_nan(pa.chunked_array(chunks, columns[0].type)))
         coded.append((code + 1, range(len(values) + 1)))
     rows = combine_codes(coded, sum(lengths))
     if not nulls:
@@ -34,7 +34,7 @@ def number_equal_rows(tables: Sequence[Sequence[pa.ChunkedArray]], *, nulls: boo
     return np.split(rows, np.cumsum(lengths)[:-1])
 
 
-def _with_one_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _normalize_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns the column with the same bits in every NaN, because Arrow compares the bits and they can differ."""
     if not pa.types.is_floating(column.type):
         return column

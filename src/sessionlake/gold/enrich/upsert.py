@@ -93,7 +93,10 @@ def insert_versions(versions: Sequence[RowVersion], new_rows: Iterable[NewRow], 
 
 
 def _cut_out(versions: Iterable[RowVersion], begin: int, end: int) -> Iterable[RowVersion]:
-    """Yields the parts of versions that are before `begin` or from `end` on."""
+    """Yields the versions without the time from `begin` to `end`, in microseconds since 1970; `end` is not included.
+
+    A version that reaches over both ends of this time becomes two versions.
+    """
     for one in versions:
         if one.end <= begin or one.begin >= end:
             yield one
@@ -143,12 +146,12 @@ def _group_rows_by_key(reference: ReferenceTable, rows: pa.Table) -> dict[Key, l
     names = [name for name, _ in reference.columns]
     for row in _with_integer_times(rows.select(reference.column_names)).to_pylist():
         key = tuple(row[name] for name in reference.key_names)
-        values = tuple(_with_one_nan(row[name]) for name in names)
+        values = tuple(_normalize_nan(row[name]) for name in names)
         found.setdefault(key, []).append({FROM: row[FROM], TO: row[TO], "values": values})
     return found
 
 
-def _with_one_nan(value: Any) -> Any:
+def _normalize_nan(value: Any) -> Any:
     """Returns the value, or one fixed NaN object for any NaN, because Python compares NaN in tuples by identity."""
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 

@@ -224,15 +224,15 @@ class NewestTimes:
 
         A new point exactly at the watermark is not late.
         """
-        passed, passing = ~self.were_pending(points), self._are_before_watermark(self.after_batch, points)
+        passed, passing = ~self.were_pending_before(points), self._are_before_watermark(self.after_batch, points)
         late = passed & ~(is_new & (points.ts == self._compute_watermarks(self.before_batch)[points.key]))
         return np.where(late, PaneTiming.LATE, np.where(passing, PaneTiming.ON_TIME, PaneTiming.EARLY))
 
-    def were_pending(self, points: PointSet) -> Bools:
+    def were_pending_before(self, points: PointSet) -> Bools:
         """Returns, for each point, whether the watermark of its series had not passed it before the batch."""
         return ~(self.had_points[points.key] & self._are_before_watermark(self.before_batch, points))
 
-    def are_pending(self, points: PointSet) -> Bools:
+    def are_pending_after(self, points: PointSet) -> Bools:
         """Returns, for each point, whether the watermark of its series has not passed it after the batch."""
         return ~self._are_before_watermark(self.after_batch, points)
 
@@ -271,7 +271,7 @@ def fold_points(
     # Rows of series that need their history are computed from the table. So their revisions are not known here.
     is_unknown = needs_history[timeline.points.key] & ~timeline.is_new
     timeline = replace(timeline, points=replace(timeline.points, revision=np.where(is_unknown, UNKNOWN, revision)))
-    pending = np.bincount(timeline.points.key[times.are_pending(timeline.points)], minlength=len(older))
+    pending = np.bincount(timeline.points.key[times.are_pending_after(timeline.points)], minlength=len(older))
     dropped = timeline.points_after >= kept_points + pending[timeline.points.key]
     return FoldedPoints(
         tail=timeline.points.select_points(~dropped),
@@ -310,7 +310,7 @@ def _find_affected_points(timeline: PointTimeline, times: NewestTimes, window: i
     place, fresh = np.arange(len(timeline.points)), timeline.is_new
     last_fresh = np.maximum.accumulate(np.where(fresh, place, -1))
     follows = (last_fresh >= place - timeline.points_before) & (place - last_fresh < window)
-    return follows | (times.were_pending(timeline.points) & ~times.are_pending(timeline.points))
+    return follows | (times.were_pending_before(timeline.points) & ~times.are_pending_after(timeline.points))
 
 
 def _find_needing_history(
@@ -339,7 +339,7 @@ def _compute_averages(
     now = _create_figures(*timeline.compute_averages(index, series.window_points), series, pane != PaneTiming.EARLY)
     figures_before = _compute_figures_before(timeline, index, times, series)
     restated = figures_before.is_published & now.find_differences(figures_before)
-    passed = times.were_pending(points) & (pane != PaneTiming.EARLY)
+    passed = times.were_pending_before(points) & (pane != PaneTiming.EARLY)
     revision = timeline.points.revision.copy()
     revision[index] += restated
     written = fresh | now.find_differences(figures_before) | passed
@@ -382,7 +382,7 @@ def _compute_figures_before(
     place = (np.cumsum(held) - 1)[index[had_row]]
     average, size = np.zeros(len(index)), np.zeros(len(index), np.int64)
     average[had_row], size[had_row] = base.compute_averages(place, series.window_points)
-    found = _create_figures(average, size, series, ~times.were_pending(timeline.points.select_points(index)))
+    found = _create_figures(average, size, series, ~times.were_pending_before(timeline.points.select_points(index)))
     return replace(found, is_published=found.is_published & had_row)
 
 

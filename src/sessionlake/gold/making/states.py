@@ -89,7 +89,11 @@ def read_rebuilt_version(spark: SparkSession, lake: Lake, series: RollingAverage
 def build_tracked_averages(
     spark: SparkSession, lake: Lake, settings: Settings, series: RollingAverage
 ) -> TrackedAverages:
-    """Returns a table of averages together with its last rebuild's id, and the owners that the rebuilt table had."""
+    """Returns a table of averages, as gold's states need it to start.
+
+    After a rebuild it has the id of the last rebuild, and reads the owners (sessions, or rows across sessions) whose
+    averages were in the rebuilt table.
+    """
     rebuild_id = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "")
     if rebuild_id and not handover.read_next_batch(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
@@ -111,7 +115,7 @@ def build_tracked_averages(
 
 @dataclass(frozen=True)
 class _StoredOwners:
-    """Reads the owners that a rebuilt table had in a shard. It runs on the worker that folds the shard."""
+    """Reads the owners of a shard whose averages were in the rebuilt table. Runs on the worker that folds the shard."""
 
     folder: str
 

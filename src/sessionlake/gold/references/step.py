@@ -62,7 +62,7 @@ class EnrichStep:
             self._retired = True
         # A correction that came between the join and the commit would not update the rows of this commit.
         with self._applied.lock:
-            found = self._join_and_add(
+            found = self._add_joined_rows(
                 spark, batches, read.changes, txn.fenced_by(self._lake.storage.lease_token(GOLD))
             )
         for listener in self._listeners:
@@ -70,7 +70,14 @@ class EnrichStep:
         self._added_batches = _join_ranges(self._added_batches, batches)
         return found
 
-    def _join_and_add(self, spark: SparkSession, batches: range, changed: int, txn: Txn) -> list[TableOutput]:
+    def _add_joined_rows(self, spark: SparkSession, batches: range, changed: int, txn: Txn) -> list[TableOutput]:
+        """Joins the changes of some batches with the reference tables, and adds the result to each enriched table.
+
+        Args:
+            batches: Numbers of the batches of silver.
+            changed: Number of their changes. If it is small enough, they are joined in the driver's memory.
+            txn: The transaction of the commits.
+        """
         reader = self._lake.reader(spark)
         conditions = ((BATCH, operator.ge, batches.start), (BATCH, operator.lt, batches.stop))
         changes = (

@@ -81,7 +81,7 @@ class LogChange:
     evidence: AlertEvidence | None
 
 
-def log_difference(truth: Mapping[Alert, AlertEvidence], logged: Iterable[Alert]) -> list[LogChange]:
+def compute_log_changes(truth: Mapping[Alert, AlertEvidence], logged: Iterable[Alert]) -> list[LogChange]:
     """Returns the changes after which the log has exactly the alerts in `truth`, ordered by event time.
 
     Args:

@@ -26,8 +26,8 @@ from sessionlake.gold.rules.alerts import (
     LogChange,
     LogRowCause,
     StreamTimes,
+    compute_log_changes,
     is_decidable,
-    log_difference,
     read_key_of_row,
     read_logged_alerts,
     stream_time,
@@ -171,7 +171,7 @@ def _find_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredDat
         truth = {alert: evidence for alert, evidence in _evaluate_task(task, stored) if belongs_to_task(alert)}
         rows = stored.read_log(sorted(names), max(task.first * MINUTE_MS, -_NEVER), task.last * MINUTE_MS)
         logged = read_logged_alerts(rows, belongs_to_task)
-        for one in log_difference(truth, logged):
+        for one in compute_log_changes(truth, logged):
             rule = names[one.alert.rule]
             yield _log_row(one, rule, batch, partial(_find_late_bucket_time, one.alert, rule, batch.touched_buckets))
 
@@ -193,7 +193,7 @@ def _find_new_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredDat
 
     truth = {alert: evidence for alert, evidence in truth.items() if belongs_to_new_rule(alert)}
     logged = read_logged_alerts(stored.read_log(sorted(names), -_NEVER, _NEVER), belongs_to_new_rule) if names else ()
-    for one in log_difference(truth, logged):
+    for one in compute_log_changes(truth, logged):
         yield _log_row(one, names[one.alert.rule], batch, None)
 
 
@@ -333,7 +333,7 @@ def _group_changes(
         truth = patterns.evaluate_pattern(rule, matches, scope.first_ms, until)
         truth = {alert: evidence for alert, evidence in truth.items() if scope.is_wanted(alert)}
         logged = read_logged_alerts(rows.get(rule.name, []), scope.is_wanted)
-        for one in log_difference(truth, logged):
+        for one in compute_log_changes(truth, logged):
             late_ts = None if is_new else partial(_find_late_event_time, one.alert, rule, batch.matches)
             yield _log_row(one, rule, batch, late_ts)
 

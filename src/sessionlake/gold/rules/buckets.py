@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -167,9 +168,9 @@ def build_buckets_from_rows(
     series = pa.table([pa.array([name[i] for name in names], pa.string()) for i in range(len(_SERIES))], list(_SERIES))
     place = _SERIES.index(PARTITION)
     series = series.set_column(place, PARTITION, series[PARTITION].cast(pa.int32()))
-    joined = {name: _concatenate_parts(parts_of.pop(name)) for name in columns}
+    joined = {name: _concatenate_arrays(parts_of.pop(name)) for name in columns}
     buckets = MetricBuckets(
-        series, _concatenate_parts(row), _concatenate_parts(end), _concatenate_parts(length), joined
+        series, _concatenate_arrays(row), _concatenate_arrays(end), _concatenate_arrays(length), joined
     )
     if keys is None:
         return buckets
@@ -186,7 +187,8 @@ def _convert_to_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     return distinct.cast(pa.string()).take(pa.array(code))
 
 
-def _concatenate_parts(parts: Sequence[Any]) -> Any:
+def _concatenate_arrays(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Returns one array of all parts; an empty one of int64 if there are none."""
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 

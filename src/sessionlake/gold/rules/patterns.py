@@ -128,7 +128,9 @@ def filter_by_keys(matches: pa.Table, keys: pa.Table) -> pa.Table:
 def list_events_to_find(rules: Iterable[Rule]) -> dict[Event, int]:
     """Returns the events of all patterns, each with the event time in ms from which its matches are needed.
 
-    For a rule with `since`, this is `since` minus the time that the pattern allows between its events.
+    For a rule with `since`, this is `since` minus the time that the pattern allows between its events. For a rule
+    without `since`, or whose pattern allows any time between its events, it is `FIRST_MS`. If several rules have the
+    same event, the earliest of their times counts.
     """
     found: dict[Event, int] = {}
     for rule in rules:

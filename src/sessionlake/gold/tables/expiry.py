@@ -58,7 +58,7 @@ def read_expiry_times(reader: TableReader, tables: Collection[str]) -> dict[str,
     Tables without expired buckets are left out.
     """
     known = read_removed_rows(reader, tables)
-    return {table: _read_limits(known[table]) for table in tables if table in known}
+    return {table: _convert_limits_to_expiry_times(known[table]) for table in tables if table in known}
 
 
 def read_first_bucket_times(reader: TableReader) -> ExpiryTimes:
@@ -135,11 +135,16 @@ def store_expiry_times(spark: SparkSession, lake: Lake, tables: Collection[str],
         ClaimedError: Another process is removing rows.
     """
     known = read_removed_rows(lake.reader(spark), tables)
-    if any((_read_limits(known[table]) if table in known else {}) != dict(expiry_times) for table in tables):
+    if any(
+        (_convert_limits_to_expiry_times(known[table]) if table in known else {}) != dict(expiry_times)
+        for table in tables
+    ):
         with lake.storage.hold_claim(spark, CLAIM, f"rebuilds {', '.join(sorted(tables))}"):
             for table in tables if expiry_times else ():
                 record_removed_rows(spark, lake, _create_retained_entry(table, expiry_times))
-            others = {topic for one in known.values() for topic in _read_limits(one)} - expiry_times.keys()
+            others = {
+                topic for one in known.values() for topic in _convert_limits_to_expiry_times(one)
+            } - expiry_times.keys()
             delete_records_of_removed_rows(spark, lake, tables, sorted(others) if expiry_times else None)
 
 
@@ -167,7 +172,9 @@ class BucketExpiry:
         self._lake, self._products = lake, list(products)
         known = read_removed_rows(lake.reader(spark), [one.table_name for one in self._products])
         self._floors = {
-            one.table_name: _read_limits(known[one.table_name]) for one in self._products if one.table_name in known
+            one.table_name: _convert_limits_to_expiry_times(known[one.table_name])
+            for one in self._products
+            if one.table_name in known
         }
         self._looked: dict[str, dict[str, int]] = {}
         # If a process died, rows that it was about to remove may still exist.
@@ -250,8 +257,9 @@ def _has_expired(expiry_times: ExpiryTimes) -> Column:
     return (F.col(START) < F.lit(find_nearest_datetime(max(expiry_times.values())))) & (F.col(START) < floor)
 
 
-def _read_limits(found: RemovedRows) -> dict[str, int]:
-    return {row["topic"]: row["limit"] + 1 for row in found.limits.to_pylist()}
+def _convert_limits_to_expiry_times(removed: RemovedRows) -> dict[str, int]:
+    """Returns by topic the start of the first bucket, in ms since 1970, that retention has not removed."""
+    return {row["topic"]: row["limit"] + 1 for row in removed.limits.to_pylist()}
 
 
 def _create_retained_entry(table: str, expiry_times: ExpiryTimes) -> RemovedRows:

@@ -70,8 +70,9 @@ class ThroughputOverTime:
 class _PositionOverTime:
     """The position up to which a layer had read bronze, over time.
 
-    The position is `at[i]` from `times[i]` on, and `before` until the first time. It is 0 at bronze's newest message,
-    and -n if the layer had n messages less. Times are in seconds since 1970.
+    Positions are counted back from bronze's newest message at the time of the report: 0 is that message, and -n is n
+    messages before it. The position is `at[i]` from `times[i]` on, and `before` until the first time. Times are in
+    seconds since 1970.
     """
 
     times: Numbers

@@ -106,7 +106,7 @@ class Forgetting:
         if not self._lake.exists(self._spark, MESSAGES):
             raise UsageError(
                 f"forget: there is no bronze in {self._settings.place}",
-                fix="Name the home that holds the session with SESSIONLAKE_HOME",
+                fix="Set SESSIONLAKE_HOME to the home that holds the session",
             )
         journal = Journal.read_journal(self._settings, FORGET, _Inputs)
         if journal is None:

@@ -9,7 +9,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import GOLD
 from sessionlake.delta.schemas.tables import TABLES
 from sessionlake.operations.forgetting.publications import list_publications
-from sessionlake.operations.forgetting.search import build_pattern, search_folder
+from sessionlake.operations.forgetting.search import build_search_pattern, search_folder
 from sessionlake.protocol.names import quote
 from sessionlake.publish.publishable import list_publishable_tables
 from sessionlake.settings.kafka import SourceKind
@@ -52,7 +52,7 @@ def _find_columns_with(spark: SparkSession, lake: Lake, table: str, session: str
     """Returns the columns of a table whose values contain the id, at any depth."""
     from pyspark.sql import functions as F
 
-    rows, text = lake.read(spark, table), build_pattern(session)
+    rows, text = lake.read(spark, table), build_search_pattern(session)
     text_columns = [name for name, kind in rows.dtypes if kind.startswith(_WITH_TEXT)]
     if not text_columns:
         return []

@@ -68,7 +68,7 @@ class SearchResult:
     unread: tuple[str, ...] = ()
 
 
-def build_pattern(text: str) -> str:
+def build_search_pattern(text: str) -> str:
     """Returns a regular expression that finds a text, valid in Python, Java and RE2."""
     forms = {text}
     for ascii_only in (True, False):
@@ -119,7 +119,7 @@ def _search_file(file: Path, text: str) -> tuple[list[tuple[str | None, int]], b
 
 
 def _search_parquet(file: Path, text: str) -> Iterator[tuple[str, int]]:
-    looked_for = build_pattern(text)
+    looked_for = build_search_pattern(text)
     counts: dict[str, int] = {}
     with pq.ParquetFile(file) as content:
         for batch in content.iter_batches():
@@ -191,4 +191,4 @@ def _read_arrow_parts(stored: bytes) -> Iterator[bytes]:
 
 
 def _is_in_bytes(content: bytes, text: str) -> bool:
-    return re.search(build_pattern(text).encode(), content) is not None
+    return re.search(build_search_pattern(text).encode(), content) is not None

@@ -88,7 +88,9 @@ def compare_tables(spark: SparkSession, settings: Settings, lake: Lake) -> Table
     comparison = compare_rows(
         lambda table: compute_remaining_rows(lake, table), lambda table: compute_remaining_rows(staging, table)
     )
-    return replace(comparison, not_compared=tuple(cut[table].summary for table in sorted(cut) if table in COMPARED))
+    return replace(
+        comparison, not_compared=tuple(cut[table].removal_text for table in sorted(cut) if table in COMPARED)
+    )
 
 
 def compare_rows(live: Callable[[str], DataFrame], built: Callable[[str], DataFrame]) -> TablesComparison:

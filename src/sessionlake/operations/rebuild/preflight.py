@@ -126,7 +126,7 @@ def _require_complete_ledger(reader: TableReader) -> None:
     cut = [entry for table, entry in sorted(read_removed_rows_without_limits(reader).items()) if table in REPLAYED]
     if cut:
         raise LakeError(
-            f"{cut[0].summary}, so single sessions cannot be rebuilt",
+            f"{cut[0].removal_text}, so single sessions cannot be rebuilt",
             why="Rebuilt sessions would be complete, although the table is recorded as shortened",
             fix="Run `sessionlake rebuild silver` without --topic and --sessions",
         )

@@ -162,7 +162,7 @@ def cancel_rebuild(spark: SparkSession, settings: Settings) -> None:
 
 
 def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, selection: SessionSelection) -> None:
-    """Copies the live rows of all sessions that are not rebuilt into the staging tables."""
+    """Copies the rows of all sessions that are not rebuilt from silver's current tables into the staging tables."""
     staging = Lake(settings).build_staging_lake()
     for table in REPLAYED:
         rebuilt = staging.read(spark, table).where(selection.build_condition())

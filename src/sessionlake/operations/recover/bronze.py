@@ -87,7 +87,8 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     refuse_lost_tables(spark, lake, LAYER, [MESSAGES])
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"recover bronze: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
+            f"recover bronze: there is no bronze in {settings.place}",
+            fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     require_readable_logs(spark, lake, [MESSAGES, LEDGER])
     lake.prepare_tables(spark, [MESSAGES, LEDGER])
@@ -98,7 +99,7 @@ def recover_bronze(spark: SparkSession, settings: Settings) -> RecoveredBronze:
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
     app_id, number, unrecorded = end_query(spark, lake, settings)
     find_silences_file(settings).unlink(missing_ok=True)  # the table may be older than this file of silences
-    generation = start_generation(settings, generations, number + 1, app_id)
+    generation = start_recovered_generation(settings, generations, number + 1, app_id)
     return RecoveredBronze(fault, unrecorded, generation.number, generation.first_batch)
 
 
@@ -120,7 +121,7 @@ def end_query(spark: SparkSession, lake: Lake, settings: Settings) -> tuple[str,
     return app_id, number, _record_in_ledger(spark, lake, settings, Txn(app_id, number - 1))
 
 
-def start_generation(
+def start_recovered_generation(
     settings: Settings, generations: CheckpointGenerations, first_batch: int, app_id: str
 ) -> Generation:
     """Starts the new generation of the checkpoint with which bronze resumes. Call `end_query` first.
@@ -179,7 +180,7 @@ def _retire_batches(spark: SparkSession, lake: Lake, app_id: str, known: int) ->
     return number
 
 
-def has_unrecorded(spark: SparkSession, lake: Lake) -> bool:
+def has_unrecorded_messages(spark: SparkSession, lake: Lake) -> bool:
     """Returns True if the table has messages that the ledger lacks."""
     return bool(read_stored_ranges_after(spark, lake, OffsetLog.load_from_ledger(spark, lake, LAYER).last_offsets))
 

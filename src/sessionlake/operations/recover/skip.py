@@ -33,7 +33,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.absent import AbsenceReason, OffsetRun, record_absent_offsets
 from sessionlake.ledger.entries import Ledger, OffsetRange
 from sessionlake.ledger.erasures import erase_forgotten_messages, read_receipts
-from sessionlake.operations.recover.bronze import end_query, start_generation
+from sessionlake.operations.recover.bronze import end_query, start_recovered_generation
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.settings.model import Settings
 from sessionlake.streaming.generations import CheckpointGenerations
@@ -96,7 +96,8 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
     lake = Lake(settings)
     if not lake.exists(spark, MESSAGES):
         raise LakeError(
-            f"bronze skip: there is no bronze in {settings.place}", fix="Start it with `sessionlake run bronze`"
+            f"bronze skip: there is no bronze in {settings.place}",
+            fix="Set SESSIONLAKE_HOME to the home of the lake. For a new lake, run `sessionlake run bronze`",
         )
     lake.prepare_tables(spark, [MESSAGES, LEDGER, TOPICS])
     generations = CheckpointGenerations(settings.checkpoint(LAYER), LAYER)
@@ -109,7 +110,7 @@ def skip_offsets(spark: SparkSession, settings: Settings, decision: SkipDecision
         txn = Txn(app_id, number + 1)
         messages = _commit_skip(spark, lake, book, (start, decision.first), decision, txn)
         fault_point("after:bronze.skipped")
-        start_generation(settings, generations, number + 2, app_id)
+        start_recovered_generation(settings, generations, number + 2, app_id)
     remove_stop(settings, LAYER)
     return messages
 

@@ -281,7 +281,7 @@ class RetentionRunner:
         aged, silver = self._find_aged_offsets(BRONZE, bound), read_last_offsets(reader, SILVER)
         if not silver:
             raise _BlockedError(f"{SILVER} has not read anything yet")
-        limits = rules.compute_message_limits(aged, [silver], self._read_first_offsets_in_state())
+        limits = rules.compute_message_limits(aged, [silver], self._read_lowest_first_offsets())
         for processor in self._settings.processors:
             if processor.key:
                 continue  # it reads no messages
@@ -328,7 +328,7 @@ class RetentionRunner:
             raise _BlockedError(f"{GOLD} has not read anything yet, and is computed from all changes")
         return int(max(read)) - 1  # gold may have read only a part of the last one
 
-    def _read_first_offsets_in_state(self) -> pa.Table:
+    def _read_lowest_first_offsets(self) -> pa.Table:
         """Returns the lowest first offset of the sessions of which silver may have state, by topic-partition.
 
         The columns are `topic, partition, first_offset`. If a session has two rows, the earlier first offset and the

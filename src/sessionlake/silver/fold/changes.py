@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from sessionlake.integrity.cuts import NO_OFFSET
 from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.protocol.arrow import concatenate_ranges, to_contiguous
-from sessionlake.protocol.chunk import name_set_flag, name_value_field
+from sessionlake.protocol.chunk import build_set_flag_name, build_value_field_name
 from sessionlake.protocol.columns import RESCUED, Column
 from sessionlake.protocol.types import Bools, Int64s
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, changes_schema, to_timestamps
@@ -45,7 +45,7 @@ def build_change_rows(
         repeat_message_column("topic"),
         repeat_message_column("session_id"),
         changes.field("row_id"),
-        *(changes.field(name_value_field(i)) for i in range(len(columns))),
+        *(changes.field(build_value_field_name(i)) for i in range(len(columns))),
         changes.field(RESCUED),
         pa.array(outcome.epoch[message]),
         repeat_message_column("seq"),
@@ -72,7 +72,7 @@ def _take_structs(structs: pa.StructArray, indices: Int64s) -> pa.StructArray:
 
 def _list_set_columns(changes: pa.StructArray, columns: tuple[Column, ...]) -> pa.Array:
     """Returns for each change the list of the columns that it sets. Each distinct list is built only once."""
-    flags = np.stack([_to_bools(changes.field(name_set_flag(i))) for i in range(len(columns))], axis=1)
+    flags = np.stack([_convert_to_bools(changes.field(build_set_flag_name(i))) for i in range(len(columns))], axis=1)
     packed = np.packbits(flags, axis=1)
     codes = packed[:, 0] if packed.shape[1] == 1 else packed.view(np.dtype((np.void, packed.shape[1])))[:, 0]
     distinct, first, code = np.unique(codes, return_index=True, return_inverse=True)
@@ -81,5 +81,5 @@ def _list_set_columns(changes: pa.StructArray, columns: tuple[Column, ...]) -> p
     return pa.array(names, pa.list_(pa.string())).take(pa.array(code.reshape(-1)))
 
 
-def _to_bools(array: pa.Array) -> Bools:
+def _convert_to_bools(array: pa.Array) -> Bools:
     return array.to_numpy(zero_copy_only=False).astype(np.bool_)

@@ -119,7 +119,7 @@ def _build_progress_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
     known = cursors["messages"] > 0
     expired = cursors["marked"] == 1
 
-    def field(name: str) -> Int64s:
+    def get_column(name: str) -> Int64s:
         return np.ascontiguousarray(cursors[name])
 
     topics, partitions, sessions = split_session_keys(judged.keys)
@@ -127,21 +127,21 @@ def _build_progress_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
         topics,
         sessions,
         _STATUS_NAMES.take(pa.array(np.where(expired, np.int8(Status.EXPIRED), cursors["status"]))),
-        pa.array(field("epoch")),
-        _compute_next_seqs(field("last_seq"), topics, rules),
-        *(pa.array(field(name)) for name in ("messages", "duplicates", "gaps", "late", "checks", "checks_failed")),
-        *(pa.array(field(name), mask=~known) for name in ("first_ts", "last_ts")),
-        *(pa.array(field(name)) for name in ("first_offset", "last_offset")),
+        pa.array(get_column("epoch")),
+        _compute_next_seqs(get_column("last_seq"), topics, rules),
+        *(pa.array(get_column(name)) for name in ("messages", "duplicates", "gaps", "late", "checks", "checks_failed")),
+        *(pa.array(get_column(name), mask=~known) for name in ("first_ts", "last_ts")),
+        *(pa.array(get_column(name)) for name in ("first_offset", "last_offset")),
         partitions,
         to_timestamps(np.where(expired, cursors["last_kafka_ts"] + judged.timeouts, cursors["ended_at"])),
-        to_timestamps(field("last_kafka_ts")),
+        to_timestamps(get_column("last_kafka_ts")),
         pa.array(judged.late_fills),
     ]
     return pa.Table.from_arrays(arrays, schema=PROGRESS_SCHEMA)
 
 
 def _build_cut_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
-    def field(name: str) -> Int64s:
+    def get_column(name: str) -> Int64s:
         return np.ascontiguousarray(judged.cuts[name])
 
     topics, partitions, sessions = split_session_keys(judged.cut_keys)
@@ -149,14 +149,14 @@ def _build_cut_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
         topics,
         sessions,
         partitions,
-        to_timestamps(field("at")),
-        _CUT_REASON_NAMES.take(pa.array(field("reason"))),
-        to_timestamps(np.where(field("changed_at") == NEVER, NO_TIME, field("changed_at"))),
-        pa.array(field("position")),
-        pa.array(field("life")),
-        _compute_next_seqs(field("last_seq"), topics, rules),
-        pa.array(field("offset"), mask=field("offset") == NO_OFFSET),
-        pa.array(field("changes")),
+        to_timestamps(get_column("at")),
+        _CUT_REASON_NAMES.take(pa.array(get_column("reason"))),
+        to_timestamps(np.where(get_column("changed_at") == NEVER, NO_TIME, get_column("changed_at"))),
+        pa.array(get_column("position")),
+        pa.array(get_column("life")),
+        _compute_next_seqs(get_column("last_seq"), topics, rules),
+        pa.array(get_column("offset"), mask=get_column("offset") == NO_OFFSET),
+        pa.array(get_column("changes")),
     ]
     return pa.Table.from_arrays(arrays, schema=CUTS_SCHEMA)
 

@@ -27,8 +27,8 @@ from sessionlake.protocol.chunk import (
     ChangeKind,
     Expectation,
     build_change_fields,
-    name_set_flag,
-    name_value_field,
+    build_set_flag_name,
+    build_value_field_name,
 )
 from sessionlake.protocol.columns import Column
 from sessionlake.protocol.message import NO_SEQ, MessageType
@@ -71,8 +71,8 @@ class RowsOfBatch:
         places = [place for place, column in enumerate(self.columns) if column.name in feed.columns]
         cells = {
             self.columns[place].name: (
-                part.field(name_value_field(place)).to_pylist(),
-                part.field(name_set_flag(place)).to_pylist(),
+                part.field(build_value_field_name(place)).to_pylist(),
+                part.field(build_set_flag_name(place)).to_pylist(),
             )
             for place in places
         }
@@ -135,7 +135,7 @@ class RowsOfBatch:
             return changes
         fields = list(build_change_fields(self.columns))
         arrays = {one.name: changes.field(one.name) for one in fields}
-        names = {column.name: name_value_field(place) for place, column in enumerate(self.columns)}
+        names = {column.name: build_value_field_name(place) for place, column in enumerate(self.columns)}
         for name, found_cells in cells.items():
             before = arrays[names[name]]
             order = np.arange(len(changes))
@@ -204,7 +204,7 @@ def _build_deletes(ids: Sequence[str], fields: Sequence[pa.Field], columns: int)
     arrays = {
         "change": pa.array(np.full(len(ids), ChangeKind.DELETE, np.int8)),
         "row_id": pa.array(ids, pa.string()),
-        **{name_set_flag(place): pa.array(np.zeros(len(ids), np.bool_)) for place in range(columns)},
+        **{build_set_flag_name(place): pa.array(np.zeros(len(ids), np.bool_)) for place in range(columns)},
     }
     return pa.StructArray.from_arrays(
         [arrays.get(one.name, pa.nulls(len(ids), one.type)) for one in fields], fields=list(fields)

@@ -14,7 +14,7 @@ from sessionlake.delta.storage.values import to_values
 from sessionlake.protocol.arrow import build_session_keys, has_session_in, semi_join
 from sessionlake.protocol.columns import Column
 from sessionlake.silver.merge.kept_cuts import ReadTable
-from sessionlake.silver.tables.seq_order import select_continuable_cuts, select_latest_cuts
+from sessionlake.silver.tables.seq_order import select_latest_cuts, select_resumable_cuts
 from sessionlake.silver.tables.snapshots import CUT_COLUMNS, build_rows_schema, list_change_columns, select_last_cuts
 
 # For each session, at most this many of its last stored tables are tried.
@@ -49,7 +49,7 @@ def read_seq_history(
     low = pc.min(tried["_batch"]).as_py()
     recent: list[Condition] = [] if low is None else [("_batch", operator.ge, low)]
     changes = read_table(CHANGES, *until, *recent, columns=list_change_columns(columns), sessions=sessions)
-    base = select_last_cuts(select_continuable_cuts(tried, changes))
+    base = select_last_cuts(select_resumable_cuts(tried, changes))
     without_base = sessions.filter(pc.invert(has_session_in(sessions, base)))
     if without_base.num_rows and recent:
         all_changes = read_table(CHANGES, *until, columns=list_change_columns(columns), sessions=without_base)

@@ -15,7 +15,7 @@ from sessionlake.protocol.arrow import build_session_keys, compute_running_maxim
 from sessionlake.protocol.types import Int64s
 
 
-def select_continuable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
+def select_resumable_cuts(cuts: pa.Table, changes: pa.Table) -> pa.Table:
     """Returns the cuts whose tables can be continued: all changes applied after the cut have higher seqs.
 
     Args:
