@@ -64,7 +64,9 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
         raise
     if gone and not replace_files(table, gone, left, "DELETE", changes_rows=True):
         raise LakeError(
-            f"{folder}: other commits have replaced files while rows were removed", fix="Run the command again"
+            f"{folder}: other commits have replaced files while rows were removed",
+            why="Nothing was removed from this table",
+            fix="Run the command again",
         )
 
 
