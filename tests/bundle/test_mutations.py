@@ -170,7 +170,7 @@ ONE_WORD = [
     (BUNDLE, "SCHEMAS__GOLD: ${resources.schemas.gold_schema", "SCHEMAS__GOLD: ${resources.schemas.silver_schema",
      "names the schema of silver"),
     (BUNDLE, "${resources.volumes.checkpoints.name}", "${resources.volumes.logs.name}", "volume of the clusters' logs"),
-    (BUNDLE, "SESSIONLAKE_CATALOG: ${var.catalog}", "SESSIONLAKE_CATALOG: main.lake", "CATALOG='main.lake'"),
+    (BUNDLE, "SESSIONLAKE_CATALOG: ${var.catalog}", "SESSIONLAKE_CATALOG: main.lake", "CATALOG: catalog = 'main.lake'"),
     (BUNDLE, "${var.publish_table}=", "${var.publish_table}:", "is no publication"),
     (BUNDLE, "default: ${workspace.file_path}/sessionlake.yml", "default: ${var.settings_file}", "refers to itself"),
     (BUNDLE, 'default: "false"', 'default: "no"', "variable start must be true or false"),

@@ -228,6 +228,26 @@ CRC32 = {"groups": ["bid", "ask"], "columns": ["price_text", "qty_text"]}
             "price_text: {type: string, from: dig",
         ),
         ({"check": {"crc32": CRC32}}, "check: the path to the checksum is missing"),
+        (
+            {"check": {"checksum": ".sum", "crc32": CRC32, "rows": 2}},
+            r"rule 1: check.checksum: '.sum' begins at an element, but there is no split; write the whole path",
+        ),
+        (
+            {"messages": [{"is": "update", "checksum": ".sum"}]},
+            r"rule 1: checksum: '.sum' begins at an element, but there is no split",
+        ),
+        (
+            {"messages": [{"is": "snapshot", "scope": {"side": ".side"}}]},
+            r"rule 1: scope: '.side' begins at an element, but there is no split",
+        ),
+        (
+            {"check": {"checksum": "sum", "crc32": CRC32, "rows": 10}},
+            r"check.rows is 10, but the table has at most keep.rows = 4 rows of a group",
+        ),
+        (
+            {"check": {"checksum": "sum", "crc32": CRC32 | {"interleaved": True, "separator": {"groups": "|"}}}},
+            r"check.crc32\n.*separator.groups is not used if interleaved is true.*leave out one of them",
+        ),
         ({"check": None, "messages": [{"is": "update", "checksum": "x"}]}, "rule 1: checksum: the feed has no check"),
         ({"messages": [{"when": {"a": {}}, "is": "update"}]}, "has above or below"),
         ({"messages": [{"when": {"body": {"above": 1}}, "is": "update"}]}, "body is a type of values"),
@@ -262,3 +282,20 @@ def test_groups_of_a_checksum_have_the_type_of_their_column() -> None:
     groups = {(True,): [{"price_text": "9", "qty_text": "1"}], (False,): [{"price_text": "10", "qty_text": "2"}]}
     assert check.load()(groups, zlib.crc32(b"9:1:10:2"))
     assert not check.load()(groups, zlib.crc32(b""))
+
+
+def test_without_a_number_all_rows_that_keep_leaves_are_compared_up_to_ten() -> None:
+    for kept, compared in ((4, 4), (400, 10)):
+        book = yaml.safe_load(BOOK.replace("rows: 4", f"rows: {kept}").replace("rows: 2, ", ""))
+        check = FeedSettings.model_validate(book).build().check
+        assert check is not None
+        assert check.rows == compared
+
+
+def test_a_checksum_of_a_part_is_read_if_the_rule_has_a_split() -> None:
+    book = yaml.safe_load(BOOK)
+    book["check"]["checksum"] = ".sum"
+    book["session"] = "s"
+    for rule in book["messages"]:
+        rule["split"] = {"each": "parts[*]"}
+    assert FeedSettings.model_validate(book).build().check is not None

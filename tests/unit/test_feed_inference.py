@@ -311,6 +311,21 @@ def test_a_checksum_of_an_unknown_form_is_a_note():
     assert any("Checksum may be a checksum, of none of the usual forms" in comment for comment in comments)
 
 
+def test_a_checksum_that_no_rows_were_compared_with_is_a_note():
+    values = [
+        message
+        for value in inferred.checked_book()
+        for message in (
+            {name: own for name, own in value.items() if name != "checksum"},
+            {"type": "status", "symbol": value["symbol"], "checksum": value["checksum"]},
+        )
+    ]
+    feed, comments = proposal(records(values))
+    assert rules(feed)[-1] == ({"type": "status"}, "ignore")
+    assert "check" not in feed
+    assert any("Checksum may be a checksum, but only 0 of them are in messages" in comment for comment in comments)
+
+
 def test_messages_that_are_one_level_each_belong_to_the_book_of_the_snapshots():
     feed, comments = proposal(records(inferred.book_of_rows()))
     assert comments[1] == "Tables: sessions 2, rows 4, gaps 0, duplicates 0."

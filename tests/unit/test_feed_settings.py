@@ -50,6 +50,16 @@ ROWS = {"each": "a[*]", "row": {"side": "=bid", "price": ".[0]"}}
         (_rule(when={"body": "number"}), "number"),
         (_rule(when={".x": 1}), "when: '.x' begins at an element"),
         (_rule(split={"each": "a"}), "gives one value"),
+        (
+            _rule(order={"seq": "u", "modulo": 256}),
+            "rule 1: order: modulo is 256, but order.modulo of the feed is miss",
+        ),
+        (
+            _rule(order={"seq": "u", "modulo": 256}) | {"order": {"seq": "u", "modulo": 512}},
+            "modulo is 256, but order.modulo of the feed is 512",
+        ),
+        (_rule(order={"seq": "u"}) | {"order": {"seq": "u", "modulo": 512}}, "modulo is missing, but .* is 512"),
+        (_rule(order="arrival") | {"order": {"seq": "u", "modulo": 512}}, "rule 1: order: modulo is missing"),
         ({"keep": {"best": "prise", "rows": 3}}, "keep.best: there is no column 'prise'"),
         ({"keep": {"best": "price", "rows": 0}}, "greater than or equal to 1"),
     ],
@@ -64,3 +74,9 @@ def test_feeds_that_the_documentation_shows_are_accepted():
         made = FeedSettings.model_validate(yaml.safe_load(text)).build()
         assert [rule.number for rule in made.rules] == list(range(1, len(made.rules) + 1))
         assert [column.name for column in made.key] == ["side", "price"]
+
+
+@pytest.mark.parametrize("order", [None, "none", {"seq": "v", "modulo": 512}])
+def test_the_order_of_a_rule_may_have_the_modulo_of_its_feed_or_none_at_all(order: Any) -> None:
+    feed = yaml.safe_load(BOOK) | _rule(order=order) | {"order": {"seq": "u", "modulo": 512}}
+    assert FeedSettings.model_validate(feed).modulo == 512

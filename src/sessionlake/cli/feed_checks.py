@@ -46,6 +46,9 @@ def propose_checksum(proposal: Proposal, sample: Sample, records: Sequence[Kafka
     sides = [settings["keep"]["descending"][0], *_list_sides(settings["messages"], "ask")]
     widest = _build_check_setting(path, _ROWS[-1], Crc32((*sides,), (*columns,)))
     compared = _collect_rows(settings | {"check": widest}, records)
+    if len(compared) < _FEWEST:
+        note = f"{path} may be a checksum, but only {len(compared)} of them are in messages that change these rows"
+        return replace(proposal, notes=[*proposal.notes, f"{note}; add it as check, if its sender documents it"])
     for rows, crc32 in _list_forms(sides, columns):
         if all(crc32.fits({group: found[:rows] for group, found in groups.items()}, sent) for groups, sent in compared):
             messages = settings.pop("messages")

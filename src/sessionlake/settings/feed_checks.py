@@ -65,6 +65,11 @@ def build_check(
             "in keep: {per: [side], best: price, descending: [bid], rows: 1000}"
         )
     per = [require_known_column(keep.per[0], columns, "keep.per")]
+    if check.rows > keep.rows and "rows" in check.model_fields_set:
+        raise ValueError(
+            f"check.rows is {check.rows}, but the table has at most keep.rows = {keep.rows} rows of a group, so the "
+            "checksum of more rows never fits; write a greater keep.rows, or a smaller check.rows"
+        )
     groups = tuple(_convert_group(text, per, rules, "check.crc32.groups")[0] for text in check.crc32.groups)
     for name in check.crc32.columns:
         column = require_known_column(name, columns, "check.crc32.columns")
@@ -74,7 +79,7 @@ def build_check(
                 f"declare one more column for them, as in {name}_text: string, or {name}_text: {{type: string, "
                 "from: digits} if messages have JSON numbers"
             )
-    return Check(check.checksum, check.rows, check.crc32.build(groups).load)
+    return Check(check.checksum, min(check.rows, keep.rows), check.crc32.build(groups).load)
 
 
 def _convert_group(text: str, per: Sequence[FeedColumn], rules: Sequence[RuleSettings], where: str) -> dict[int, Any]:

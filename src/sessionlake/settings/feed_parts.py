@@ -279,6 +279,15 @@ class Crc32Settings(Section):
     digits_only: bool = False
     """True leaves out points, and the zeros before the first other digit: `0.0510` becomes `510`."""
 
+    @model_validator(mode="after")
+    def _separator_fits(self) -> Self:
+        if self.interleaved and isinstance(self.separator, SeparatorSettings) and self.separator.groups is not None:
+            raise ValueError(
+                "separator.groups is not used if interleaved is true, because groups then take turns row by row; leave "
+                "out one of them"
+            )
+        return self
+
     def build(self, groups: tuple[Any, ...]) -> Crc32:
         """Converts the settings to the form that the package `feeds` uses.
 
@@ -306,7 +315,7 @@ class ChecksumSettings(Section):
     with_: str | None = Field(None, alias="with")
     """The function `module:function` that compares it with the rows."""
     rows: int = Field(10, ge=1, le=100_000)
-    """Number of best rows of each group that are compared."""
+    """Number of best rows of each group that are compared. At most `keep.rows`, which also limits the default."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

@@ -214,8 +214,10 @@ def _build_feed(settings: FeedSettings) -> Feed:
             raise ValueError(f"key: column {column.name!r} is {column.sql}, which identifies no row")
     _check_decoder(settings)
     _check_chains(settings)
+    _check_modulo(settings)
     text = settings.model_dump_json()
-    defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue)
+    checksum = settings.check.checksum if settings.check else None
+    defaults = FeedDefaults(settings.session, settings.time, settings.order, settings.rescue, checksum)
     return Feed(
         name=settings.name,
         topics=re.compile(settings.topics),
@@ -250,6 +252,21 @@ def _check_chains(settings: FeedSettings) -> None:
             "order: some messages have a chain and others do not, so their seqs cannot be compared; give the order of "
             "every rule a chain, or none"
         )
+
+
+def _check_modulo(settings: FeedSettings) -> None:
+    """Raises ValueError if the order of a rule has another modulo than the feed, whose modulo alone is used."""
+    for number, rule in enumerate(settings.messages, 1):
+        has_chain = isinstance(rule.order, OrderSettings) and rule.order.chain is not None
+        if rule.order in {None, "none"} or (rule.is_ is Kind.IGNORE and not has_chain):
+            continue
+        own = rule.order.modulo if isinstance(rule.order, OrderSettings) else None
+        if own != settings.modulo:
+            raise ValueError(
+                f"messages: rule {number}: order: modulo is {own or 'missing'}, but order.modulo of the feed is "
+                f"{settings.modulo or 'missing'}; all messages of a session are counted together, so write the same "
+                "modulo in both, or leave it out in both"
+            )
 
 
 def _check_decoder(settings: FeedSettings) -> None:

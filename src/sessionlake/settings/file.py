@@ -204,7 +204,7 @@ def read_settings(
         line = document.line((TARGETS,)) or 0
         raise FileError(document.path, line, ": targets must have a mapping of settings for each target")
     common = {key: value for key, value in document.content.items() if key != TARGETS}
-    merged = _merge_settings(common, sections.get(target, {}))
+    merged = merge_settings(common, sections.get(target, {}))
     secrets: set[KeyPath] = set()
     content = _look_up_secrets(merged, (), look_up, secrets)
     _resolve_paths(content, document.path.parent)
@@ -234,9 +234,10 @@ def read_databricks_secret(key: str) -> str:
         ) from None
 
 
-def _merge_settings(base: Any, override: Any) -> Any:
+def merge_settings(base: Any, override: Any) -> Any:
+    """Returns settings in which those of `override` replace those of `base`, key by key."""
     if isinstance(base, dict) and isinstance(override, dict):
-        return base | {key: _merge_settings(base.get(key), value) for key, value in override.items()}
+        return base | {key: merge_settings(base.get(key), value) for key, value in override.items()}
     return override
 
 
@@ -251,6 +252,7 @@ def _look_up_secrets(value: Any, path: KeyPath, look_up: Callable[[str], str] | 
         secrets.add(path)
         return look_up(value.key) if look_up else None
     if isinstance(value, dict):
+        secrets |= {(*path, k) for k, v in value.items() if isinstance(v, Secret)}
         kept = {k: v for k, v in value.items() if look_up or not isinstance(v, Secret)}
         return {k: _look_up_secrets(v, (*path, k), look_up, secrets) for k, v in kept.items()}
     if isinstance(value, list):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import (
     ByteSize,
@@ -32,6 +32,7 @@ from sessionlake.settings.file import (
     SCOPE_VARIABLE,
     TARGET_VARIABLE,
     Document,
+    KeyPath,
     SettingsFile,
     read_databricks_secret,
     read_document,
@@ -50,6 +51,9 @@ from sessionlake.settings.known_keys import list_known_keys
 from sessionlake.settings.processors import ProcessorSettings, add_product_processors
 from sessionlake.settings.section import Duration, Section, describe_unknown_key
 from sessionlake.settings.texts import describe_mistake
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -316,7 +320,7 @@ def settings_of(file: SettingsFile) -> Settings:
     try:
         return Settings(**file.content)
     except ValidationError as error:
-        wrong = _convert_validation_errors(error, file)
+        wrong = [(file.line(item["loc"]), describe_wrong_setting(item, file)) for item in error.errors()]
         where = f"config file {file.document.path}" if file.content else "configuration"
         lines = [f"  line {line}: {text}" if line else f"  {text}" for line, text in wrong]
         many = "s" if len(wrong) > 1 else ""
@@ -326,15 +330,6 @@ def settings_of(file: SettingsFile) -> Settings:
             f"the settings in environment variables cannot be read: {error}",
             fix="Write lists and mappings as JSON in environment variables",
         ) from None
-
-
-def find_settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:
-    """Returns all wrong settings of a file: the line (None if the setting is not in the file), and a text."""
-    try:
-        Settings(**file.content)
-    except ValidationError as error:
-        return _convert_validation_errors(error, file)
-    return []
 
 
 def _find_config_file(file: str | Path | None) -> Path | None:
@@ -360,18 +355,19 @@ def _refuse_unknown_variables() -> None:
                 )
 
 
-def _convert_validation_errors(error: ValidationError, file: SettingsFile) -> list[tuple[int | None, str]]:
-    found = []
-    for item in error.errors():
-        key, text = ".".join(str(part) for part in item["loc"]), describe_mistake(item)
-        if item["type"] == "extra_forbidden":
-            known = list_known_keys(Settings, item["loc"][:-1])
-            text = f"{key}: no such key{describe_unknown_key(item['loc'][-1], known)}"
-        elif file.contains_secret(item["loc"], text):
-            text = f"{key}: the value of the secret is not valid ({item['type']})"
-        elif isinstance(item["input"], dict) or _SECRET & set(item["loc"]) or file.is_secret(item["loc"]):
-            text = f"{key}: {text}" if key else text
-        else:
-            text = f"{key} = {item['input']!r}: {text}"
-        found.append((file.line(item["loc"]), text))
-    return found
+def describe_wrong_setting(item: ErrorDetails, file: SettingsFile) -> str:
+    """Returns what is wrong with a setting, with its key, and with its value unless that may be a secret."""
+    key, text = ".".join(str(part) for part in item["loc"]), describe_mistake(item)
+    if item["type"] == "extra_forbidden":
+        known = list_known_keys(Settings, item["loc"][:-1])
+        return f"{key}: no such key{describe_unknown_key(item['loc'][-1], known)}"
+    if file.contains_secret(item["loc"], text):
+        return f"{key}: the value of the secret is not valid ({item['type']})"
+    if isinstance(item["input"], dict) or may_be_secret(item["loc"]) or file.is_secret(item["loc"]):
+        return f"{key}: {text}" if key else text
+    return f"{key} = {item['input']!r}: {text}"
+
+
+def may_be_secret(key: KeyPath) -> bool:
+    """Returns True if the value of a setting never appears in error texts."""
+    return not _SECRET.isdisjoint(key)

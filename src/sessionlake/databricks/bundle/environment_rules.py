@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 
 from sessionlake.databricks.bundle.files import ResourceFault, Tree
 from sessionlake.databricks.bundle.models import is_unknown, suggest
 from sessionlake.databricks.bundle.query_rules import Columns
-from sessionlake.settings.environment import find_value_faults, find_variable_faults
-from sessionlake.settings.file import KeyPath
-from sessionlake.settings.model import ENV_PREFIX, PUBLICATIONS_VARIABLE, SchemaSettings
+from sessionlake.settings.environment import find_rejected_values, find_variable_faults
+from sessionlake.settings.file import TARGET_VARIABLE, Document, FileError, KeyPath, SettingsFile, read_settings
+from sessionlake.settings.model import CONFIG_VARIABLE, DEFAULT_FILE, ENV_PREFIX, PUBLICATIONS_VARIABLE, SchemaSettings
 
+_SECRET_REFERENCE = re.compile(r"\{\{secrets/.+\}\}")
+"""How the variable of a cluster names a secret, which only the cluster reads."""
 _SCHEMA_PREFIX, _CHECKPOINTS = f"{ENV_PREFIX}SCHEMAS__", f"{ENV_PREFIX}CHECKPOINTS"
 
 
-def find_environment_faults(job: Tree, schemas: Mapping[str, str], columns: Columns) -> Iterator[ResourceFault]:
+def find_environment_faults(
+    job: Tree, schemas: Mapping[str, str], columns: Columns, document: Document | None
+) -> Iterator[ResourceFault]:
     """Yields the faults in the environment variables of a resolved job's clusters.
 
     Args:
         job: The job.
         schemas: Schema of the lake by its name in the deployment.
         columns: The lake's tables.
+        document: The bundle's settings file; None if it cannot be read.
     """
     for number, item in enumerate(job.get("job_clusters", [])):
         cluster = item.get("new_cluster") or {}
         variables = {str(name): str(value) for name, value in (cluster.get("spark_env_vars") or {}).items()}
         key: KeyPath = ("job_clusters", number, "new_cluster", "spark_env_vars")
-        known = {name: value for name, value in variables.items() if not is_unknown(value)}
+        known = {name: None if _is_hidden(value) else value for name, value in variables.items()}
         for name, text in (
             *find_variable_faults(variables),
-            *find_value_faults(known),
+            *find_rejected_values(known, _read_settings_file(known, document)),
             *_find_swapped_schemas(variables, schemas),
             *_find_shared_folder(variables, cluster),
             *_find_wrong_publications(variables, columns),
         ):
             yield (*key, name), text
+
+
+def _is_hidden(value: str) -> bool:
+    """Returns True if only the deployment or the cluster knows the value, such as that of a secret."""
+    return is_unknown(value) or _SECRET_REFERENCE.search(value) is not None
+
+
+def _read_settings_file(variables: Mapping[str, str | None], document: Document | None) -> SettingsFile | None:
+    """Returns the settings that a cluster with these variables reads; None if they are in another file, or unknown."""
+    named, target = variables.get(CONFIG_VARIABLE), variables.get(TARGET_VARIABLE)
+    is_other = CONFIG_VARIABLE in variables and (named is None or PurePosixPath(named).name != DEFAULT_FILE)
+    if document is None or is_other or (target is None and TARGET_VARIABLE in variables):
+        return None
+    try:
+        return read_settings(document, target)
+    except FileError:
+        return None
 
 
 def _find_swapped_schemas(variables: Mapping[str, str], schemas: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -38,8 +38,9 @@ from sessionlake.databricks.bundle.reference_rules import find_reference_faults,
 from sessionlake.databricks.bundle.root_rules import find_root_faults
 from sessionlake.databricks.bundle.value_rules import find_repeated_resources, find_value_faults
 from sessionlake.errors import ConfigError
-from sessionlake.settings.file import TARGETS, FileError, KeyPath, read_document, read_settings
-from sessionlake.settings.model import DEFAULT_FILE, Settings, find_settings_problems
+from sessionlake.settings.environment import SettingsWithoutEnvironment, find_settings_problems
+from sessionlake.settings.file import TARGETS, Document, FileError, KeyPath, read_document, read_settings
+from sessionlake.settings.model import DEFAULT_FILE
 
 _PROTECTED = {"schemas", "secret_scopes"}
 _PROTECTED_VOLUME = "checkpoints"
@@ -106,6 +107,7 @@ class _Context:
         refused: Returns why the package's command line rejects a job's parameters, or None.
         columns: The lake's tables.
         queries: The text of each file in resources/queries, by its name.
+        settings: The settings file; None if it cannot be read.
     """
 
     files: BundleFiles
@@ -113,19 +115,28 @@ class _Context:
     refused: Refused
     columns: Columns
     queries: Mapping[str, str]
+    settings: Document | None
 
 
 def _read_context(files: BundleFiles, folder: Path, refused: Refused) -> _Context:
     queries = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob(f"{QUERIES}/*.sql"))}
     added: Columns = {name: {} for name in _list_added_tables(folder)}
     columns = {**list_lake_columns(_read_declared_columns(folder)), **added}
-    return _Context(files, folder, refused, columns, queries)
+    return _Context(files, folder, refused, columns, queries, _read_settings_file(folder))
+
+
+def _read_settings_file(folder: Path) -> Document | None:
+    """Returns the settings file; None if it cannot be read, which is another fault."""
+    try:
+        return read_document(folder / DEFAULT_FILE)
+    except FileError:
+        return None
 
 
 def _list_added_tables(folder: Path) -> list[str]:
     """Returns the tables and views that only the settings file declares; none if it has a fault."""
     try:
-        settings = Settings(**read_settings(read_document(folder / DEFAULT_FILE)).content)
+        settings = SettingsWithoutEnvironment(**read_settings(read_document(folder / DEFAULT_FILE)).content)
     except (FileError, ValidationError):
         return []
     return [*settings.added_tables, *settings.capture.feed_views]
@@ -285,7 +296,7 @@ def _find_resource_faults(
     if kind == "jobs":
         simple += [
             *find_job_faults(resource, context.refused),
-            *find_environment_faults(resource, schemas, context.columns),
+            *find_environment_faults(resource, schemas, context.columns, context.settings),
         ]
     yield from ((path, text, 0) for path, text in simple)
     if kind not in {"alerts", "dashboards"}:
