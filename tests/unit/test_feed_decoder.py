@@ -232,6 +232,16 @@ def test_a_scope_or_expectation_needs_rows_in_memory(monkeypatch, result, what):
     assert isinstance(given_result(monkeypatch, result, keep=kept), Decoded)
 
 
+def test_events_in_the_same_chain_have_the_same_seq(monkeypatch):
+    monkeypatch.setattr(feed_decoders.Given, "has_chains", True, raising=False)
+    same = [Event(session=name, chain="c", seq=5, after=4) for name in "ab"]
+    assert isinstance(given_result(monkeypatch, same, order="decoder"), Decoded)
+    for other in (Event(session="d", chain="c", seq=6), Event(kind="ignore", chain="c", seq=6)):
+        found = given_result(monkeypatch, [*same, other], order="decoder")
+        assert isinstance(found, Refusal)
+        assert (found.reason, found.why) == ("bad_value", "the decoder yields several seqs of the chain c")
+
+
 def test_a_decoder_completes_rows_with_those_before_and_only_columns_of_the_message():
     table = SessionTable(feed(METERS, decoder="support.feed_decoders:Sums", order="decoder"))
     for n, values in enumerate([{"a": 1, "b": 2}, {"a": 5}, {"a": None}, {"a": 1}]):

@@ -192,3 +192,15 @@ def test_ignored_parts_advance_each_of_their_chains() -> None:
     found = read(feed(CHAINED), record([*ignored, {"is": "nothing", "n": 6, "c": "c"}]))
     assert isinstance(found, Refusal)
     assert found.why.startswith("parts of an ignored message have several numbers of a chain")
+
+
+def test_a_message_has_one_place_in_a_chain() -> None:
+    parts = [{"s": "a", "n": 5, "c": "c", "id": "x"}, {"s": "b", "n": 6, "c": "c", "id": "x"}]
+    found = read(feed(CHAINED), record(parts))
+    assert isinstance(found, Refusal)
+    assert (found.reason, found.why) == ("bad_value", "the parts have several numbers of the chain c")
+    found = read(feed(CHAINED), record([parts[0], parts[1] | {"n": 5}, parts[1] | {"n": 6, "c": "d", "s": "e"}]))
+    assert isinstance(found, Decoded)
+    assert [(event.session, event.chain, event.seq) for event in found.events] == [
+        ("a", "c", 5), ("b", "c", 5), ("e", "d", 6),
+    ]  # fmt: skip

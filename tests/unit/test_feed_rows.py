@@ -214,6 +214,25 @@ BOUNDARY = [
 ]
 
 
+def names_first_group(groups: Groups, sent: Any) -> bool:
+    """A checksum that depends on the order of the groups."""
+    return bool(next(iter(groups)) == (sent,))
+
+
+@pytest.mark.parametrize("bounds", [[3], [1, 2], [2, 1], [1, 1, 1]])
+def test_a_check_gets_the_groups_in_the_same_order_whatever_the_batches(bounds: list[int]) -> None:
+    rules = settings(LEVELS, check={"checksum": "sum", "with": "unit.test_feed_rows:names_first_group"})
+    folder = Folder(rules, 1, random.Random(0))
+    sent = [message(n, **body, sum="ask") for n, body in enumerate(BOUNDARY)]
+    tables = plain_tables(rules.feeds[0].build(), sent, names_first_group)
+    for size in bounds:
+        folder.batch(sent[:size])
+        sent = sent[size:]
+    (session,) = folder.silver.sessions.values()
+    assert (session["checks"], session["checks_failed"]) == (3, 0)
+    assert (tables["a"].checks, tables["a"].checks_failed) == (3, 0)
+
+
 @pytest.mark.parametrize("bounds", [[3], [1, 2], [2, 1], [1, 1, 1]])
 def test_rows_beyond_the_limit_are_deleted_in_the_same_order_whatever_the_batches(bounds: list[int]) -> None:
     keep = {"per": ["side"], "best": "qty", "descending": ["bid"], "rows": 1}

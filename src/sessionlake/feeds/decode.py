@@ -11,7 +11,14 @@ from sessionlake.feeds.events import Delete as DeleteRow
 from sessionlake.feeds.events import Event as FeedEvent
 from sessionlake.feeds.events import Put as PutRow
 from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
-from sessionlake.feeds.interpret import RefusedError, describe_value, format_session_id, read_session, refuse_repeats
+from sessionlake.feeds.interpret import (
+    RefusedError,
+    describe_value,
+    find_chain_of_several_seqs,
+    format_session_id,
+    read_session,
+    refuse_repeats,
+)
 from sessionlake.feeds.paths import MISSING, Place
 from sessionlake.feeds.row_ids import create_row_id
 from sessionlake.feeds.values import format_json
@@ -42,16 +49,16 @@ def decode(feed: Feed, use: DecoderUse, message: Message) -> Decoded | Refusal:
     """
     decoder = use.load()
     try:
-        return Decoded((), tuple(_read_events(feed, use, message, decoder.decode(message))))
+        return Decoded((), _read_all_events(feed, use, message, decoder.decode(message)))
     except RefusedError as refused:
         return refused.refusal
     except PayloadError as error:
         return Refusal(error.reason, "", "the value is missing or is not of the feed's format")
     except Exception as error:  # noqa: BLE001 - whatever a user's code raises concerns this message alone
-        return Refusal(Reason.BAD_VALUE, "", f"the decoder raised {type(error).__name__}: {_require_text_of(error)}")
+        return Refusal(Reason.BAD_VALUE, "", f"the decoder raised {type(error).__name__}: {_read_error_text(error)}")
 
 
-def _require_text_of(error: Exception) -> str:
+def _read_error_text(error: Exception) -> str:
     try:
         return str(error)[:_LONGEST_TEXT]
     except Exception:  # noqa: BLE001 - a user's exception may have no text
@@ -60,6 +67,13 @@ def _require_text_of(error: Exception) -> str:
 
 def _make_refused_error(why: str) -> RefusedError:
     return RefusedError(Reason.BAD_VALUE, "", f"the decoder yields {why}")
+
+
+def _read_all_events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> tuple[FeedEvent, ...]:
+    events = tuple(_read_events(feed, use, message, given))
+    if several := find_chain_of_several_seqs(events):
+        raise _make_refused_error(f"several seqs of the chain {several}")
+    return events
 
 
 def _read_events(feed: Feed, use: DecoderUse, message: Message, given: Any) -> Iterator[FeedEvent]:

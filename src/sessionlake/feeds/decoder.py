@@ -176,7 +176,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         restart: True if the order starts again at this snapshot.
         rows: `Put` and `Delete`, in the order in which they apply.
         scope: For a snapshot: values by column. Only rows with these values are replaced; empty replaces all rows.
-        chain: Name of the chain of sessions that share one sequence of seqs; None if the session has its own.
+        chain: Name of the chain of sessions that share one sequence of seqs; None if the session has its own. Events
+            of a message in the same chain must have the same seq.
         sent: The checksum in the message, if the feed has a `check`.
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,6 +96,8 @@ def _read_parts(feed: Feed, rules: list[Rule], split: Path, place: Place) -> Dec
             events[name] = joined
     for event in events.values():
         refuse_repeats(feed, event)
+    if several := find_chain_of_several_seqs(events.values()):
+        raise RefusedError(Reason.BAD_VALUE, split.text, f"the parts have several numbers of the chain {several}")
     return Decoded(tuple(sorted(numbers)), tuple(events.values()))
 
 
@@ -137,6 +139,14 @@ def refuse_repeats(feed: Feed, event: Event) -> None:
     if feed.refuse_repeats and len(set(keys)) != len(keys):
         repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
         raise RefusedError(Reason.DUPLICATE_ROW_ID, "", f"the key {create_row_id(repeated)} is there twice")
+
+
+def find_chain_of_several_seqs(events: Iterable[Event]) -> str | None:
+    """Returns a chain in which a message's events have different seqs. A message has one place in a chain."""
+    seqs: dict[str, int | None] = {}
+    return next(
+        (one.chain for one in events if one.chain is not None and seqs.setdefault(one.chain, one.seq) != one.seq), None
+    )
 
 
 def _condition_holds(condition: Condition, place: Place) -> bool:

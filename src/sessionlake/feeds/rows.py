@@ -195,11 +195,13 @@ class FeedRows:
         if self.feed.keep is None:
             groups = {(): [dict(self.rows[row_id]) for row_id in sorted(self.rows)[: check.rows]]}
         else:
-            groups = {
-                group: [dict(self.rows[row_id]) for row_id in self._list_ids(group, members, check.rows)]
+            found = [
+                (self._list_ids(group, members, check.rows), group)
                 for group, members in self._groups.items()
                 if members
-            }
+            ]
+            found.sort(key=_get_first_id)  # groups have another order after a restart
+            groups = {group: [dict(self.rows[row_id]) for row_id in ids] for ids, group in found}
         try:
             return bool(self.check(groups, sent))
         except Exception:  # noqa: BLE001 - the function is the user's
@@ -216,6 +218,10 @@ class FeedRows:
 
 _NULL_KEY = (1,)
 """Sorts behind every value."""
+
+
+def _get_first_id(group: tuple[Sequence[str], Any]) -> str:
+    return group[0][0]
 
 
 def _sort_key(value: Any) -> tuple[Any, ...]:

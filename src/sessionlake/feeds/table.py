@@ -138,12 +138,18 @@ class SessionTable:
 def build_groups(feed: Feed, rows: Mapping[str, Row]) -> Groups:
     """Returns the rows that the function of `feed.check` receives, by group.
 
-    Without `feed.keep` there is one group `()`, sorted by row id. Each group has at most `feed.check.rows` rows.
+    Without `feed.keep` there is one group `()`, sorted by row id. Each group has at most `feed.check.rows` rows. The
+    groups are sorted by the row ids of their best rows.
     """
     most = 0 if feed.check is None else feed.check.rows
     if feed.keep is None:
         return {(): [rows[name] for name in sorted(rows)][:most]}
-    return {group: [rows[name] for name in names[:most]] for group, names in _order_groups(feed.keep, rows)}
+    groups = sorted(_order_groups(feed.keep, rows), key=_get_first_name)
+    return {group: [rows[name] for name in names[:most]] for group, names in groups}
+
+
+def _get_first_name(group: tuple[Any, Sequence[str]]) -> str:
+    return group[1][0]
 
 
 def _is_in_scope(row: Row, scope: Mapping[str, Any]) -> bool:
