@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from sessionlake.history.asof import session_as_of
 from sessionlake.history.batch_as_of import as_of_batch
 from sessionlake.history.report.batches import find_latest_batches
-from sessionlake.history.report.pace import lags, throughput
+from sessionlake.history.report.pace import compute_lags, compute_throughput
 from sessionlake.history.state import STATS, compute_stats
 from sessionlake.history.status import STATUS_COLUMNS, layer_statuses
 from sessionlake.notebook import pictures
@@ -82,8 +82,8 @@ book.show(states.sort_values("bytes", ascending=False), 10)
 until = max((layer.committed_at for layer in layers if layer.committed_at is not None), default=None)
 names = [layer.layer for layer in layers]
 batches = [] if until is None else find_latest_batches(book.reader, names, until)
-behind = lags(batches, {layer.layer: layer.behind or 0 for layer in layers})
-paces = throughput(batches, names)
+behind = compute_lags(batches, {layer.layer: layer.behind or 0 for layer in layers})
+paces = compute_throughput(batches, names)
 for lag in behind:
     print(f"{lag.layer}: {lag.now:.1f} s behind bronze; median {lag.median:.1f} s, at most {lag.most:.1f} s")
 pace = pictures.pace(behind, paces, stats)

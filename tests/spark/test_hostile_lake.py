@@ -59,7 +59,8 @@ BY_SPARK = {"query", "explain", "state show", "state stats"}
 COUNTS = {
     "run", "publish", "maintain", "recover", "export", "archive", "forget", "reshard", "types", "rebuild silver",
     "rebuild gold", "verify bronze", "verify silver", "verify gold", "rules apply", "broker up", "broker down",
-    "broker status", "bronze skip", "simulate", "demo", "reference load", "feed infer", "feed test", "feed try",
+    "broker status", "bronze skip", "simulate", "demo", "reference load", "feed infer", "feed send",
+    "feed test", "feed try",
 }  # fmt: skip
 REMOTE = {f"remote {name}" for name in ("status", "logs", "run", "pause", "resolve", "query")}
 

@@ -1,8 +1,10 @@
-"""What a notebook's widgets choose on a platform: the settings file of a deployment, and one of its targets."""
+"""What a notebook's widgets choose on a platform, a settings file and one of its targets; and what it imports."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from sessionlake.errors import ConfigError
 from sessionlake.notebook.book import Book, load_settings_of_notebook
 from sessionlake.settings.model import Settings
 
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.py"))
 FILE = """
 capture: {columns: {price: double}}
 targets:
@@ -77,3 +80,16 @@ def test_a_relative_home_that_is_nowhere_begins_at_the_working_folder(tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SESSIONLAKE_HOME", "no/lake/here")
     assert load_settings_of_notebook().home == tmp_path / "no" / "lake" / "here"
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_what_a_notebook_imports_exists(file: Path) -> None:
+    imported = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    own = [node for node in imported if node.module and node.module.startswith("sessionlake")]
+    missing = [
+        f"{node.module}.{alias.name}"
+        for node in own
+        for alias in node.names
+        if not hasattr(import_module(node.module or ""), alias.name)
+    ]
+    assert missing == []

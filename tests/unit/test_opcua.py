@@ -63,6 +63,27 @@ def test_a_good_value_after_a_bad_one_has_no_status_and_no_earlier_time():
     assert (row["value"], row["status"], row["source_time"]) == ("2", None, None)
 
 
+def test_a_publisher_that_counts_from_one_again_is_read_from_its_next_key_frame_on():
+    old = [
+        network(data_set("ua-keyframe", 1_000_000, {"a": 1})),
+        network(data_set("ua-deltaframe", 1_000_001, {"a": 2})),
+    ]
+    new = [network(data_set("ua-keyframe", 1, {"a": 3})), network(data_set("ua-deltaframe", 2, {"b": 4}))]
+    (table,) = folded(feed(PLC), *old, *new).values()
+    assert {name: row["value"] for name, row in table.rows.items()} == {"a": "3", "b": "4"}
+    assert (table.messages, table.gaps, table.duplicates) == (4, 0, 0)
+
+
+def test_messages_without_a_sequence_number_apply_as_they_arrive():
+    kinds = [("ua-keyframe", {"a": 1, "b": 1}), ("ua-deltaframe", {"a": 2}), (None, {"b": 3}), ("ua-event", {"c": 4})]
+    sent = [data_set(kind, 0, payload) for kind, payload in kinds]
+    for one in sent:
+        del one["SequenceNumber"]
+    (table,) = folded(feed(PLC), *map(network, sent)).values()
+    assert {name: row["value"] for name, row in table.rows.items()} == {"a": "2", "b": "3", "c": "4"}
+    assert (table.messages, table.gaps, table.duplicates) == (4, 0, 0)
+
+
 def random_messages(rnd: random.Random) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]], int]:
     """Network messages of two writers, the values of their fields, and the number of gaps."""
     rows: dict[str, dict[str, int]] = {}
@@ -88,7 +109,8 @@ def random_messages(rnd: random.Random) -> tuple[list[dict[str, Any]], dict[str,
         if lost:
             missing |= {writer for writer in writers if rows[f'["plc1","{writer}"]']}
             continue
-        gaps += len(writers & missing)
+        complete = {one["DataSetWriterId"] for one in parts if one["MessageType"] == "ua-keyframe"}
+        gaps += len((writers & missing) - complete)  # the order starts again at a key frame
         missing -= writers
         sent.append(network(*parts))
     return sent, rows, gaps

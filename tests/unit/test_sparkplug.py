@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from typing import Any
 
 import pytest
@@ -214,6 +215,41 @@ TWICE = protobuf(
 )  # fmt: skip
 def test_what_would_mix_up_rows_is_refused(key, kind, value, why):
     found = spb(feed(PLANT), key, kind, value)
+    assert isinstance(found, Refusal)
+    assert why in found.why
+
+
+def compressed(value: bytes, algorithm: str | None, seq: int) -> bytes:
+    """A payload around a compressed one, in the form of Eclipse Tahu."""
+    wbits = {None: 15, "DEFLATE": 15, "GZIP": 31, "LZ4": 15}[algorithm]
+    packed = zlib.compressobj(wbits=wbits)
+    named = [] if algorithm is None else [metric((15, algorithm), name="algorithm", datatype=12)]
+    return payload(*named, seq=seq) + protobuf((4, "SPBV1.0_COMPRESSED"), (5, packed.compress(value) + packed.flush()))
+
+
+@pytest.mark.parametrize("algorithm", [None, "DEFLATE", "GZIP"])
+def test_a_compressed_payload_is_read(algorithm: str | None) -> None:
+    birth = payload(metric((INT, 1), name="m", datatype=3), metric((INT, 2), name="n", datatype=3), seq=0)
+    data = payload(metric((INT, 7), name="m", datatype=3), seq=1)
+    table = table_of(
+        (NODE, b"NBIRTH", compressed(birth, algorithm, 0)), (NODE, b"NDATA", compressed(data, algorithm, 1))
+    )
+    assert cells(table, "value") == {"m": ("7",), "n": ("2",)}
+    assert (table.messages, table.gaps) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (compressed(b"", "LZ4", 0), "compressed by 'LZ4', which is not one of DEFLATE, GZIP"),
+        (payload(seq=0) + protobuf((4, "SPBV1.0_COMPRESSED"), (5, zlib.compress(b"")[:-3])), "is incomplete"),
+        (compressed(payload() + protobuf((5, bytes(11 << 20))), None, 0), "or has more than 10,485,760 bytes"),
+        (payload(metric((BYTES, struct.pack("<I", 2_000_000) + bytes(250_000)), name="a", datatype=32), seq=0),
+         "an array has more than 1,000,000 elements"),
+    ],
+)  # fmt: skip
+def test_a_payload_that_cannot_be_unpacked_within_the_limits_is_refused(value: bytes, why: str) -> None:
+    found = spb(feed(PLANT), NODE, b"NBIRTH", value)
     assert isinstance(found, Refusal)
     assert why in found.why
 

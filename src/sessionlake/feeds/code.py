@@ -16,7 +16,7 @@ CACHED = 100_000
 
 
 MICROSECONDS = {"epoch_s": 1_000_000, "epoch_ms": 1000, "epoch_us": 1}
-"""Microseconds in each unit of before_point numbers that are kept as microseconds."""
+"""Microseconds in each unit of whole numbers that are kept as microseconds."""
 YEAR_1, YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 

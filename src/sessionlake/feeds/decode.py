@@ -55,10 +55,10 @@ def decode(feed: Feed, use: DecoderUse, message: Message) -> Decoded | Refusal:
     except PayloadError as error:
         return Refusal(error.reason, "", "the value is missing or is not of the feed's format")
     except Exception as error:  # noqa: BLE001 - whatever a user's code raises concerns this message alone
-        return Refusal(Reason.BAD_VALUE, "", f"the decoder raised {type(error).__name__}: {_require_text_of(error)}")
+        return Refusal(Reason.BAD_VALUE, "", f"the decoder raised {type(error).__name__}: {_read_error_text(error)}")
 
 
-def _require_text_of(error: Exception) -> str:
+def _read_error_text(error: Exception) -> str:
     try:
         return str(error)[:_LONGEST_TEXT]
     except Exception:  # noqa: BLE001 - a user's exception may have no text

@@ -6,6 +6,7 @@ Source: Eclipse Sparkplug specification 3.0. Its rules that matter here:
   the metric `bdSeq`.
 - A birth names all metrics with their data types. Data may name them by alias alone, and should have no data types.
 - Integers are sent without a sign, and arrays as bytes. So some values mean nothing without their data type.
+- A payload may be compressed, in the form of Eclipse Tahu. The payload around it has the number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sessionlake.feeds.decoder import Event, Message, Put, decode_text
@@ -56,6 +59,14 @@ _VALUES = (
 _DEVICE_PLACE = 4
 """Place of the device in a topic, `spBv1.0/group/type/node/device`. Topics of nodes end before it."""
 _MODULO = 256
+_COMPRESSED = "SPBV1.0_COMPRESSED"
+"""The `uuid` of a payload whose `body` is a compressed payload."""
+_ZLIB_BITS = {"DEFLATE": zlib.MAX_WBITS, "GZIP": 16 + zlib.MAX_WBITS}
+"""For each value of the metric `algorithm` of a compressed payload: the argument `wbits` of zlib."""
+_MOST_BYTES = 10 * 1024 * 1024
+"""Most bytes of a payload after decompression."""
+_MOST_ELEMENTS = 1_000_000
+"""Most elements of an array. One byte can have eight of them, and each takes up to 20 bytes as text."""
 _BIRTH = "bdSeq"
 """Name of the metric that numbers the births of a node."""
 _QUALITY = "Quality"
@@ -93,7 +104,7 @@ class Sparkplug:
         topic = _read_topic(message)
         if topic is None or message.value is None:
             return
-        payload = parse_tree(_Payload, message.value)
+        payload = _decompress(parse_tree(_Payload, message.value))
         metrics, device, seq = payload["metrics"], topic.device, payload.get("seq")
         common: dict[str, Any] = {"session": (topic.group, topic.node), "ts": payload.get("timestamp")}
         if topic.kind == "NDEATH":
@@ -260,6 +271,22 @@ def _read_value(one: dict[str, Any], kind: str) -> Any:
     return value if read is None else read(value)
 
 
+def _decompress(payload: dict[str, Any]) -> dict[str, Any]:
+    """Returns the payload inside of a compressed one, with the number of the outer one. Others are returned as is."""
+    if payload.get("uuid") != _COMPRESSED:
+        return payload
+    named = {metric.get("name"): metric.get("string_value") for metric in payload["metrics"]}
+    algorithm = named.get("algorithm", "DEFLATE")
+    if algorithm not in _ZLIB_BITS:
+        raise ValueError(f"the payload is compressed by {algorithm!r}, which is not one of {', '.join(_ZLIB_BITS)}")
+    stream = zlib.decompressobj(_ZLIB_BITS[algorithm])
+    body = stream.decompress(payload.get("body", b""), _MOST_BYTES)
+    if not stream.eof:
+        raise ValueError(f"the compressed payload is incomplete, or has more than {_MOST_BYTES:,} bytes")
+    found = parse_tree(_Payload, body)
+    return found | {"seq": payload["seq"]} if "seq" in payload else found
+
+
 def _read_nested(one: dict[str, Any], kind: str) -> Any:
     """Returns a value inside of another. One that means nothing without its data type is `{"int_value": 255}`."""
     try:
@@ -288,7 +315,10 @@ def _read_bytes(value: bytes, kind: str) -> Any:
     if kind in {"Bytes", "File"}:
         return value
     if kind.endswith("Array"):
-        return make_finite([*_read_array(value, kind)])
+        found = list(islice(_read_array(value, kind), _MOST_ELEMENTS + 1))
+        if len(found) > _MOST_ELEMENTS:
+            raise ValueError(f"an array has more than {_MOST_ELEMENTS:,} elements")
+        return make_finite(found)
     raise _UnknownTypeError
 
 
