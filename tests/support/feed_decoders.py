@@ -117,7 +117,7 @@ class Careless:
         yield Event(session=found["s"], kind=found["type"], scope=found.get("scope", {}), rows=rows)
 
     def complete(self, values: Any, find: Any) -> Any:
-        failing: dict[Any, Any] = {6: None, 7: {"v": 2**31}, 8: {"v": "x"}, 9: {"nowhere": 1}}
+        failing: dict[Any, Any] = {4: {"id": "other"}, 6: None, 7: {"v": 2**31}, 8: {"v": "x"}, 9: {"nowhere": 1}}
         if values.get("v") == 5:
             raise KeyError
         if values.get("v") in failing:

@@ -165,5 +165,7 @@ def test_a_key_with_a_typing_error_is_told_with_the_one_that_is_meant(tmp_path):
 def test_a_home_that_is_a_file_is_told_without_a_placeholder(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SESSIONLAKE_HOME", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match=r"\n  home: .*file is a file, but must be a folder$"):
+    with pytest.raises(
+        ConfigError, match=r"\n  home: .*file is a file, but must be a folder\. Name another with SESSIONLAKE_HOME$"
+    ):
         load_settings()

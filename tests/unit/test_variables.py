@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
+from pydantic import BaseModel, SecretStr
 
 from sessionlake.databricks.bundle.environment_rules import find_environment_faults
 from sessionlake.settings.environment import find_rejected_values, find_settings_problems
 from sessionlake.settings.file import SettingsFile, read_document, read_settings
+from sessionlake.settings.model import Settings, may_be_secret
 
 ARCHIVE = {"SESSIONLAKE_BRONZE__SOURCE": "archive"}
 LOGIN = {
@@ -115,3 +118,22 @@ def test_a_secret_that_is_left_out_of_a_file_is_assumed_to_fit(tmp_path: Path) -
     assert find_settings_problems(file_of(tmp_path, login % "!secret password")) == []
     [(_, told)] = find_settings_problems(file_of(tmp_path, login % "null"))
     assert "PLAIN needs password" in told
+
+
+def secrets_below(annotation: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The keys of all settings that are secrets."""
+    if annotation is SecretStr:
+        yield key
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            yield from secrets_below(field.annotation, (*key, name))
+    else:
+        for inner in get_args(annotation):
+            yield from secrets_below(inner, key)
+
+
+def test_the_value_of_no_secret_setting_appears_in_a_text() -> None:
+    keys = [*secrets_below(Settings)]
+    assert ("kafka", "security", "password") in keys
+    assert ("capture", "payload", "registry_auth") in keys
+    assert [key for key in keys if not may_be_secret(key)] == []

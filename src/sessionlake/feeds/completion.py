@@ -45,17 +45,18 @@ class Completer:
             rows: The rows of the session before this change, by row id.
 
         Returns:
-            The values, and False. If the decoder raises an exception, or returns a value that does not fit its column
-            or that the message does not set: no values, and True.
+            The values, and False. If the decoder raises an exception, or returns a value that does not fit its column,
+            that the message does not set, or that changes the key: no values, and True.
         """
         complete = getattr(self.decoder, "complete", None)
         if complete is None:
             return {}, False
         try:
-            found = dict(complete(values, self._create_finder(rows)))
-            return ({}, True) if found.keys() - values.keys() else (self._convert_values(found), False)
+            found = self._convert_values(dict(complete(values, self._create_finder(rows))))
+            is_allowed = found.keys() <= values.keys() and self._has_same_key(values, found)
         except Exception:  # noqa: BLE001 - the method is the user's, and concerns this row alone
             return {}, True
+        return (found, False) if is_allowed else ({}, True)
 
     def narrow(self, scope: Row, rows: Mapping[str, Row]) -> tuple[Row | None, bool]:
         """Returns the scope with which a snapshot is applied: `{}` for all rows, None for none of them.
@@ -78,6 +79,9 @@ class Completer:
             return self._convert_values(dict(found)), False
         except Exception:  # noqa: BLE001 - the method is the user's, and concerns this snapshot alone
             return None, True
+
+    def _has_same_key(self, values: Row, found: Row) -> bool:
+        return all(found.get(column.name, values[column.name]) == values[column.name] for column in self.feed.key)
 
     def _convert_values(self, found: Row) -> Row:
         columns = self.feed.columns

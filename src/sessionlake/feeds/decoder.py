@@ -22,8 +22,8 @@ message goes to quarantine with reason `bad_value`.
 A class attribute `has_chains = True` allows events with a `chain`. `needs_rows = True` allows events with a `scope` and
 rows with `expect`: silver then keeps the rows of sessions in memory. Such a class may have two more methods, which see
 the rows that the session has before a change. They must be pure, too. If they raise an exception, or return anything
-that does not fit its column, that is a violation `presence`: `complete` then replaces nothing, and a snapshot removes
-no rows.
+that does not fit its column or changes a key, that is a violation `presence`: `complete` then replaces nothing, and a
+snapshot removes no rows.
 
 - `complete(values, find) -> Mapping`: values that replace some of those that a message sets in a row. `values` are the
   row's values by column, as the table stores them (a variant as JSON text). A snapshot sets all columns: in the first
