@@ -281,7 +281,7 @@ def test_it_is_run_as_a_processor_behind_those_that_fill_its_source_and_gold_lea
     assert Settings(gold=mine.gold, processors=mine.processors).processors == mine.processors
     assert require_publishable(mine, "gold.by_day").key == ("customer", "window_start")
     with pytest.raises(
-        UsageError, match=r"computed from rows of silver\.fills, which need not come from one message each"
+        UsageError, match=r"computed from rows of silver\.fills, and such a row need not come from a single message"
     ):
         explain(None, mine, "gold.fills_1m", "")
 

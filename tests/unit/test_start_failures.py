@@ -67,6 +67,7 @@ WITHOUT_SPARK = {
     "feed try": ["feed", "try", "messages.jsonl"],
     "feed test": ["feed", "test", "frames.yml"],
     "feed infer": ["feed", "infer", "messages.jsonl"],
+    "feed send": ["feed", "send", "messages.jsonl"],
 }
 # Commands that start the broker's JVM, look for one, or ask a workspace: other tests have them.
 OTHERS = {"broker", "doctor", "remote"}

@@ -215,8 +215,8 @@ GOLD_SCHEMAS: dict[str, TableSchema] = {
             Column(
                 "error",
                 "string",
-                "timeout or connection: no answer. http_ and the status. answer: not rows. size: above 16 MiB. "
-                "unknown: no row for the key. table: the reference table is faulty. raised: a Python exception",
+                "Why: timeout, connection, http_ and status, answer (not rows), size (over 16 MiB), unknown (no row), "
+                "table (reference is faulty), raised (an exception)",
             ),
             Column("reason", "string", "The same in words"),
             Column("attempts", "int", "Number of requests for the key without success"),
