@@ -9,7 +9,7 @@ First the events and rows of all messages are collected. Then their fields are c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from types import GeneratorType
 from typing import Any
@@ -76,8 +76,15 @@ class ManyReader:
             return
         found = _Collector(self._feed, rescue=self._use.rescue)
         fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
-        messages = map(Message, *fields, records.headers, *map(repeat, self._constants))
-        found.collect(decode, messages, max_bytes, unusual)
+        for number, message in enumerate(map(Message, *fields, records.headers, *map(repeat, self._constants))):
+            n_events, n_rows = len(found.events), len(found.keys)
+            try:
+                if message.value is not None and len(message.value) > max_bytes:
+                    raise UnusualError  # noqa: TRY301 - there is one place that removes what was added
+                found.add_events(number, decode(message))
+            except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
+                found.remove_after(n_events, n_rows)
+                unusual.append(number)
         bad_events, bad_rows = self._add_events(found, records, out), self._add_rows(found, out)
         bad = {out.message[number] for number in bad_events} | out.find_messages_of_rows(bad_rows)
         bad |= _find_repeats(out, refuse_repeats=self._feed.refuse_repeats)
@@ -201,58 +208,49 @@ class _Collector:
             (place, column) for place, column in enumerate(feed.columns.values()) if column.sql.startswith(_AT_ONCE)
         ]
 
-    def collect(
-        self, decode: Callable[[Message], Any], messages: Iterable[Message], max_bytes: int, unusual: list[int]
-    ) -> None:
-        """Adds what a decoder gives for messages, and the indices of messages with a possible fault to `unusual`."""
-        events, keys, add_rows = self.events, self.keys, self._create_row_adder()
-        for number, message in enumerate(messages):
-            n_events, n_rows = len(events), len(keys)
-            try:
-                if message.value is not None and len(message.value) > max_bytes:
-                    raise UnusualError  # noqa: TRY301 - there is one place that removes what was added
-                given = decode(message)
-                for event in given if type(given) in _MANY else _require_many(given):
-                    if type(event) is not Event or event.restart or event.chain is not None or event.scope != {}:
-                        raise UnusualError  # noqa: TRY301 - as above
-                    first = len(keys)
-                    add_rows(event.rows, n_rows + MAX_ROWS)
-                    interval = event.ts, event.seq, event.after, event.is_link is True
-                    events.append((number, len(keys) - first, event.session, event.kind, *interval, event.sent))
-                    if len(events) > n_events + MAX_EVENTS:
-                        raise UnusualError  # noqa: TRY301 - as above
-            except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
-                self.remove_after(n_events, n_rows)
-                unusual.append(number)
+    def add_events(self, number: int, given: Any) -> None:
+        """Adds what a decoder gave for a message. Raises an exception if anything may be wrong."""
+        if type(given) not in _MANY:
+            _require_many(given)
+        events, before = self.events, len(self.keys)
+        most_events, most_rows = len(events) + MAX_EVENTS, before + MAX_ROWS
+        for event in given:
+            if type(event) is not Event or event.restart or event.chain is not None:
+                raise UnusualError
+            if event.scope or type(event.scope) is not dict:
+                raise UnusualError
+            self._add_rows(event.rows, most_rows)
+            count, before = len(self.keys) - before, len(self.keys)
+            interval = event.ts, event.seq, event.after, event.is_link is True
+            events.append((number, count, event.session, event.kind, *interval, event.sent))
+            if len(events) > most_events:
+                raise UnusualError
 
-    def _create_row_adder(self) -> Callable[[Any, int], None]:
-        """Returns a function that adds rows, up to a number of all rows. Its names are looked up only once."""
-        keys, deletes, expects, values = self.keys, self.deletes, self.expects, self.values
-        names, unset, has_names, at_once = self._names, self._unset, self._has_names, self._at_once
-
-        def add_rows(given: Any, most: int) -> None:
-            for row in given if type(given) in _MANY else _require_many(given):
-                if type(row) is Put:
-                    cells: Any = row.values
-                    if type(cells) is not dict:
-                        raise UnusualError
-                    if not has_names(cells):
-                        self._add_undeclared(cells)
-                    values.extend(map(cells.get, names, unset))
-                    if at_once:
-                        self._convert_last_row()
-                elif type(row) is Delete:
-                    values.extend(unset)
-                else:
+    def _add_rows(self, given: Any, most: int) -> None:
+        if type(given) not in _MANY:
+            _require_many(given)
+        keys = self.keys
+        for row in given:
+            is_delete = type(row) is Delete
+            if is_delete:
+                self.values.extend(self._unset)
+            elif type(row) is Put:
+                values: Any = row.values
+                if type(values) is not dict:
                     raise UnusualError
-                key: Any = row.key
-                keys.append(key if type(key) is tuple else self._read_key(key))
-                deletes.append(type(row) is Delete)
-                expects.append(row.expect)
-                if len(keys) > most:
-                    raise UnusualError
-
-        return add_rows
+                if not self._has_names(values):
+                    self._add_undeclared(values)
+                self.values.extend(map(values.get, self._names, self._unset))
+                if self._at_once:
+                    self._convert_last_row()
+            else:
+                raise UnusualError
+            key: Any = row.key
+            keys.append(key if type(key) is tuple else self._read_key(key))
+            self.deletes.append(is_delete)
+            self.expects.append(row.expect)
+            if len(keys) > most:
+                raise UnusualError
 
     def remove_after(self, events: int, rows: int) -> None:
         """Removes all events and rows but the first ones.
@@ -321,8 +319,7 @@ def _find_repeats(out: EventLists, *, refuse_repeats: bool) -> set[int]:
     return found
 
 
-def _require_many(given: Any) -> Iterable[Any]:
-    """Returns events or rows. Raises UnusualError if a decoder may not yield them in this form."""
-    if isinstance(given, (str, bytes, dict)) or not isinstance(given, Iterable):
+def _require_many(given: Any) -> None:
+    """Raises UnusualError unless a decoder may yield this for events or rows."""
+    if isinstance(given, (str, bytes, dict)) or not hasattr(given, "__iter__"):
         raise UnusualError
-    return given
