@@ -80,3 +80,18 @@ def test_feeds_that_the_documentation_shows_are_accepted():
 def test_the_order_of_a_rule_may_have_the_modulo_of_its_feed_or_none_at_all(order: Any) -> None:
     feed = yaml.safe_load(BOOK) | _rule(order=order) | {"order": {"seq": "u", "modulo": 512}}
     assert FeedSettings.model_validate(feed).modulo == 512
+
+
+def test_a_feed_has_links_if_an_order_of_one_of_its_rules_has():
+    rule = {"is": "update", "rows": [{"row": "all"}]}
+    plain = {"name": "a", "topics": "a", "session": "s", "key": ["id"], "columns": {"id": "string"}}
+    link = {"seq": "n", "after": "p"}
+    found = [
+        FeedSettings.model_validate(plain | given).has_links
+        for given in (
+            {"order": {"seq": "n"}, "messages": [rule]},
+            {"order": link, "messages": [rule]},
+            {"order": {"seq": "n"}, "messages": [rule | {"order": link}]},
+        )
+    ]
+    assert found == [False, True, True]

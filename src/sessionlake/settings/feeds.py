@@ -129,8 +129,8 @@ class FeedSettings(Section):
 
     @property
     def has_links(self) -> bool:
-        """True if each message names the seq of the message before it."""
-        return not isinstance(self.order, str) and self.order.after is not None
+        """True if messages name the seq of the message before them, so that the next seq is unknown."""
+        return any(not isinstance(order, str) and order.after is not None for order in self.list_orders())
 
     @property
     def hold(self) -> int:
