@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from integration.test_silences import HOUR, assert_exact, later, statuses, take_in, told
+from integration.test_silences import HOUR, assert_exact, later, list_silences, statuses, take_in
 from integration.test_topics import World
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, MESSAGES
@@ -45,7 +45,7 @@ def test_messages_without_a_timestamp_are_used_and_their_sessions_expire_when_no
     later(monkeypatch, 1.5 * HOUR)
     take_in(world)
     assert statuses(world) == {"expired": 1}
-    first, second = told(world)
+    first, second = list_silences(world)
     assert (first.lasted, second.until - second.lasted) == (0, first.until)
     assert now - HOUR < datetime.fromtimestamp(first.until / 1000, UTC) < now + HOUR  # when bronze read them
     assert_exact(world)

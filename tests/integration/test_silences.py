@@ -59,12 +59,12 @@ def remembered(world: World) -> int:
     return sum(len(ShardState.decode(state, world.settings.capture.declared).cursors) for _, state in states)
 
 
-def told(world: World) -> list[Silence]:
+def list_silences(world: World) -> list[Silence]:
     return read_silences(Lake(world.settings).reader(world.spark))
 
 
 def assert_exact(world: World) -> None:
-    truth = compute_truth_from_broker(world.settings, silences=told(world))
+    truth = compute_truth_from_broker(world.settings, silences=list_silences(world))
     compared = verify_session_rows(world.spark, Lake(world.settings), truth)
     assert (compared.exact, compared.differences) == (compared.session_count, {})
     assert verify_silver_tables(world.spark, world.settings).is_exact
@@ -94,20 +94,20 @@ def test_a_sensor_that_says_nothing_more_leaves_no_session_open_for_ever(
     world.send("t", 0, 3)
     world.send("t", 0, 2, partition=1)
     take_in(world)
-    assert (statuses(world), told(world)) == (Counter(open=2), [])
+    assert (statuses(world), list_silences(world)) == (Counter(open=2), [])
     later(monkeypatch, 1.5 * HOUR)
     take_in(world)
     assert statuses(world) == Counter(expired=2)
-    first = sorted(told(world), key=lambda one: one.partition)
+    first = sorted(list_silences(world), key=lambda one: one.partition)
     assert [(one.place, one.behind, one.until - one.lasted) for one in first] == [
         ((world.name("t"), 0), 2, 1002),
         ((world.name("t"), 1), 1, 1001),
     ]
     run_layer(world.spark, world.settings, BRONZE)
-    assert len(told(world)) == 2, "they are told once"
+    assert len(list_silences(world)) == 2, "they are told once"
     later(monkeypatch, 2.5 * HOUR)
     run_layer(world.spark, world.settings, BRONZE)
-    assert len(told(world)) == 4
+    assert len(list_silences(world)) == 4
     assert_exact(world)  # though silver has not read what bronze tells now
     take_in(world)
     assert (statuses(world), remembered(world)) == (Counter(expired=2), 0)
@@ -142,7 +142,7 @@ def test_only_those_are_silent_of_which_neither_bronze_nor_kafka_has_anything_ne
         assert [(one.partition, one.behind) for one, _ in found] == [(2, 2)]
         book.note_read_offsets([OffsetRange(topic, 2, 3, 3, 1)])  # meanwhile there was a message, after all
         watch.write_silences(found)
-        assert told(world) == []
+        assert list_silences(world) == []
     finally:
         book.close()
 
@@ -175,7 +175,7 @@ def test_a_running_bronze_notes_what_falls_silent(world: World) -> None:
             120,
             meanwhile=pipeline.check_layers,
         )
-    assert len(told(world)) in (1, 2)  # if nobody looked sooner, both times at once
+    assert len(list_silences(world)) in (1, 2)  # if nobody looked sooner, both times at once
     assert_exact(world)
 
 
@@ -196,7 +196,7 @@ def test_a_partition_of_a_topic_that_was_made_anew_without_it_falls_silent_too(
     later(monkeypatch, 1.5 * HOUR)
     take_in(world)
     assert statuses(world) == Counter(expired=3)
-    assert sorted(one.partition for one in told(world)) == [0, 1, 2]
+    assert sorted(one.partition for one in list_silences(world)) == [0, 1, 2]
 
 
 @pytest.mark.soak
@@ -206,12 +206,12 @@ def test_what_was_told_is_known_without_looking_through_bronze(world: World, mon
     take_in(world)
     later(monkeypatch, 1.5 * HOUR)
     run_layer(world.spark, world.settings, BRONZE)
-    assert len(told(world)) == 1
+    assert len(list_silences(world)) == 1
     with monkeypatch.context() as patch:
         patch.setattr("sessionlake.bronze.silences.read_silences", None)
         run_layer(world.spark, world.settings, BRONZE)
         later(patch, 2.5 * HOUR)
         run_layer(world.spark, world.settings, BRONZE)
-    assert len(told(world)) == 2
+    assert len(list_silences(world)) == 2
     take_in(world)
     assert_exact(world)

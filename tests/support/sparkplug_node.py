@@ -82,7 +82,7 @@ class Node:
         self._send("NBIRTH", "", NBirth)
 
     def _die(self, birth: int) -> None:
-        """Sends the death of a birth. Only that of the present birth leaves no rows."""
+        """Sends the death that belongs to a birth. It removes all rows if this is the latest birth; otherwise none."""
         if birth == self._birth:
             self.rows = {}
         metric = Metric(START, "bdSeq", DataType.INT64, value=birth)

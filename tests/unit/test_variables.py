@@ -68,10 +68,10 @@ def test_variables_that_fit_together_with_the_file_have_no_fault(
 def test_a_wrong_variable_is_named_without_secrets(
     tmp_path: Path, text: str, variables: dict[str, str | None], name: str, why: str
 ) -> None:
-    [(found, told)] = find_rejected_values(variables, file_of(tmp_path, text))
+    [(found, message)] = find_rejected_values(variables, file_of(tmp_path, text))
     assert found == name
-    assert "hunter2" not in told
-    assert re.search(why, told), told
+    assert "hunter2" not in message
+    assert re.search(why, message), message
 
 
 def test_without_the_file_only_single_values_are_checked() -> None:
@@ -116,8 +116,8 @@ def test_the_variables_of_a_cluster_are_checked_over_the_settings_of_its_target(
 def test_a_secret_that_is_left_out_of_a_file_is_assumed_to_fit(tmp_path: Path) -> None:
     login = "kafka: {security: {protocol: SASL_SSL, mechanism: PLAIN, username: a, password: %s}}"
     assert find_settings_problems(file_of(tmp_path, login % "!secret password")) == []
-    [(_, told)] = find_settings_problems(file_of(tmp_path, login % "null"))
-    assert "PLAIN needs password" in told
+    [(_, message)] = find_settings_problems(file_of(tmp_path, login % "null"))
+    assert "PLAIN needs password" in message
 
 
 def secrets_below(annotation: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

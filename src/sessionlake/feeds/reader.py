@@ -25,7 +25,7 @@ from sessionlake.protocol.reasons import Reason
 
 _EXACT = msgspec.json.Decoder(float_hook=Decimal)
 MAX_BYTES = 10 * 1024 * 1024
-"""Default of the longest value in bytes. A longer one goes to quarantine."""
+"""Default of the longest value in bytes, also after decompression. A longer one goes to quarantine."""
 
 
 class KafkaRecord(NamedTuple):

@@ -14,9 +14,9 @@ from sessionlake.settings.known_keys import list_known_keys
 from sessionlake.settings.model import (
     DEFAULT_FILE,
     ENV_PREFIX,
-    PROCESS_VARIABLES,
     Settings,
     describe_wrong_setting,
+    find_key_of_variable,
     may_be_secret,
 )
 
@@ -44,14 +44,12 @@ class SettingsWithoutEnvironment(Settings):
 def find_variable_faults(variables: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yields the environment variables of the package that set no key, each with a text that says so."""
     for name in variables:
-        if name.startswith(ENV_PREFIX) and name not in PROCESS_VARIABLES:
-            parts = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
-            known = list_known_keys(Settings, parts[:-1])
-            if parts[0] not in Settings.model_fields or (known and parts[-1] not in known):
-                yield (
-                    name,
-                    f"the environment variable {name} is not a key of the settings; known are {', '.join(known)}",
-                )
+        key = find_key_of_variable(name)
+        if key is None:
+            continue
+        known = list_known_keys(Settings, key[:-1])
+        if key[0] not in Settings.model_fields or (known and key[-1] not in known):
+            yield name, f"the environment variable {name} is not a key of the settings; known are {', '.join(known)}"
 
 
 def find_settings_problems(file: SettingsFile) -> list[tuple[int | None, str]]:
@@ -77,16 +75,11 @@ def find_rejected_values(variables: Mapping[str, str | None], file: SettingsFile
         variables: The variables of a process, such as a job on a cluster; None for a value that is not known here.
         file: The settings file that this process reads. If it is None, combinations of keys are not checked.
     """
-    own = {
-        name: value
-        for name, value in variables.items()
-        if name.startswith(ENV_PREFIX) and name not in PROCESS_VARIABLES
-    }
+    own = {name: key for name in variables if (key := find_key_of_variable(name)) is not None}
     base = file or SettingsFile(Document(FilePath(DEFAULT_FILE)), None, {}, frozenset())
     content, keys = base.content, {}
     for name in sorted(own, key=len):
-        key = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
-        value = own[name]
+        key, value = own[name], variables[name]
         if value is None:
             continue
         try:
@@ -96,7 +89,7 @@ def find_rejected_values(variables: Mapping[str, str | None], file: SettingsFile
             yield name, f"{name} must be JSON, because its setting is a list or a mapping{found}"
             continue
         keys[name] = key
-    hidden = [tuple(name.removeprefix(ENV_PREFIX).lower().split("__")) for name in own if name not in keys]
+    hidden = [key for name, key in own.items() if name not in keys]
     of_file = _list_errors(base.content)
     for item in _list_errors(content):
         cause = _find_cause(item, keys, of_file)

@@ -343,16 +343,22 @@ def _find_config_file(file: str | Path | None) -> Path | None:
     return next((path for path in (own, Path(DEFAULT_FILE)) if path.is_file()), None)
 
 
+def find_key_of_variable(name: str) -> tuple[str, ...] | None:
+    """Returns the key that an environment variable sets, known or not; None if it is no variable of the settings."""
+    if not name.startswith(ENV_PREFIX) or name in PROCESS_VARIABLES:
+        return None
+    return tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
+
+
 def _refuse_unknown_variables() -> None:
     known = set(Settings.model_fields)
     for name in os.environ:
-        if name.startswith(ENV_PREFIX) and name not in PROCESS_VARIABLES:
-            section = name.removeprefix(ENV_PREFIX).lower().split("__")[0]
-            if section not in known:
-                raise ConfigError(
-                    f"environment variable {name} names an unknown key '{section}'",
-                    fix=f"Use one of {', '.join(sorted(known))}",
-                )
+        key = find_key_of_variable(name)
+        if key is not None and key[0] not in known:
+            raise ConfigError(
+                f"environment variable {name} names an unknown key '{key[0]}'",
+                fix=f"Use one of {', '.join(sorted(known))}",
+            )
 
 
 def describe_wrong_setting(item: ErrorDetails, file: SettingsFile) -> str:

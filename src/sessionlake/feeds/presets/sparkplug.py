@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from sessionlake.feeds.decoder import Event, Message, Put, decode_text
 from sessionlake.feeds.numbers import make_finite
+from sessionlake.feeds.reader import MAX_BYTES
 from sessionlake.feeds.trees import build_message_class, parse_tree
 
 _SCHEMA = """
@@ -63,8 +64,6 @@ _COMPRESSED = "SPBV1.0_COMPRESSED"
 """The `uuid` of a payload whose `body` is a compressed payload."""
 _ZLIB_BITS = {"DEFLATE": zlib.MAX_WBITS, "GZIP": 16 + zlib.MAX_WBITS}
 """For each value of the metric `algorithm` of a compressed payload: the argument `wbits` of zlib."""
-_MOST_BYTES = 10 * 1024 * 1024
-"""Most bytes of a payload after decompression."""
 _MOST_ELEMENTS = 1_000_000
 """Most elements of an array. One byte can have eight of them, and each takes up to 20 bytes as text."""
 _BIRTH = "bdSeq"
@@ -280,9 +279,9 @@ def _decompress(payload: dict[str, Any]) -> dict[str, Any]:
     if algorithm not in _ZLIB_BITS:
         raise ValueError(f"the payload is compressed by {algorithm!r}, which is not one of {', '.join(_ZLIB_BITS)}")
     stream = zlib.decompressobj(_ZLIB_BITS[algorithm])
-    body = stream.decompress(payload.get("body", b""), _MOST_BYTES)
+    body = stream.decompress(payload.get("body", b""), MAX_BYTES)
     if not stream.eof:
-        raise ValueError(f"the compressed payload is incomplete, or has more than {_MOST_BYTES:,} bytes")
+        raise ValueError(f"the compressed payload is incomplete, or has more than {MAX_BYTES:,} bytes")
     found = parse_tree(_Payload, body)
     return found | {"seq": payload["seq"]} if "seq" in payload else found
 
