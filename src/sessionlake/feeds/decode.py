@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sessionlake.feeds.decoder import Delete, Event, Message, PayloadError, Put, decode_text
+from sessionlake.feeds.decoder import NO_SCOPE, Delete, Event, Message, PayloadError, Put, decode_text
 from sessionlake.feeds.events import Decoded, Refusal
 from sessionlake.feeds.events import Delete as DeleteRow
 from sessionlake.feeds.events import Event as FeedEvent
@@ -205,7 +205,7 @@ class _RowReader:
 
     def scope(self, given: Any) -> dict[str, Any]:
         """Returns the converted values of a scope."""
-        if not isinstance(given, dict):
+        if given is not NO_SCOPE and not isinstance(given, dict):
             raise _make_refused_error(f"the scope {_show_value(given)}, where a dict is expected")
         if unknown := [name for name in given if name not in self._columns]:
             raise _make_refused_error(f"a scope of undeclared columns: {_show_value(unknown)}")

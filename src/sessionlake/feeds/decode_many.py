@@ -9,14 +9,14 @@ First the events and rows of all messages are collected. Then their fields are c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, repeat
 from types import GeneratorType
 from typing import Any
 
 from sessionlake.feeds.code import CACHED, UnusualError
 from sessionlake.feeds.decode import MAX_EVENTS, MAX_ROWS, create_checked_row_id, format_undeclared, read_event_session
-from sessionlake.feeds.decoder import Delete, Event, Message, Put
+from sessionlake.feeds.decoder import NO_SCOPE, Delete, Event, Message, Put
 from sessionlake.feeds.feed import DecoderUse, Feed, Kind, Ordering, Presence
 from sessionlake.feeds.interpret import format_session_id
 from sessionlake.feeds.lists import EventLists
@@ -34,9 +34,11 @@ from sessionlake.protocol.message import INT64_MAX, INT64_MIN
 
 _KINDS: dict[Any, str] = {kind: kind.value for kind in (Kind.SNAPSHOT, Kind.UPDATE, Kind.HEARTBEAT, Kind.END)}
 _WITHOUT_ROWS = frozenset({Kind.HEARTBEAT, Kind.END})
-_EXPECTED: dict[Any, str | None] = {None: None} | {one: one.value for one in Presence}
+_EXPECTED: dict[str, str] = {one.value: one.value for one in Presence}
 _MANY = frozenset({list, tuple, GeneratorType})
 _AT_ONCE = ("array", "variant", "binary")
+_BLOCK = 2000
+"""Messages that are collected before their fields are converted. With more, new memory costs more than the calls."""
 
 
 class ManyReader:
@@ -74,14 +76,30 @@ class ManyReader:
         if self._feed.has_chains:
             unusual += numbers
             return
-        found = _Collector(self._feed, rescue=self._use.rescue)
         fields = (records.topic, records.partition, records.offset, records.timestamp, records.key, records.value)
-        for number, message in enumerate(map(Message, *fields, records.headers, *map(repeat, self._constants))):
-            n_events, n_rows = len(found.events), len(found.keys)
+        messages = enumerate(map(Message, *fields, records.headers, *map(repeat, self._constants)))
+        for _ in range(0, len(numbers), _BLOCK):
+            block = EventLists.of(self._feed)
+            unusual += self._read_block(islice(messages, _BLOCK), decode, records, max_bytes, block)
+            out.extend(block)
+
+    def _read_block(
+        self,
+        messages: Iterable[tuple[int, Message]],
+        decode: Callable[[Message], Any],
+        records: KafkaRecords,
+        max_bytes: int,
+        out: EventLists,
+    ) -> list[int]:
+        """Adds the events of some messages to `out`, which is empty. Returns the indices of unusual messages."""
+        unusual, found = list[int](), _Collector(self._feed, rescue=self._use.rescue)
+        events, keys, add_events = found.events, found.keys, found.add_events
+        for number, message in messages:
+            n_events, n_rows = len(events), len(keys)
             try:
                 if message.value is not None and len(message.value) > max_bytes:
                     raise UnusualError  # noqa: TRY301 - there is one place that removes what was added
-                found.add_events(number, decode(message))
+                add_events(number, decode(message))
             except Exception:  # noqa: BLE001 - `feeds.decode` finds the fault again and describes it
                 found.remove_after(n_events, n_rows)
                 unusual.append(number)
@@ -89,7 +107,7 @@ class ManyReader:
         bad = {out.message[number] for number in bad_events} | out.find_messages_of_rows(bad_rows)
         bad |= _find_repeats(out, refuse_repeats=self._feed.refuse_repeats)
         out.remove_messages(bad)
-        unusual += sorted(bad)
+        return unusual + sorted(bad)
 
     def _add_events(self, found: _Collector, records: KafkaRecords, out: EventLists) -> list[int]:
         """Adds the fields of events. Returns the indices of events in which something may be wrong."""
@@ -108,11 +126,11 @@ class ManyReader:
                 number for number, (kind, rows) in enumerate(zip(out.kind, out.rows, strict=True))
                 if rows and kind in _WITHOUT_ROWS
             ]  # fmt: skip
+        bad += find_bad_integers(out.ts, INT64_MIN, INT64_MAX) + find_bad_integers(out.seq, 0, INT64_MAX)
         out.ts = _fill_none(out.ts, messages, records.timestamp)
         if self._feed.order.kind is Ordering.ARRIVAL:
             out.seq = _fill_none(out.seq, messages, records.offset)
         out.restart = [False] * len(messages)
-        bad += find_bad_integers(out.ts, INT64_MIN, INT64_MAX) + find_bad_integers(out.seq, 0, INT64_MAX)
         if out.after.count(None) < len(messages):
             intervals = enumerate(zip(out.after, out.seq, out.is_link, strict=True))
             bad += [number for number, interval in intervals if not _is_valid_after(*interval)]
@@ -121,19 +139,20 @@ class ManyReader:
     def _add_rows(self, found: _Collector, out: EventLists) -> list[int]:
         """Adds the fields of rows. Returns the indices of rows in which something may be wrong."""
         bad = list[int]()
-        out.deletes, out.expect = found.deletes, convert_each(_EXPECTED.__getitem__, found.expects, bad)
-        if not self._feed.holds_rows:
-            bad += [number for number, expected in enumerate(out.expect) if expected is not None]
-        out.rescued = [None] * len(found.keys)
+        out.deletes, out.expect, out.rescued = found.deletes, [None] * len(found.keys), [None] * len(found.keys)
+        for row, expected in found.expects.items():
+            out.expect[row] = _EXPECTED.get(expected) if isinstance(expected, str) else None
+            if out.expect[row] is None or not self._feed.holds_rows:
+                bad.append(row)
         for row, text in found.rescued.items():
             out.rescued[row] = text
         keys, out.row_id = self._convert_keys(found.keys, bad)
         key_names = [column.name for column in self._feed.key]
+        of_keys = list(map(list, zip(*keys, strict=True))) or [[] for _ in key_names]
         for place, (name, column) in enumerate(self._feed.columns.items()):
             cells = found.values[place :: len(self._feed.columns)]
             if name in key_names:
-                given, number = cells, key_names.index(name)
-                cells = [key[number] for key in keys]
+                given, cells = cells, of_keys[key_names.index(name)]
                 bad += find_different(given, cells)
             elif not column.sql.startswith(_AT_ONCE):
                 cells = convert_cells(cells, column, bad)
@@ -147,9 +166,12 @@ class ManyReader:
             numbers, top = [key[0] for key in given], 2 ** (INTEGER_BITS[column.sql] - 1)
             if set(map(type, numbers)) == {int} and not find_bad_integers(numbers, -top, top - 1):
                 return given, [f"[{number}]" for number in numbers]
-        no_key = (None,) * len(self._feed.key), ""
+        n_bad, no_key = len(bad), ((None,) * len(self._feed.key), "")
         found = look_up_each(self._keys, lambda number: self._find_key(given[number]), given, bad)
-        return [(one or no_key)[0] for one in found], [(one or no_key)[1] for one in found]
+        if len(bad) > n_bad:
+            found = [one or no_key for one in found]
+        keys, row_ids = zip(*found, strict=True) if found else ((), ())
+        return list(keys), list(row_ids)
 
     def _find_session(self, given: Any, records: KafkaRecords, message: int) -> str:
         if given is None:
@@ -187,7 +209,7 @@ class _Collector:
         events: For each event, its message's index, number of rows, session, kind, ts, seq, after, is_link and sent.
         keys: For each row of all events, the values of its key.
         deletes: For each row, true if it is deleted.
-        expects: For each row, its field `expect`.
+        expects: The field `expect` of rows that have one, by the row's index.
         values: For each row, its values in all columns of the feed, one row after the other. `MISSING` if it has none.
         rescued: The undeclared values of rows that have some, as JSON text, by the row's index.
     """
@@ -196,7 +218,7 @@ class _Collector:
         self.events: list[tuple[Any, ...]] = []
         self.keys: list[tuple[Any, ...]] = []
         self.deletes: list[bool] = []
-        self.expects: list[Any] = []
+        self.expects: dict[int, Any] = {}
         self.values: list[Any] = []
         self.rescued: dict[int, str] = {}
         self._rescue, self._names = rescue, tuple(feed.columns)
@@ -212,45 +234,48 @@ class _Collector:
         """Adds what a decoder gave for a message. Raises an exception if anything may be wrong."""
         if type(given) not in _MANY:
             _require_many(given)
-        events, before = self.events, len(self.keys)
+        events, keys, before = self.events, self.keys, len(self.keys)
         most_events, most_rows = len(events) + MAX_EVENTS, before + MAX_ROWS
         for event in given:
             if type(event) is not Event or event.restart or event.chain is not None:
                 raise UnusualError
-            if event.scope or type(event.scope) is not dict:
+            if (scope := event.scope) is not NO_SCOPE and (type(scope) is not dict or scope):
                 raise UnusualError
-            self._add_rows(event.rows, most_rows)
-            count, before = len(self.keys) - before, len(self.keys)
-            interval = event.ts, event.seq, event.after, event.is_link is True
-            events.append((number, count, event.session, event.kind, *interval, event.sent))
+            rows: Any = event.rows
+            if type(rows) not in _MANY:
+                _require_many(rows)
+            for row in rows:
+                self._add_row(row)
+                if len(keys) > most_rows:
+                    raise UnusualError
+            events.append((
+                number, len(keys) - before, event.session, event.kind, event.ts, event.seq, event.after,
+                event.is_link is True, event.sent,
+            ))  # fmt: skip
+            before = len(keys)
             if len(events) > most_events:
                 raise UnusualError
 
-    def _add_rows(self, given: Any, most: int) -> None:
-        if type(given) not in _MANY:
-            _require_many(given)
-        keys = self.keys
-        for row in given:
-            is_delete = type(row) is Delete
-            if is_delete:
-                self.values.extend(self._unset)
-            elif type(row) is Put:
-                values: Any = row.values
-                if type(values) is not dict:
-                    raise UnusualError
-                if not self._has_names(values):
-                    self._add_undeclared(values)
-                self.values.extend(map(values.get, self._names, self._unset))
-                if self._at_once:
-                    self._convert_last_row()
-            else:
+    def _add_row(self, row: Any) -> None:
+        if type(row) is Put:
+            values: Any = row.values
+            if type(values) is not dict:
                 raise UnusualError
-            key: Any = row.key
-            keys.append(key if type(key) is tuple else self._read_key(key))
-            self.deletes.append(is_delete)
-            self.expects.append(row.expect)
-            if len(keys) > most:
-                raise UnusualError
+            if not self._has_names(values):
+                self._add_undeclared(values)
+            self.values.extend(map(values.get, self._names, self._unset))
+            if self._at_once:
+                self._convert_last_row()
+            self.deletes.append(False)
+        elif type(row) is Delete:
+            self.values.extend(self._unset)
+            self.deletes.append(True)
+        else:
+            raise UnusualError
+        if row.expect is not None:
+            self.expects[len(self.keys)] = row.expect
+        key: Any = row.key
+        self.keys.append(key if type(key) is tuple else self._read_key(key))
 
     def remove_after(self, events: int, rows: int) -> None:
         """Removes all events and rows but the first ones.
@@ -259,13 +284,11 @@ class _Collector:
             events: The number of events to keep.
             rows: The number of rows to keep.
         """
-        one: list[Any]
-        del self.events[events:]
-        for one in (self.keys, self.deletes, self.expects):
-            del one[rows:]
-        del self.values[rows * len(self._names) :]
-        while self.rescued and next(reversed(self.rescued)) >= rows:
-            self.rescued.popitem()
+        del self.events[events:], self.keys[rows:], self.deletes[rows:], self.values[rows * len(self._names) :]
+        some: dict[int, Any]
+        for some in (self.expects, self.rescued):
+            while some and next(reversed(some)) >= rows:
+                some.popitem()
 
     def _convert_last_row(self) -> None:
         first = len(self.values) - len(self._names)

@@ -36,6 +36,7 @@ snapshot removes no rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -46,6 +47,10 @@ from sessionlake.protocol.reasons import Reason
 
 Key = tuple[Any, ...] | Mapping[str, Any]
 """A row's values in the feed's key columns: in the order of the feed's `key`, or by column, among others."""
+
+
+NO_SCOPE: Mapping[str, Any] = MappingProxyType({})
+"""The scope of an event that has none."""
 
 
 class PayloadError(Exception):
@@ -60,7 +65,7 @@ class PayloadError(Exception):
         self.reason = reason
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """A Kafka message as a decoder receives it.
 
     Attributes:
@@ -94,8 +99,11 @@ class Message(msgspec.Struct, frozen=True):
             PayloadError: The value is missing or is not JSON. The message then goes to quarantine with the reason that
                 fits.
         """
+        value = self.value
+        if value is None:
+            raise PayloadError(Reason.TOMBSTONE)
         try:
-            return self._parse_json(self._require_value())
+            return self._parse_json(value)
         except InvalidJsonError as error:
             raise PayloadError(error.reason) from None
 
@@ -106,19 +114,17 @@ class Message(msgspec.Struct, frozen=True):
             PayloadError: The value is missing or is not of this format. The message then goes to quarantine with the
                 reason that fits.
         """
+        value = self.value
+        if value is None:
+            raise PayloadError(Reason.TOMBSTONE)
         try:
-            return self._parse_payload(self._require_value())
+            return self._parse_payload(value)
         except InvalidJsonError as error:
             raise PayloadError(error.reason) from None
 
     def key_text(self) -> str:
         """Returns the key as text, "" if the message has none. Bytes that are not UTF-8 become U+FFFD."""
         return (self.key or b"").decode(errors="replace")
-
-    def _require_value(self) -> bytes:
-        if self.value is None:
-            raise PayloadError(Reason.TOMBSTONE)
-        return self.value
 
 
 def decode_text(value: bytes | None) -> str | None:
@@ -129,7 +135,7 @@ def decode_text(value: bytes | None) -> str | None:
         return None
 
 
-class Put(msgspec.Struct, frozen=True):
+class Put(msgspec.Struct, frozen=True, gc=False):
     """Inserts a row, or changes some columns of it. A new row has null in the columns that the message does not set.
 
     A value is what JSON would have for the column, also with the column's `from`. It may be Python's type for it: a
@@ -147,7 +153,7 @@ class Put(msgspec.Struct, frozen=True):
     expect: str | None = None
 
 
-class Delete(msgspec.Struct, frozen=True):
+class Delete(msgspec.Struct, frozen=True, gc=False):
     """Deletes the row with this key. Without such a row, nothing happens.
 
     Attributes:
@@ -159,7 +165,7 @@ class Delete(msgspec.Struct, frozen=True):
     expect: str | None = None
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The effect of a message on one session. A message has at most one event for each session.
 
     It covers the interval `(after, seq]` of the session's order. There is a gap if `after` is above the session's last
@@ -189,7 +195,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     is_link: bool = False
     restart: bool = False
     rows: Iterable[Put | Delete] = ()
-    scope: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    scope: Mapping[str, Any] = NO_SCOPE
     chain: str | None = None
     sent: Any = None
 

@@ -93,6 +93,13 @@ class EventLists:
                 for name, values in zip(self.columns, self.values, strict=True):
                     values.append(said.get(name, MISSING))
 
+    def extend(self, other: EventLists) -> None:
+        """Adds all events and rows of other lists, which have the same columns."""
+        for name in (*FIELDS_OF_EVENT, *FIELDS_OF_ROW):
+            getattr(self, name).extend(getattr(other, name))
+        for values, more in zip(self.values, other.values, strict=True):
+            values.extend(more)
+
     def find_messages_of_rows(self, rows: Sequence[int]) -> set[int]:
         """Returns the indices of the messages to which these rows belong."""
         if not rows:
