@@ -59,7 +59,7 @@ Say = Callable[[str], None]
 _PUBLISHED, _GOLD, _HISTORY = "published", "gold", "history of "
 
 
-class _ForgettingInputs(msgspec.Struct):
+class _ForgetInputs(msgspec.Struct):
     """The input of a forgetting, as the journal stores it. With it any process can finish an interrupted forgetting.
 
     Attributes:
@@ -109,7 +109,7 @@ class Forgetting:
                 f"forget: there is no bronze in {self._settings.place}",
                 fix="Set SESSIONLAKE_HOME to the home that holds the session",
             )
-        journal = Journal.read_journal(self._settings, FORGET, _ForgettingInputs)
+        journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
             journal = self._start_journal(session, topic)
         elif journal.inputs.session != session or topic not in (None, journal.inputs.topic):
@@ -151,17 +151,12 @@ class Forgetting:
         journal.remove_journal()
         return inputs.receipt
 
-    def _require_interrupted(self, option: str, purpose: str) -> Journal[_ForgettingInputs]:
+    def _require_interrupted(self, option: str, purpose: str) -> Journal[_ForgetInputs]:
         """Returns the journal of the interrupted forgetting.
 
-        Args:
-            option: The command-line option to name in the error.
-            purpose: What the option does, for the error: "finish" or "cancel".
-
-        Raises:
-            UsageError: No forgetting was interrupted.
+        If there is none, raises a `UsageError` with these words.
         """
-        journal = Journal.read_journal(self._settings, FORGET, _ForgettingInputs)
+        journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
             raise UsageError(
                 f"forget {option}: no forgetting was interrupted, so there is nothing to {purpose}",
@@ -169,7 +164,7 @@ class Forgetting:
             )
         return journal
 
-    def _finish(self, journal: Journal[_ForgettingInputs]) -> Erasure:
+    def _finish(self, journal: Journal[_ForgetInputs]) -> Erasure:
         """Runs the steps that the journal does not record as done. Stores and returns the finished receipt."""
         session = journal.inputs.topic, journal.inputs.session
         receipt = self._find_or_create_receipt(journal.inputs)
@@ -181,15 +176,13 @@ class Forgetting:
         journal.remove_journal()
         return erasure
 
-    # -- preparation
-
     def _read_receipts(self) -> list[Erasure]:
         return read_receipts(self._lake.reader(self._spark))
 
-    def _start_journal(self, session: str, topic: str | None) -> Journal[_ForgettingInputs]:
+    def _start_journal(self, session: str, topic: str | None) -> Journal[_ForgetInputs]:
         """Checks everything that can be checked before anything changes, then writes the journal.
 
-        Once the journal exists, no layer starts.
+        From then on, no layer starts.
         """
         require_uninterrupted(self._settings)
         topic = self._find_session_topic(session, topic)
@@ -212,13 +205,13 @@ class Forgetting:
             if erasure.done_at is None and erasure.is_for(topic, session)
         )
         return Journal.start_journal(
-            self._settings, FORGET, _ForgettingInputs(next(mine, uuid.uuid4().hex[:12]), topic, session)
+            self._settings, FORGET, _ForgetInputs(next(mine, uuid.uuid4().hex[:12]), topic, session)
         )
 
-    def _find_or_create_receipt(self, inputs: _ForgettingInputs) -> Erasure:
-        """Returns the receipt of this forgetting. Creates and stores it if `bronze.erasures` has none yet.
+    def _find_or_create_receipt(self, inputs: _ForgetInputs) -> Erasure:
+        """Returns the stored receipt, or stores a new one.
 
-        Once it is stored, bronze erases new messages of the session on arrival.
+        From then on, bronze erases new messages of the session on arrival.
         """
         known, session = self._read_receipts(), (inputs.topic, inputs.session)
         stored = next((erasure for erasure in known if erasure.receipt == inputs.receipt), None)
@@ -257,13 +250,9 @@ class Forgetting:
             )
 
     def _find_session_topic(self, session: str, topic: str | None) -> str:
-        """Returns the topic that has the session.
+        """Returns the only topic that has the session, or the one that the operator chose.
 
-        Args:
-            topic: The topic that the operator chose; None if the session's id must be in one topic only.
-
-        Raises:
-            UsageError: No topic has the session, or several have it and the operator chose none.
+        Raises a `UsageError` if there is none.
         """
         topics = rows.find_topics_of_session(
             self._lake.reader(self._spark), session, by_key=not self._settings.capture.feeds
@@ -293,12 +282,9 @@ class Forgetting:
     # -- the steps
 
     def _list_steps(
-        self, session: Session, erasure: Erasure, journal: Journal[_ForgettingInputs]
+        self, session: Session, erasure: Erasure, journal: Journal[_ForgetInputs]
     ) -> Iterator[tuple[str, Step]]:
-        """Yields the name of each step in the journal and the function that runs it.
-
-        A step needs all steps before it, and is safe to repeat.
-        """
+        """Yields the journal's name of each step and the function that runs it. Each is safe to repeat."""
         spark, settings, lake = self._spark, self._settings, self._lake
         layers, counted = list_layers_with_state(settings), erasure.report["tables"]
         yield "bronze", partial(rows.erase_messages, spark, lake, session)
@@ -321,9 +307,9 @@ class Forgetting:
         return [table for table in list_gold_tables(self._settings) if self._lake.exists(self._spark, table)]
 
     def _find_published_tables(self) -> dict[str, int]:
-        """Returns a dict with each table of gold that has a publication and rows. Its values are always 1.
+        """Returns the tables of gold that have rows and a publication, as keys.
 
-        The removal of these rows must be sent to Kafka. The journal can store only numbers by name, so it is a dict.
+        The journal needs numbers as values: always 1.
         """
         published = [
             table for table in self._list_gold_tables() if publications.list_publications(self._settings, table)
@@ -343,7 +329,7 @@ class Forgetting:
         rows.remove_session_rows(self._spark, self._lake, table, session)
         return {"version": self._lake.latest_version(self._spark, table)}
 
-    def _wait_for_publications(self, journal: Journal[_ForgettingInputs]) -> None:
+    def _wait_for_publications(self, journal: Journal[_ForgetInputs]) -> None:
         """Waits until publications have sent the removals of rows to Kafka.
 
         Removing a table's history, which follows, also removes the versions that publications have not read yet.
@@ -365,12 +351,10 @@ class Forgetting:
         known += [*list_gold_tables(self._settings), *processor_tables, *rows.BOOKKEEPING]
         return [table for table in dict.fromkeys(known) if self._lake.exists(self._spark, table)]
 
-    def _purge_table(self, table: str, receipt: str, journal: Journal[_ForgettingInputs]) -> dict[str, int] | None:
-        """Removes the history of a table, except versions that its publications still read.
+    def _purge_table(self, table: str, receipt: str, journal: Journal[_ForgetInputs]) -> dict[str, int] | None:
+        """Removes the history of a table, except versions that its publications still read; None if it has no history.
 
-        Returns:
-            For the receipt: the numbers of removed `files` and `bytes`, and `from_version`, the table's first version
-                after the removal. None if the table has no history.
+        Returns the numbers of removed `files` and `bytes`, and the table's version after the removal as `from_version`.
         """
         version = self._lake.latest_version(self._spark, table)
         if not version:
@@ -383,10 +367,7 @@ class Forgetting:
         return {"files": done.files, "bytes": done.freed, "from_version": version + 1}
 
     def _remove_archived_files(self) -> None:
-        """Removes all files outside the tables that may contain the session.
-
-        These are checkpoints that this forgetting or earlier rebuilds have archived, and files of processes that died.
-        """
+        """Removes checkpoints archived by this forgetting or earlier rebuilds, and files of processes that died."""
         checkpoints = Path(self._settings.checkpoint(""))
         for old in (*checkpoints.glob("*.before-*"), *checkpoints.glob("*.handover.next")):
             shutil.rmtree(old)
@@ -398,9 +379,7 @@ class Forgetting:
             for table in list_staging_tables(processor.name):
                 self._lake.build_staging_lake().drop_table(self._spark, table)
 
-    # -- the receipt
-
-    def _complete_receipt(self, erasure: Erasure, journal: Journal[_ForgettingInputs], session: str) -> Erasure:
+    def _complete_receipt(self, erasure: Erasure, journal: Journal[_ForgetInputs], session: str) -> Erasure:
         """Searches the lake for the session's id. Returns the receipt with the search's result and the present time."""
         self._say("searching what is left")
         tables: dict[str, dict[str, int]] = erasure.report["tables"]
@@ -414,7 +393,7 @@ class Forgetting:
         return replace(erasure, done_at=datetime.now(UTC), report=report)
 
 
-def _list_removal_versions(journal: Journal[_ForgettingInputs]) -> dict[str, int]:
+def _list_removal_versions(journal: Journal[_ForgetInputs]) -> dict[str, int]:
     """Returns, by table name, the table's first version without the session's rows, as recorded in the journal."""
     removed = {table: done["version"] for table, done in journal.done.items() if "version" in done}
     return removed | journal.done.get(_GOLD, {})

@@ -150,7 +150,7 @@ def _list_leaf_columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _read_file_pieces(file: Path) -> Iterator[bytes]:
-    """Yields a file's bytes in overlapping pieces, so that each session id is whole in a piece.
+    """Yields a file's bytes in overlapping pieces, so that no session id is cut.
 
     Yields Spark's state files also decompressed.
     """
