@@ -146,7 +146,7 @@ def _commit_until_skipped(
     spark: SparkSession,
     lake: Lake,
     topic_register: TopicRegister,
-    range_before: OffsetRun,
+    earlier: OffsetRun,
     decision: SkipDecision,
     txn: Txn,
 ) -> int:
@@ -156,7 +156,7 @@ def _commit_until_skipped(
 
     Args:
         topic_register: The topics that bronze reads.
-        range_before: The offsets to commit before the skipped ones, as `[start, end)`.
+        earlier: The offsets to commit before the skipped ones, as `[start, end)`.
         decision: The operator's decision.
         txn: The transaction of the messages.
 
@@ -165,18 +165,18 @@ def _commit_until_skipped(
     """
     started = datetime.now(UTC)
     ranges: tuple[OffsetRange, ...] = ()
-    if range_before[0] < range_before[1]:
+    if earlier[0] < earlier[1]:
         try:
-            _commit_messages(spark, lake, topic_register, {decision.place: range_before}, txn)
+            _commit_messages(spark, lake, topic_register, {decision.place: earlier}, txn)
         except Exception as error:
             if not is_unreadable(error):
                 raise
             raise UsageError(
-                f"topic {decision.topic}, partition {decision.partition}: a message between offsets {range_before[0]} and "
-                f"{range_before[1] - 1} cannot be read either",
+                f"topic {decision.topic}, partition {decision.partition}: a message between offsets {earlier[0]} and "
+                f"{earlier[1] - 1} cannot be read either",
                 fix="Run `sessionlake run bronze --once`, which names that message, and skip it first",
             ) from error
-        ranges = read_stored_ranges(spark, lake, {decision.place: range_before})
+        ranges = read_stored_ranges(spark, lake, {decision.place: earlier})
     # The batch's own transaction may have recorded gaps already, so the decision needs another id.
     of_decision = Txn(f"{txn.app_id}:skipped", txn.version)
     skipped = {decision.place: [decision.offset_run]}
@@ -185,7 +185,7 @@ def _commit_until_skipped(
     )
     entry = build_ledger_entry(lake.settings, txn, ranges, lake.latest_version(spark, MESSAGES), started)
     Ledger(lake).write_entry(spark, replace(entry, decisions=(decision.ledger_record,)))
-    topic_register.note_read_offsets([OffsetRange(*decision.place, range_before[0], decision.last, 0)])
+    topic_register.note_read_offsets([OffsetRange(*decision.place, earlier[0], decision.last, 0)])
     return entry.messages
 
 
