@@ -21,7 +21,7 @@ from sessionlake.delta.storage.expired import LIMIT, ExpiredRows
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.ledger.entries import Ledger, TableOutput
 from sessionlake.ledger.offset_log import OffsetLog
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.operations.rebuild import publishing
 from sessionlake.operations.rebuild.endings import retire_query
 from sessionlake.operations.rebuild.publishing import (
@@ -263,7 +263,7 @@ class _ProcessorRebuilder:
         Args:
             started: When the rebuild started.
         """
-        last = read_last_batch(self.lake.reader(self._spark), self.processor.layer)
+        last = read_last_batch_number(self.lake.reader(self._spark), self.processor.layer)
         batches = [number for number in (last, self._find_last_batch_with_errors()) if number is not None]
         return PublishPlan.create_plan(self._version, max(batches, default=-1) + 1, started, self._partitions)
 
