@@ -131,7 +131,7 @@ def test_a_table_that_fails_is_told_of_and_the_others_have_their_turn(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once = settings.model_copy(update={"maintain": MaintainSettings.model_construct(interval=timedelta(0))})
-    monkeypatch.setattr("sessionlake.operations.maintenance.separate_session", lambda spark: spark)
+    monkeypatch.setattr("sessionlake.operations.maintenance.create_separate_session", lambda spark: spark)
     monkeypatch.setattr(Maintenance, "_list_tables", lambda _: [CHANGES, ROWS])
 
     def maintain(_: Maintenance, table: str, *, only_if_worth: bool) -> TableMaintenance:

@@ -24,7 +24,7 @@ from sessionlake.errors import LakeError, UsageError
 from sessionlake.ledger.positions import update_ledger_sums
 from sessionlake.operations.retention.removal import RetentionRunner
 from sessionlake.settings.model import Settings
-from sessionlake.spark.session import separate_session
+from sessionlake.spark.session import create_separate_session
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_delta_offset, read_last_committed_batch, read_last_planned_batch
 from sessionlake.streaming.journal import read_building_version
@@ -95,7 +95,7 @@ class Maintenance:
     def __init__(
         self, spark: SparkSession, settings: Settings, on_done: Callable[[TableMaintenance], None] | None = None
     ) -> None:
-        self._spark = separate_session(spark)  # OPTIMIZE and VACUUM take their options from session settings
+        self._spark = create_separate_session(spark)  # OPTIMIZE and VACUUM take their options from session settings
         self._settings = settings
         self._lake = Lake(settings)
         self._retention = RetentionRunner(self._spark, settings)
