@@ -67,7 +67,7 @@ def wait_until_sent(settings: Settings, removals: Mapping[str, int], seconds: fl
     deadline = time.monotonic() + seconds
     for table, version in removals.items():
         for reader in list_publications(settings, table):
-            while not _has_sent(settings, reader.name, version):
+            while not _has_published_batch(settings, reader.name, version):
                 if time.monotonic() > deadline:
                     topic = reader.name.removeprefix(f"publish-{table}-")
                     raise LakeError(
@@ -95,7 +95,7 @@ def find_oldest_version_needed(settings: Settings, table: str, removal: int) -> 
     return min((min(since, max(oldest, removal)) for since, oldest in known), default=None)
 
 
-def _has_sent(settings: Settings, name: str, version: int) -> bool:
+def _has_published_batch(settings: Settings, name: str, version: int) -> bool:
     """Returns True if the publication has read the version completely.
 
     That is so if it reads a later version, or if it reads this one and several triggers have brought no new batch.
