@@ -37,7 +37,7 @@ _SHORT, _LONG = 600, 2 * _DAY
 
 def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
     """Draws how many seconds each layer was behind bronze, over time."""
-    figure, (axes,) = _make_figure_with_one_plot(
+    figure, (axes,) = _make_figure(
         1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}"
     )
     for lag in lags:
@@ -62,7 +62,7 @@ def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
 
 def draw_throughput(layers: Sequence[ThroughputOverTime]) -> Markup:
     """Draws how much each layer read per second over time, as one row of bars per layer."""
-    figure, rows = _make_figure_with_one_plot(len(layers), "", _ROW * len(layers) + _BOTTOM)
+    figure, rows = _make_figure(len(layers), "", _ROW * len(layers) + _BOTTOM)
     starts, width = layers[0].starts, layers[0].width
     for axes, layer in zip(rows, layers, strict=True):
         axes.set_title(
@@ -89,7 +89,7 @@ def draw_throughput(layers: Sequence[ThroughputOverTime]) -> Markup:
 
 def draw_moving_average(series: MetricSeries, name: str) -> Markup:
     """Draws a series' values and their moving average over event time, with corrections by late points."""
-    figure, (axes,) = _make_figure_with_one_plot(1, "value")
+    figure, (axes,) = _make_figure(1, "value")
     times = np.array([row["ts"] / 1000 for row in series.points], dtype=np.float64)
     dot = "o" if len(times) == 1 else ""
     axes.plot(
@@ -131,7 +131,7 @@ def _mark_corrected_averages(axes: Axes, series: MetricSeries) -> None:
 
 def draw_minutes(series: MetricSeries, name: str) -> Markup:
     """Draws the lowest, mean and highest value of a series for each minute."""
-    figure, (axes,) = _make_figure_with_one_plot(1, "value")
+    figure, (axes,) = _make_figure(1, "value")
     starts = np.array([row["window_start"].timestamp() for row in series.minutes], dtype=np.float64)
     low, mean, high = (np.array([row[key] for row in series.minutes], float) for key in ("min", "average", "max"))
     middles = starts + 30
@@ -165,7 +165,7 @@ def draw_alerts(lines: Sequence[AlertsOfKey]) -> Markup:
 
     An alert is a bar from when it was raised until it was cleared; a dot if it is not cleared yet.
     """
-    figure, (axes,) = _make_figure_with_one_plot(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
+    figure, (axes,) = _make_figure(1, "", _ALERT * len(lines) + _TOP + _BOTTOM)
     ends = [at.timestamp() for line in lines for span in line.spans for at in span if at is not None]
     for place, line in enumerate(lines):
         for since, until in line.spans:
@@ -184,7 +184,7 @@ def draw_alerts(lines: Sequence[AlertsOfKey]) -> Markup:
     return convert_to_svg(figure, "When rules were raised and cleared, over event time", "alerts")
 
 
-def _make_figure_with_one_plot(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list[Axes]]:
+def _make_figure(rows: int, unit: str, height: float = _HEIGHT) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure as Drawn
 
     figure = Drawn(figsize=(_WIDTH * _POINT, height * _POINT))
