@@ -37,9 +37,7 @@ _SHORT, _LONG = 600, 2 * _DAY
 
 def draw_freshness(lags: Sequence[LagOverTime]) -> Markup:
     """Draws how many seconds each layer was behind bronze, over time."""
-    figure, (axes,) = _make_figure(
-        1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}"
-    )
+    figure, (axes,) = _make_figure(1, f"seconds behind bronze{', the most in each interval' if lags[0].peaks else ''}")
     for lag in lags:
         axes.plot(
             _convert_seconds_to_days(lag.times),
