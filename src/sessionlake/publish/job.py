@@ -17,7 +17,7 @@ from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import BrokerError, LakeError, LossError, MachineError
 from sessionlake.kafka.clients import build_spark_kafka_options, require_broker
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
-from sessionlake.ledger.progress import read_last_batch
+from sessionlake.ledger.progress import read_last_batch_number
 from sessionlake.protocol.names import quote
 from sessionlake.protocol.upserts import CHANGE, DDL, DELETE, FEED, VERSION, UpsertMessages
 from sessionlake.publish.failures import PublishQuery
@@ -271,4 +271,4 @@ def _refuse_speculation(spark: SparkSession) -> None:
 
 
 def _has_published_batch(spark: SparkSession, lake: Lake, layer: str) -> bool:
-    return read_last_batch(lake.reader(spark), layer) is not None
+    return read_last_batch_number(lake.reader(spark), layer) is not None
