@@ -99,13 +99,12 @@ def rebuild_silver_tables(
         version: The version of `bronze.messages` to build from; None means the latest. The stream resumes after it.
         selection: The sessions to rebuild; all others stay as they are.
         slice_messages: About how many messages are read at a time; None means the default.
-        compares: True to compare the live tables with the new ones. False to count all tables as changed without
-            reading them.
+        compares: True to compare the live tables with the new ones. False to count all as changed unread.
         start_over: True to build everything again instead of finishing an interrupted rebuild.
 
     Raises:
-        LakeError: Bronze has no such version, or another operation was interrupted. If sessions are chosen: silver has
-            not read all of bronze, a batch is half committed, or other columns are declared.
+        LakeError: Bronze has no such version, or another operation was interrupted; if sessions are chosen, also if
+            silver has not read all of bronze or other columns are declared.
     """
     require_uninterrupted(settings, LAYER, except_for=[REBUILD_SILVER], from_bronze=True)
     compares = compares and not start_over
@@ -128,9 +127,7 @@ def rebuild_silver_tables(
                 _add_kept_sessions(spark, settings, lake, selection)
             comparison = compare_tables(spark, settings, lake) if compares else None
             plan = _build_plan(spark, lake, replayed, comparison, started, readable=readable)
-            publishing.prepare_handover(
-                settings, LAYER, plan, _read_states_to_publish(spark, settings, replayed, selection)
-            )
+            publishing.prepare_handover(settings, LAYER, plan, _read_new_states(spark, settings, replayed, selection))
             lake.storage.require_claims()  # another process may have changed silver meanwhile
         _publish_tables(spark, settings, lake, Journal.start_journal(settings, REBUILD_SILVER, plan))
         return _build_result(plan, comparison, columns)
@@ -184,7 +181,7 @@ def _add_kept_sessions(spark: SparkSession, settings: Settings, lake: Lake, sele
         staging.overwrite_table(spark, table, rows, Txn("fill-up", 0), "{}")
 
 
-def _read_states_to_publish(
+def _read_new_states(
     spark: SparkSession, settings: Settings, replayed: ReplayResult, selection: SessionSelection
 ) -> Iterator[tuple[int, bytes]]:
     """Yields the number and the encoded state of each shard, from which silver's stream will resume.
