@@ -16,11 +16,11 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup, build
 from sessionlake.integrity.state import ShardState
 from sessionlake.integrity.stream_times import StreamTimeNotes
 from sessionlake.operations.resharding.judging import JudgingResharder
-from sessionlake.protocol.arrow import SESSION, SESSION_COLUMN_TYPES, has_session_in
+from sessionlake.protocol.arrow import SESSION, SESSION_COLUMN_TYPES, find_rows_of_sessions
 from sessionlake.protocol.chunk import decode_ipc
 from sessionlake.protocol.names import DELETE, WRITTEN
 from sessionlake.protocol.silence import Silence, encode_silences
-from sessionlake.protocol.xxhash64 import spark_xxhash64
+from sessionlake.protocol.xxhash64 import compute_spark_xxhash64
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import milliseconds
 from sessionlake.silver.fold.pack import Packer
@@ -106,7 +106,7 @@ def shard_of(topic: str, rest: bytes | None, shards: int) -> int:
 def spark_shard_of(topic: str, rest: bytes | None, shards: int) -> int:
     """Returns the shard of a session by Spark's hash, as feeds compute it."""
     columns = [[topic.encode()], *([] if rest is None else [[rest]])]
-    return int(spark_xxhash64(*columns)[0] % shards)
+    return int(compute_spark_xxhash64(*columns)[0] % shards)
 
 
 def resharded(
@@ -254,10 +254,10 @@ class Folder:
 
     def _merge(self, changes: pa.Table, progress: pa.Table) -> None:
         filled_late = progress.filter(progress["beneath"])
-        usual = changes.filter(pc.invert(has_session_in(changes, filled_late)))
+        usual = changes.filter(pc.invert(find_rows_of_sessions(changes, filled_late)))
         apply_net(self.silver.rows, compute_net_changes(usual, self._columns), self._columns)
         history = pa.concat_tables(self._history)
-        affected = history.filter(has_session_in(history, filled_late))
+        affected = history.filter(find_rows_of_sessions(history, filled_late))
         apply_net(self.silver.rows, refold_by_seq(affected, self._columns), self._columns)
 
 

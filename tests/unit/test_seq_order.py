@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from sessionlake.protocol.arrow import SESSION, has_session_in
+from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
 from sessionlake.protocol.names import DELETE
 from sessionlake.settings.model import CaptureSettings
 from sessionlake.settings.section import Integrity, OnViolation
@@ -63,7 +63,7 @@ def test_from_a_snapshot_it_is_the_same_as_from_the_beginning(seed: int) -> None
         cuts = found["silver.session_snapshot_index"].filter(pc.field("_batch") < batch)
         rows, changes = read_seq_history(Tables(found).read_arrow_table, sessions, cuts, batch, columns)
         whole = found["silver.session_changes"].filter(pc.field("_batch") <= batch)
-        whole = whole.filter(has_session_in(whole, sessions)).select(list_change_columns(columns))
+        whole = whole.filter(find_rows_of_sessions(whole, sessions)).select(list_change_columns(columns))
         told_from.append("snapshot" if changes.num_rows < whole.num_rows else "beginning")
         expected = refold_by_seq(whole, columns).to_pylist()
         made = refold_by_seq(changes, columns, rows).to_pylist()

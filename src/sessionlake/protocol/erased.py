@@ -17,8 +17,13 @@ ERASED_CODE = -1
 """Code of an erased message in a chunk's column `reason`. Such a message does not go to quarantine."""
 
 
-def is_erased(keys: Any, values: Any) -> Any:
-    """Returns a boolean array that is true for placeholders of erased messages, by their keys and values. No nulls."""
+def find_erased_messages(keys: Any, values: Any) -> Any:
+    """Returns a boolean for each message: true if its key and value are those of an erased message's placeholder.
+
+    Args:
+        keys: The keys, as an Arrow array.
+        values: The values, as an Arrow array.
+    """
     return pc.fill_null(
         pc.and_(pc.equal(keys, pa.scalar(ERASED_KEY, pa.binary())), pc.is_null(values)), fill_value=False
     )

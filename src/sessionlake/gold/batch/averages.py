@@ -27,7 +27,7 @@ from sessionlake.gold.fold.series import RollingAverage
 from sessionlake.gold.fold.shard import recompute_averages
 from sessionlake.gold.references.applied import MEMORY_FACTOR
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import add_constants, semi_join
+from sessionlake.protocol.arrow import add_constant_columns, select_matching_rows
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import Payloads
 from sessionlake.spark.frames import map_groups, map_rows, to_spark_frame
@@ -104,7 +104,9 @@ class AverageWriter:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
-        rows = map_rows(read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constants(some, stamps), _STAMPED)
+        rows = map_rows(
+            read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constant_columns(some, stamps), _STAMPED
+        )
         append_rows(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
         return TableOutput(RESTATEMENTS, self.lake.latest_version(self.spark, RESTATEMENTS), span.rows)
 
@@ -228,7 +230,7 @@ def join_stored_points(series: RollingAverage, new_points: pa.Table, stored_rows
     """
     parts = [_to_points(series, new_points, fresh=True)]
     if stored_rows is not None:
-        parts.insert(0, semi_join(_to_points(series, stored_rows, fresh=False), series.keys, parts[0]))
+        parts.insert(0, select_matching_rows(_to_points(series, stored_rows, fresh=False), series.keys, parts[0]))
     return pa.concat_tables(parts, promote_options="default")
 
 

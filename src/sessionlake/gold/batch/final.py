@@ -42,7 +42,7 @@ from sessionlake.gold.aggregate.sources import PARTITION
 from sessionlake.gold.declared.tables import find_final_tables
 from sessionlake.gold.tables.expiry import BucketExpiry, ExpiryTimes, drop_expired_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import add_constants
+from sessionlake.protocol.arrow import add_constant_columns
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import TopicPartition
 from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches, map_rows, to_spark_frame
@@ -166,7 +166,7 @@ def _build_final_row_filter(
         floors: For one or more tables, the first time in ms that has not expired, by topic.
     """
     names, stamps = [name for name, _ in final.copied_columns], {BATCH: pa.scalar(batch, pa.int64())}
-    return lambda rows: add_constants(
+    return lambda rows: add_constant_columns(
         drop_expired_rows(select_newly_final_rows(rows.select(names), since, until), *floors), stamps
     )
 

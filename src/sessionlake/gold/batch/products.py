@@ -29,7 +29,7 @@ from sessionlake.gold.batch.rows import BatchRows, FoldResult, has_session_key, 
 from sessionlake.gold.fold.outputs import LATE_POINTS as KIND
 from sessionlake.gold.tables.expiry import BucketExpiry, drop_expired_rows
 from sessionlake.ledger.entries import TableOutput
-from sessionlake.protocol.arrow import add_constants
+from sessionlake.protocol.arrow import add_constant_columns
 from sessionlake.protocol.names import build_ddl, internal, quote
 from sessionlake.spark.frames import Rows, UnappliedMap, map_groups, map_rows, to_spark_frame
 
@@ -170,7 +170,7 @@ def append_late_points(
 
     def select_late_rows(rows: pa.Table) -> pa.Table:
         mine = rows.filter(pc.is_in(rows["table"], pa.array(tables)))
-        return add_constants(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
+        return add_constant_columns(mine, {"_batch": pa.scalar(txn.version, pa.int64())})
 
     rows = map_rows(read_payload_rows([fold_result], [KIND], _LATE), select_late_rows, LATE_DDL)
     count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()

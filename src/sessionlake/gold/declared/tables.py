@@ -36,8 +36,8 @@ from sessionlake.gold.declared.references import (
 )
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import POINT_SERIES, RollingAverage
-from sessionlake.protocol.columns import get_arrow_type
-from sessionlake.protocol.names import describe_name_clash, find_same_name, internal
+from sessionlake.protocol.columns import parse_arrow_type
+from sessionlake.protocol.names import describe_name_clash, find_clashing_names, internal
 from sessionlake.settings.capture import CaptureSettings
 from sessionlake.settings.gold import (
     STANDARD_AVERAGES,
@@ -254,7 +254,7 @@ def _find_source_faults(product: Product, declared: ProductSettings) -> Iterator
 
 
 def _refuse_same_results(product: Product, where: str) -> None:
-    if (pair := find_same_name(name for name, _ in product.column_types)) is not None:
+    if (pair := find_clashing_names(name for name, _ in product.column_types)) is not None:
         raise ConfigError(f"{where}: {describe_name_clash(*pair)}", fix="Give its results other names")
 
 
@@ -306,7 +306,7 @@ def _list_exact_aggregates(
     Args:
         sql: Spark SQL type of the column.
     """
-    scale = get_arrow_type(sql).scale
+    scale = parse_arrow_type(sql).scale
     total = DecimalSum("value", scale)
     exact: dict[AggregateKind, Aggregate | Derived] = {
         AggregateKind.SUM: total,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sessionlake.gold.enrich.asof import OPEN_END
 from sessionlake.gold.enrich.reference import FROM, MOMENT, TO, ReferenceTable, find_faults
-from sessionlake.protocol.columns import get_arrow_type
+from sessionlake.protocol.columns import parse_arrow_type
 from sessionlake.protocol.types import Row
 from sessionlake.protocol.years import FIRST_MS
 
@@ -171,5 +171,5 @@ def _create_table(reference: ReferenceTable, rows: list[Row]) -> pa.Table:
 
 def _with_integer_times(rows: pa.Table) -> pa.Table:
     """Returns rows with timestamps and dates as integers, because Python's `datetime` has a smaller range."""
-    numbers = {pa.date32(): pa.int32(), MOMENT: pa.int64(), get_arrow_type("timestamp_ntz"): pa.int64()}
+    numbers = {pa.date32(): pa.int32(), MOMENT: pa.int64(), parse_arrow_type("timestamp_ntz"): pa.int64()}
     return rows.cast(pa.schema([(f.name, numbers.get(f.type, f.type)) for f in rows.schema]))

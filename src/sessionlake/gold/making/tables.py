@@ -36,7 +36,7 @@ from sessionlake.gold.making.states import restart_states
 from sessionlake.gold.references.applied import join_on_cluster
 from sessionlake.gold.tables.expiry import compute_expiry_times, drop_expired, store_expiry_times
 from sessionlake.gold.tables.notes import LOGIC, set_change_feeds
-from sessionlake.protocol.arrow import add_constants, decode_dictionaries
+from sessionlake.protocol.arrow import add_constant_columns, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
@@ -91,7 +91,7 @@ def rebuild_late_points(
     if product.lateness_ms is None:
         return
     stamps = {"_batch": pa.scalar(-1, pa.int64())}
-    late = PerBatchFunction(lambda some: add_constants(product.select_late_rows(some, declared), stamps))
+    late = PerBatchFunction(lambda some: add_constant_columns(product.select_late_rows(some, declared), stamps))
     append_rows(spark, lake, LATE_POINTS, changes.mapInArrow(late, LATE_DDL), txn.second_write)
 
 

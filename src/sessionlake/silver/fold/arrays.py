@@ -11,14 +11,14 @@ import pyarrow.compute as pc
 from sessionlake.integrity.clock import ShardClock, StretchTimes
 from sessionlake.integrity.outcome import JudgingOutcome
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
-from sessionlake.protocol.arrow import SESSION, build_session_keys, join_session_keys, number_combinations
+from sessionlake.protocol.arrow import SESSION, build_session_keys, join_session_keys, number_distinct_combinations
 from sessionlake.protocol.message import ANY_SEQ, NO_SEQ
 from sessionlake.protocol.types import Int64s
 
 
 def sort_by_session(messages: pa.Table) -> tuple[pa.Table, Int64s, pa.Array]:
     """Sorts messages by session and offset; returns them, the session number of each, and the session keys."""
-    owner, names = number_combinations(*(messages[name] for name in SESSION))
+    owner, names = number_distinct_combinations(*(messages[name] for name in SESSION))
     order = np.lexsort((messages["offset"].to_numpy(), owner))
     if (np.diff(order) != 1).any():
         messages, owner = messages.take(pa.array(order)).combine_chunks(), owner[order]

@@ -22,7 +22,7 @@ from sessionlake.integrity.rules import Decision, DecisionKey, RuleLookup
 from sessionlake.integrity.shard_batch import MessageArrays, ShardBatch
 from sessionlake.integrity.state import ShardState
 from sessionlake.protocol.arrow import (
-    number_combinations,
+    number_distinct_combinations,
     split_session_keys,
 )
 from sessionlake.protocol.chunk import is_chunk, read_chunks
@@ -90,7 +90,7 @@ class SilverFold:
 
 
 def _list_topic_partitions(messages: pa.Table) -> set[TopicPartition]:
-    _, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
+    _, (topics, partitions) = number_distinct_combinations(messages["topic"], messages["partition"])
     return set(zip(topics.to_pylist(), partitions.to_pylist(), strict=True))
 
 
@@ -254,7 +254,7 @@ class ShardJudge:
 
     def _find_clock_indices(self, messages: pa.Table) -> Int64s:
         """Returns the lane of each message: the index of its topic-partition in the shard's clock."""
-        lane, (topics, partitions) = number_combinations(messages["topic"], messages["partition"])
+        lane, (topics, partitions) = number_distinct_combinations(messages["topic"], messages["partition"])
         index = self._state.clock.find_partition_index
         pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
         places = np.array([index(pair) for pair in pairs], np.int64)

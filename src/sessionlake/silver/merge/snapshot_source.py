@@ -20,7 +20,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import CHANGES, CUTS, PROGRESS, SNAPSHOTS
 from sessionlake.delta.storage.reading import Condition, TooLargeError, is_in
 from sessionlake.delta.storage.values import to_value, to_values
-from sessionlake.protocol.arrow import SESSION, build_session_keys, has_session_in, semi_join
+from sessionlake.protocol.arrow import SESSION, build_session_keys, find_rows_of_sessions, select_matching_rows
 from sessionlake.settings.model import Settings
 from sessionlake.silver.merge.batch_range import BatchRange
 from sessionlake.silver.merge.kept_cuts import ReadTable, read_kept_cuts
@@ -80,7 +80,7 @@ class SnapshotSource:
         made = [build_snapshots_schema(self._columns).empty_table()]
         if due.num_rows:
             rows, changes, late_filled = self._read_history(
-                read, due, last.filter(has_session_in(last, due)), kept, batches.last
+                read, due, last.filter(find_rows_of_sessions(last, due)), kept, batches.last
             )
             weighed = due.select([*CUT_COLUMNS, "changes"])
             made += compute_snapshots(weighed, weights, rows, changes, late_filled, self._columns)
@@ -112,16 +112,21 @@ class SnapshotSource:
         changes = read_table(CHANGES, _build_since_condition(due, last), *until, columns=columns, sessions=due)
         changes = changes.filter(_compare_with_last(changes, "_position", pc.greater, last, "position"))
         late_filled = self._add_late_fills(read_table, changes, last, until)
-        changes, last = changes.drop_columns(["_batch"]), last.filter(pc.invert(has_session_in(last, late_filled)))
+        changes, last = (
+            changes.drop_columns(["_batch"]),
+            last.filter(pc.invert(find_rows_of_sessions(last, late_filled))),
+        )
         times = to_values(pc.unique(last["snapshot_at"]))
         held = read_table(SNAPSHOTS, ("snapshot_at", is_in, times), *_build_session_conditions(due), sessions=last)
-        rows = semi_join(held, CUT_COLUMNS, last)
+        rows = select_matching_rows(held, CUT_COLUMNS, last)
         if late_filled.num_rows:
             begun, history = read_seq_history(
                 read_table, late_filled, kept, last_batch, self._columns, _build_session_conditions(due)
             )
             rows = pa.concat_tables([rows.select(begun.column_names).cast(begun.schema), begun])
-            changes = pa.concat_tables([changes.filter(pc.invert(has_session_in(changes, late_filled))), history])
+            changes = pa.concat_tables(
+                [changes.filter(pc.invert(find_rows_of_sessions(changes, late_filled))), history]
+            )
         return rows, changes, late_filled
 
     def _add_late_fills(
@@ -172,7 +177,7 @@ def _build_since_condition(due: pa.Table, last: pa.Table) -> Condition:
         due: The cuts to compute tables for.
         last: The last cut of each session whose table is stored.
     """
-    first = due.filter(pc.invert(has_session_in(due, last)))["changed_at"]
+    first = due.filter(pc.invert(find_rows_of_sessions(due, last)))["changed_at"]
     times = [time for time in map(to_value, (pc.min(first), pc.min(last["snapshot_at"]))) if time is not None]
     return ("_applied_at", operator.ge, min(times)) if times else ("_batch", operator.lt, 0)
 

@@ -17,7 +17,7 @@ from sessionlake.protocol.arrow import (
     SESSION,
     SESSION_COLUMN_TYPES,
     encode_as_codes,
-    number_combinations,
+    number_distinct_combinations,
     to_contiguous,
 )
 from sessionlake.protocol.columns import RESCUED, Column
@@ -79,7 +79,7 @@ def compute_net_changes(changes: pa.Table, columns: tuple[Column, ...]) -> pa.Ta
     There is one net change for each changed row, and one without `row_id` for each cleared session.
     """
     changes = changes.combine_chunks()
-    session, names = number_combinations(*(changes[name] for name in SESSION))
+    session, names = number_distinct_combinations(*(changes[name] for name in SESSION))
     sessions = pa.StructArray.from_arrays(names, SESSION)
     position = changes["_position"].to_numpy()
     kind, kinds = encode_as_codes(changes["change"])

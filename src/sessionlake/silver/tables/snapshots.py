@@ -18,7 +18,7 @@ from sessionlake.protocol.arrow import (
     build_session_keys,
     concatenate_ranges,
     encode_as_codes,
-    has_session_in,
+    find_rows_of_sessions,
     to_contiguous,
 )
 from sessionlake.protocol.columns import RESCUED, Column
@@ -105,7 +105,7 @@ def compute_snapshots(
     first_in = _ChangesByCut(_find_first_cuts(cuts, session, names, changes), len(session))
     is_late_filled = pc.is_in(names, value_set=build_session_keys(late)).to_numpy(zero_copy_only=False)
     rows = rows.select(build_rows_schema(columns).names).cast(build_rows_schema(columns))
-    base_rows = rows.filter(has_session_in(rows, late))
+    base_rows = rows.filter(find_rows_of_sessions(rows, late))
     weights, weighed, following = SnapshotWeights(names, kept), cuts.select(["reason", "changes"]), starts.copy()
     for number in range(int(counts.max(initial=0))):
         due = np.flatnonzero(rank == number)
@@ -148,7 +148,9 @@ def _build_snapshot_rows(heads: pa.Table, rows: pa.Table, columns: tuple[Column,
     head = heads.take(pc.index_in(build_session_keys(rows), value_set=build_session_keys(heads)))
     body = rows.select(rows.column_names[len(SESSION) :])
     table = pa.table([*head.columns, *body.columns], names=[*head.column_names, *body.column_names]).cast(schema)
-    empty = heads.filter(pc.invert(has_session_in(heads, rows))).cast(pa.schema(list(schema)[: len(CUT_COLUMNS)]))
+    empty = heads.filter(pc.invert(find_rows_of_sessions(heads, rows))).cast(
+        pa.schema(list(schema)[: len(CUT_COLUMNS)])
+    )
     return pa.concat_tables([table, empty], promote_options="default")
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from sessionlake.integrity.outcome import Action, EventKind
 from sessionlake.integrity.rules import RuleLookup
-from sessionlake.protocol.arrow import SESSION, has_session_in
+from sessionlake.protocol.arrow import SESSION, find_rows_of_sessions
 from sessionlake.silver.fold.schemas import EVENTS_SCHEMA
 
 ID = ("topic", "session_id")
@@ -38,7 +38,7 @@ def build_split_events(split_sessions: pa.Table, known_events: pa.Table, rules: 
         known_events: Columns `SESSION` of the sessions whose event is already recorded.
         rules: The rules of the topics.
     """
-    new = split_sessions.filter(pc.invert(has_session_in(split_sessions, known_events))).combine_chunks()
+    new = split_sessions.filter(pc.invert(find_rows_of_sessions(split_sessions, known_events))).combine_chunks()
     given = {
         **{name: new[name] for name in SESSION},
         "event": pa.repeat(str(EventKind.SPLIT_SESSION), new.num_rows),
