@@ -237,4 +237,4 @@ def find_last_version(settings: Settings) -> int | None:
     Raises:
         LakeError: Gold stopped before it had read a whole version, or during a batch.
     """
-    return handover.read_last_version(settings, GOLD)
+    return handover.read_last_processed_version(settings, GOLD)
