@@ -355,10 +355,9 @@ def read_shard_count(settings: Settings) -> int | None:
 
 
 def activate_handover(spark: SparkSession, settings: Settings, operation: str, layer: str = SILVER) -> None:
-    """Puts the handover that an operation (its name is `operation`) prepared into use, and archives the layer's
-    checkpoint.
+    """Puts the handover that an operation prepared into use, and archives the layer's checkpoint.
 
-    The layer's stream then starts from the handover. After a crash, the call can be repeated.
+    The layer's stream then starts from the handover. After a crash, the call can be repeated. `operation` is its name.
     """
     checkpoint = Path(settings.checkpoint(layer))
     if is_handover_prepared(settings, operation, layer):
