@@ -251,13 +251,7 @@ def _add_well_known_file(pool: DescriptorPool, name: str) -> None:
 
 
 class _MessageFields:
-    """The fields of a Protobuf message type.
-
-    Attributes:
-        holds: The kind of values of each field, by name.
-        repeated: Whether each field is repeated, by name.
-        type: The descriptor of each field, by name.
-    """
+    """The fields of a Protobuf message type, by name: the kind of values, whether they repeat, the descriptors."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.holds = {field.name: _find_value_kind(field) for field in descriptor.fields}
@@ -288,13 +282,7 @@ class _MessageFields:
 def _find_layout(
     fields: _MessageFields, row: _MessageFields | None, columns: tuple[Column, ...]
 ) -> ColumnLayout | None:
-    """Returns the layout for reading messages column by column; None if their type does not have the required fields.
-
-    Args:
-        fields: The fields of the message type.
-        row: The fields of the row type; None if the messages have no rows.
-        columns: The declared columns.
-    """
+    """Returns the layout for reading messages column by column; None if fields are not as required."""
     if not (
         _are_header_fields_readable(fields)
         and _is_string_list(fields, "deleted")
