@@ -43,7 +43,7 @@ from sessionlake.silver.job import (
 )
 from sessionlake.silver.mappings import refuse_changed_feeds
 from sessionlake.silver.packing import build_packed_stream
-from sessionlake.silver.stream_times import StreamTimesLog, require_continued_times
+from sessionlake.silver.stream_times import StreamTimesLog, require_continued_stream_times
 from sessionlake.spark.interpreted import without_code_generation
 from sessionlake.streaming import handover
 from sessionlake.streaming.folded import FoldedBatch, collect_reports
@@ -139,7 +139,7 @@ def start(spark: SparkSession, settings: Settings, name: str, *, once: bool = Fa
         {topic for topic, _ in log.last_offsets},
     )
     refuse_changed_feeds(lake.reader(spark), settings, last_batch, topics, config.layer)
-    times = StreamTimesLog.start_log(spark, settings, config.layer, log.last_offsets)
+    times = StreamTimesLog.open_log(spark, settings, config.layer, log.last_offsets)
     stream = fold_shards(build_packed_stream(spark, lake, settings, config.layer, config.topics, begin), fold)
     batch = _ProcessorBatch(lake, settings, config, processor, log, times)
     return LayerQuery(config.layer, checkpoint).start(
@@ -236,7 +236,7 @@ class _ProcessorBatch:
             self._log.require_consecutive_ranges(
                 ranges, allow_gaps=self._settings.allows_offset_gaps, layer=config.layer
             )
-            require_continued_times(config.layer, partitions, self._log.last_offsets)
+            require_continued_stream_times(config.layer, partitions, self._log.last_offsets)
             with record_commit(self._settings, config.layer, txn.version, self._hash, ranges):
                 entry = LedgerEntry(
                     layer=config.layer,

@@ -121,7 +121,7 @@ class OutputColumns:
         places = [place for place, _ in rows]
         heads = zip(("topic", "session_id", "partition", "offset", "position", "ordinal"), _HEAD_ARROW, strict=False)
         arrays = [pa.array([getattr(place, name) for place in places], arrow) for name, arrow in heads]
-        arrays.append(to_timestamps([place.time for place in places]))
+        arrays.append(convert_ms_to_timestamps([place.time for place in places]))
         declared = self.to_declared_arrays([row for _, row in rows])
         return pa.Table.from_arrays([*arrays, *declared.values()], names=[*(name for name, _ in HEAD), *declared])
 
@@ -130,11 +130,11 @@ class OutputColumns:
         found = {}
         for i, (name, (_, _, arrow)) in enumerate(self._types.items()):
             values = [getattr(row, f"c{i}") for row in rows]
-            found[name] = to_timestamps(values) if arrow == TIMESTAMP_TYPE else pa.array(values, arrow)
+            found[name] = convert_ms_to_timestamps(values) if arrow == TIMESTAMP_TYPE else pa.array(values, arrow)
         return found
 
 
-def to_timestamps(milliseconds: list[int | None]) -> pa.Array:
+def convert_ms_to_timestamps(milliseconds: list[int | None]) -> pa.Array:
     """Converts milliseconds to Arrow timestamps. A time outside the years 1 to 9999 becomes the nearest time inside."""
     inside = (None if ms is None else min(max(ms, FIRST_MS), LAST_MS) * 1000 for ms in milliseconds)
     return pa.array(list(inside), pa.int64()).cast(TIMESTAMP_TYPE)

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from sessionlake.errors import ProcessorError
-from sessionlake.processors.output import RecordOrigin, to_timestamps
+from sessionlake.processors.output import RecordOrigin, convert_ms_to_timestamps
 from sessionlake.silver.fold.schemas import TIMESTAMP_TYPE, ShardReport
 
 _LONGEST = 1000
@@ -143,7 +143,7 @@ def create_error_rows(processor: str, failures: Sequence[ProcessorFailure]) -> p
     arrays = [
         pa.array([processor] * len(failures), pa.string()),
         *(pa.array(columns[name], field.type) for name, field in zip(names[:6], list(ERRORS_SCHEMA)[1:7], strict=True)),
-        to_timestamps(columns["time"]),
+        convert_ms_to_timestamps(columns["time"]),
         *(pa.array([str(value) for value in columns[name]], pa.string()) for name in names[7:]),
     ]
     return pa.Table.from_arrays(arrays, schema=ERRORS_SCHEMA)

@@ -29,20 +29,19 @@ def read_seq_history(
     columns: tuple[Column, ...],
     conditions: Sequence[Condition] = (),
 ) -> tuple[pa.Table, pa.Table]:
-    """Returns stored tables and changes from which the tables of sessions after a batch are computed in seq order.
+    """Reads what the tables of sessions in seq order, after a batch, are computed from.
 
     Args:
         read_table: Reads a table.
-        sessions: The sessions, columns `SESSION`.
-        cuts: Cuts whose tables are stored, of these and any other sessions, as `read_kept_cuts` returns them.
+        sessions: The sessions, as `topic, partition, session_id`.
+        cuts: Cuts whose tables are stored, of these and any other sessions.
         last_batch: The number of the batch.
         columns: The declared columns.
         conditions: More conditions on the rows of these sessions, which let Delta skip files.
 
     Returns:
-        The stored tables, columns as `build_rows_schema`, and the changes since, columns as
-        `list_change_columns`. A session
-        without a suitable stored table has all its changes and no table.
+        A stored table of each session to start from, and all its changes since. A session without a suitable stored
+        table has all its changes and no table.
     """
     tried = select_latest_cuts(cuts.filter(find_rows_of_sessions(cuts, sessions)), _TRIED)
     until: list[Condition] = [*conditions, ("_batch", operator.le, last_batch)]

@@ -91,9 +91,9 @@ _MARKS = ("_rescued", "_epoch", "_seq", "_ts", "_offset")
 
 
 def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
-    """Creates `session_as_of(of_session STRING, as_of TIMESTAMP)` and returns its name.
+    """Creates the SQL function `session_as_of(of_session STRING, as_of TIMESTAMP)`, and returns its full name.
 
-    In a catalog the function is permanent and is in the schema of silver's tables. On a laptop it exists only in this
+    In a catalog the function is permanent and in the schema of silver's tables. On a laptop it exists only in this
     Spark session, and the tables must exist.
 
     Raises:
@@ -112,7 +112,13 @@ def _build_kept_sql(spark: SparkSession, lake: Lake) -> str:
     return _KEPT.format(index=index, cuts=cuts) if lake.exists(spark, SNAPSHOT_INDEX) else cuts
 
 
-def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
+def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors_sql: str) -> str:
+    """Returns the SQL query of the function.
+
+    Args:
+        kept_cuts_sql: SQL that selects the cuts whose tables are stored.
+        floors_sql: SQL that selects the last position of the session that retention has removed.
+    """
     declared = [column.name for column in lake.settings.capture.declared]
     inside = [internal(str(place)) for place in range(len(declared))]
     pairs = [*zip(declared, inside, strict=True)]
@@ -125,7 +131,7 @@ def _build_body_sql(lake: Lake, kept_cuts_sql: str, floors: str) -> str:
         **read,
         progress=lake.to_sql_identifier(PROGRESS),
         kept=kept_cuts_sql,
-        floors=floors,
+        floors=floors_sql,
         none=", ".join(f"NULL AS {own}" for own in inside),
         no_marks=", ".join(f"NULL AS {name}" for name in _MARKS),
         refusal=quote_sql_string(_REFUSAL),
