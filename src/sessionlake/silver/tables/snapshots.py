@@ -95,7 +95,7 @@ def compute_snapshots(
         sizes: For each session, the number of `rows` of its last stored table, and of changes `since`.
         rows: The last stored table of each session.
         changes: The changes since these tables.
-        late: The sessions with a late fill since. Their rows and changes are those of `read_seq_history`, or all changes.
+        late: The sessions with a late fill since. They have rows and changes of `read_seq_history`, or all changes.
         columns: The declared columns.
     """
     cuts = cuts.sort_by([(name, "ascending") for name in (*SESSION, "position", "snapshot_at")])
