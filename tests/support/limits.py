@@ -139,7 +139,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "gold.aggregate.decimals._LIMB",
         "gold.aggregate.functions._SPLIT",
         "gold.fold.units._NO_DECIMAL",
-        "gold.fold.units._WHOLE",
+        "gold.fold.units._LAST_INTEGER",
         "gold.aggregate.order._HEX_DIGITS",
         "gold.aggregate.sketches.QUANTILE_ERROR",
         "gold.aggregate.sketches._DROPPED",

@@ -332,9 +332,9 @@ def select_changes_with_points(
 
     Returns:
         `owner` and `row`, both dictionary-encoded: the owner's name, and the keys of the series without the metric,
-        each joined by `SEPARATOR`. Also `partition, offset, kafka_ms, ts, ordinal, position`, and `value:<i>`, null
-        where the declared number `i` was not set, and likewise `decimal:<i>`. If some changes are of class `once`, also
-        the columns `SEQ_ORDER`, which order points of equal event time.
+        each joined by `SEPARATOR`. Also `partition, offset, kafka_ms, ts, ordinal, position`, and `value:<i>` and
+        `decimal:<i>`, null where the declared number or decimal `i` was not set. If some changes are of class `once`,
+        also the columns `SEQ_ORDER`, which order points of equal event time.
     """
     values = [build_value_field(i) for i in range(len(declared.numbers))]
     if changes is None or not values:

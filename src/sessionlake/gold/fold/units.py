@@ -16,10 +16,10 @@ from sessionlake.protocol.arrow import to_contiguous
 from sessionlake.protocol.types import Bools, Float64s, Int64s, Uint64s
 
 _NO_DECIMAL = -1
-_WHOLE = 1 << 53
+_LAST_INTEGER = 1 << 53
 """A double has every integer up to this one."""
 _POWERS = np.array([10**digits for digits in range(16)], np.int64)
-"""The powers of ten up to `_WHOLE`."""
+"""The powers of ten up to `_LAST_INTEGER`."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _divide(units: Any, counts: Int64s, scale: Int64s) -> Float64s:
     """Returns the doubles nearest to `units / (counts * 10^scale)`."""
     power = _POWERS[np.minimum(scale, len(_POWERS) - 1)]
     # A division of two doubles is rounded once. So it is exact enough if both of them are.
-    fits = (abs(units) <= _WHOLE) & (scale < len(_POWERS)) & (counts <= _WHOLE // power)
+    fits = (abs(units) <= _LAST_INTEGER) & (scale < len(_POWERS)) & (counts <= _LAST_INTEGER // power)
     result = np.zeros(len(units))
     result[fits] = units[fits].astype(np.float64) / (counts * power)[fits]
     rest = np.flatnonzero(~fits.astype(np.bool_))
