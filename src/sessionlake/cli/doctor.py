@@ -28,9 +28,9 @@ from sessionlake.errors import LAST_RESORT, BrokerError, ConfigError, LakeError,
 from sessionlake.history.missing import missing_offsets
 from sessionlake.integrity.outcome import EventKind
 from sessionlake.ledger.books import LedgerReader, to_dicts
-from sessionlake.ledger.positions import verify_copied_sums
+from sessionlake.ledger.positions import verify_ledger_sums
 from sessionlake.ledger.topics import READ_STATES, TopicState, read_topics, select_latest_generations
-from sessionlake.operations.preflight import CheckSubject, list_layers, require_newest_tables, require_subject
+from sessionlake.operations.preflight import CheckSubject, list_layers, require_checks_of_subject, require_newest_tables
 from sessionlake.settings.kafka import SourceKind
 from sessionlake.settings.model import Settings, load_settings
 from sessionlake.silver.tables.splits import ID
@@ -177,12 +177,12 @@ def _check_broker(settings: Settings) -> str:
 
 
 def _check_operations(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.OPERATIONS, list_layers(settings))
     return "no rebuild, resharding or forgetting is interrupted"
 
 
 def _check_checkpoints(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.CHECKPOINTS, list_layers(settings))
     return (
         ", ".join(layer for layer in list_layers(settings) if Path(settings.checkpoint(layer)).is_dir()) or "none yet"
     )
@@ -227,7 +227,7 @@ def _check_messages(settings: Settings) -> str:
 
 
 def _check_states(settings: Settings) -> str:
-    require_subject(None, settings, CheckSubject.STATES, list_layers(settings))
+    require_checks_of_subject(None, settings, CheckSubject.STATES, list_layers(settings))
     return "every layer has the states of its last batch"
 
 
@@ -239,7 +239,7 @@ def _check_files(spark: SparkSession | None, lake: Lake) -> str:
 
 
 def _check_ledger_exists(spark: SparkSession | None, settings: Settings, ran: Sequence[str]) -> str:
-    require_subject(spark, settings, CheckSubject.LEDGER, ran)
+    require_checks_of_subject(spark, settings, CheckSubject.LEDGER, ran)
     return "exists"
 
 
@@ -258,7 +258,7 @@ def _check_balance(reader: TableReader, settings: Settings) -> str:
 
 
 def _check_sums(reader: TableReader) -> str:
-    used = verify_copied_sums(reader)
+    used = verify_ledger_sums(reader)
     return f"{POSITIONS} agrees with the ledger" if used else "not used: the ledger is read completely"
 
 

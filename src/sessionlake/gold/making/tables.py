@@ -15,18 +15,18 @@ from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS
 from sessionlake.delta.storage.txn import Txn
 from sessionlake.errors import LakeError
 from sessionlake.gold.aggregate.final import FinalTable
-from sessionlake.gold.aggregate.late import find_latest_by_topic
+from sessionlake.gold.aggregate.late import find_latest_time_by_topic
 from sessionlake.gold.aggregate.product import Product
-from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, build_decimal_field
+from sessionlake.gold.aggregate.sources import MARKS, DeclaredColumns, build_decimal_field_name
 from sessionlake.gold.batch.averages import join_stored_points
 from sessionlake.gold.batch.final import find_latest_stream_times, rebuild_final_rows
 from sessionlake.gold.batch.products import GROUPS, LATE_DDL
 from sessionlake.gold.changes import (
-    find_last_version,
+    add_seq_order,
+    find_last_read_version,
     get_value_columns,
     read_changes,
     select_events,
-    with_seq_order,
 )
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
@@ -130,7 +130,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         rows = _compute_rows(spark, lake, settings, product, changes)
         times = find_latest_stream_times(changes) if isinstance(product, Product) else {}
         if isinstance(product, Product):
-            floors = compute_expiry_times(product, find_latest_by_topic(times))
+            floors = compute_expiry_times(product, find_latest_time_by_topic(times))
             store_expiry_times(spark, lake, [one.table_name for one in add_final_tables([product])], floors)
             rows = drop_expired(rows, floors)
         rows = rows.localCheckpoint()
@@ -181,7 +181,7 @@ def _compute_rows(
     spark: SparkSession, lake: Lake, settings: Settings, product: GoldTable, changes: DataFrame
 ) -> DataFrame:
     if isinstance(product, EnrichedTable):
-        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_version(settings)), product)
+        return join_on_cluster(spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), product)
     return recompute_rows(changes, product, get_value_columns(settings))
 
 
@@ -211,7 +211,7 @@ def recompute_rows(changes: DataFrame, table: Product | RollingAverage, declared
 def _compute_averages(changes: DataFrame, series: RollingAverage, declared: DeclaredColumns) -> DataFrame:
     """Computes averages as if all points had come in one batch."""
     events = select_events(changes, declared, (*MARKS, "position", "offset"), numbers=True, exact=True)
-    decimals = [build_decimal_field(i) for i in range(len(declared.decimals))]
+    decimals = [build_decimal_field_name(i) for i in range(len(declared.decimals))]
     columns = [
         *series.text_keys,
         "ts",
@@ -223,7 +223,7 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
         *series.seq_order_columns,
         *decimals,
     ]
-    points = with_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
+    points = add_seq_order(events.where(build_feed_condition(series.topics))).select(*map(quote, columns))
 
     def recompute_group(rows: pa.Table) -> pa.Table:
         rows = replace_decimals(rows, decimals)
