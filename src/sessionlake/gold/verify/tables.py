@@ -67,8 +67,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
                 spark, lake, lake.read(spark, CHANGES, find_last_read_version(settings)), table
             )
         elif isinstance(table, RollingAverage):
-            points = numbers.where(build_feed_condition(table.topics))
-            truth = _compute_expected_averages(points, table, declared.decimals)
+            truth = _compute_expected_averages(numbers, table, declared.decimals)
             averages.append(table)
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
@@ -158,11 +157,11 @@ def _list_table_names(spark: SparkSession, tables: Sequence[GoldTable]) -> DataF
     return spark.createDataFrame([(table.table_name,) for table in tables], "table string")
 
 
-def _compute_expected_averages(points: DataFrame, series: RollingAverage, decimals: Sequence[str]) -> DataFrame:
+def _compute_expected_averages(numbers: DataFrame, series: RollingAverage, decimals: Sequence[str]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    keys = [*map(quote, series.keys)]
+    keys, points = [*map(quote, series.keys)], numbers.where(build_feed_condition(series.topics))
     all_points = Window.partitionBy(*keys)
     line = all_points.orderBy(*map(quote, series.sort_columns))
     last = line.rowsBetween(1 - series.window_points, Window.currentRow)
