@@ -135,11 +135,11 @@ def find_cuts_in_batch(
     Args:
         arrived: The messages that arrived.
         applied: The messages that were applied.
-        cursors_before: The cursors before the batch.
+        cursors_before: The cursors of these sessions before the batch.
         interval: The snapshot interval, ms.
 
     Returns:
-        The cuts, with the session's index in `cursors_before`, and what changed in each table since its last cut.
+        The cuts, with the session's index in `cursors_before`; and what changed in each table since its last cut.
     """
     clock = _LastOffsets(arrived, cursors_before)
     starts = np.flatnonzero(_mark_changed_values(applied.session) | _mark_changed_values(applied.at // interval))

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from sessionlake.protocol.arrow import concatenate_ranges
 from sessionlake.protocol.chunk import ChangeKind, build_change_fields, build_chunk_schema
 from sessionlake.protocol.columns import ID, Column
-from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, name_row_field
+from sessionlake.protocol.message import NO_SEQ, Link, Message, MessageType, get_row_field_name
 from sessionlake.protocol.reasons import CODE_OF, Reason
 from sessionlake.protocol.types import Bools, Int8s, Int64s
 
@@ -67,7 +67,7 @@ def convert_to_columns(
         measure_lengths(rows),
         measure_lengths(deleted),
         list(map(attrgetter(ID), flat)),
-        [list(map(attrgetter(name_row_field(column, i)), flat)) for i, column in enumerate(columns)],
+        [list(map(attrgetter(get_row_field_name(column, i)), flat)) for i, column in enumerate(columns)],
         list(chain.from_iterable(deleted)),
         [text for own, texts in zip(rows, rescued, strict=True) for text in texts or [None] * len(own)]
         if rescued
@@ -134,9 +134,9 @@ def assemble_chunk(
     if order is not None:
         changes = changes.take(pa.array(order))
         heads, n_changes = [head[order] for head in heads], n_changes[order]
-    ends = np.concatenate([[0], np.cumsum(_fill_malformed(n_changes, malformed, 0))]).astype(np.int32)
+    ends = np.concatenate([[0], np.cumsum(_insert_value_for_malformed(n_changes, malformed, 0))]).astype(np.int32)
     kind, seq, ts = (
-        _fill_malformed(head, malformed, fill)
+        _insert_value_for_malformed(head, malformed, fill)
         for head, fill in zip(heads, (MessageType.MALFORMED, NO_SEQ, 0), strict=True)
     )
     arrays = [
@@ -144,7 +144,7 @@ def assemble_chunk(
         raw["partition"],
         raw["offset"],
         raw["kafka_ts"],
-        _read_known_session_ids(raw, reasons),
+        _read_session_ids(raw, reasons),
         pa.array(kind),
         pa.array(seq, mask=seq == NO_SEQ),
         pa.array(ts),
@@ -160,7 +160,7 @@ def assemble_chunk(
     return pa.Table.from_arrays(arrays, schema=build_chunk_schema(columns))
 
 
-def _read_known_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
+def _read_session_ids(raw: pa.Table, reasons: Int8s) -> pa.Array:
     """Returns the session id of each message, which is its key as a text; null if the key is not a session id.
 
     Args:
@@ -184,7 +184,7 @@ def _read_numbers(messages: Sequence[Message], attribute: str, dtype: type[np.in
     return np.fromiter(map(attrgetter(attribute), messages), dtype, len(messages))
 
 
-def _fill_malformed(values: npt.NDArray[Any], is_malformed: Bools, fill_value: int) -> npt.NDArray[Any]:
+def _insert_value_for_malformed(values: npt.NDArray[Any], is_malformed: Bools, fill_value: int) -> npt.NDArray[Any]:
     """Returns a value for every message: `values` for the well-formed ones, and `fill_value` for the others."""
     if not is_malformed.any():
         return values

@@ -184,22 +184,22 @@ class _PatternAutomaton:
         state = Counter({len(self.reads) - 1: 1})
         return _AutomatonPart(state, state, empty=False)
 
-    def _add_repetition(self, minimum: int, maximum: Any, tree: Any) -> _AutomatonPart:
+    def _add_repetition(self, least_count: int, most_count: Any, tree: Any) -> _AutomatonPart:
         """Adds the states of a repeated part. Raises an `_UnboundedError` if the part can be empty."""
         before = len(self.reads)
-        self.depth += maximum != 1
+        self.depth += most_count != 1
         part = self.add_tree(tree)
-        self.depth -= maximum != 1
-        if maximum == 1:
-            return _AutomatonPart(part.first, part.last, empty=part.empty or minimum == 0)
+        self.depth -= most_count != 1
+        if most_count == 1:
+            return _AutomatonPart(part.first, part.last, empty=part.empty or least_count == 0)
         if part.empty:
             raise _UnboundedError("it repeats a part that can be empty, as in (a*)*")
-        if minimum == maximum and (len(self.reads) - before) * minimum <= _MAX_COPIES:
-            for _ in range(minimum - 1):
+        if least_count == most_count and (len(self.reads) - before) * least_count <= _MAX_COPIES:
+            for _ in range(least_count - 1):
                 part = self._join_parts(part, self.add_tree(tree))
             return part
         self._link_parts(part, part)
-        return _AutomatonPart(part.first, part.last, empty=minimum == 0)
+        return _AutomatonPart(part.first, part.last, empty=least_count == 0)
 
     def _join_parts(self, left: _AutomatonPart, right: _AutomatonPart) -> _AutomatonPart:
         """Returns the part that matches a text of `left` and then one of `right`."""
@@ -238,7 +238,7 @@ class _PatternAutomaton:
         return _ANY
 
     def _add_other_case(self, character: str) -> str:
-        """Returns the character; if the pattern ignores case, in both cases."""
+        """Returns the character, followed by its other case if the pattern ignores case."""
         return character + character.swapcase() if self.ignores_case else character
 
 

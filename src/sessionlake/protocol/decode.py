@@ -261,7 +261,7 @@ def _find_possibly_malformed(messages: list[Message | None], latest: Int64s, typ
     bad[_find_messages_with_repeated_ids(rows, counts)] = True
     for i, column in enumerate(types.columns):
         if column.sql == "float":
-            values = _to_floats(list(map(attrgetter(f"c{i}"), chain.from_iterable(rows))))
+            values = _replace_non_floats_by_zero(list(map(attrgetter(f"c{i}"), chain.from_iterable(rows))))
             with np.errstate(over="ignore"):
                 bad[owner[np.isinf(values.astype(np.float32))]] = True
     found = np.flatnonzero(bad)
@@ -273,7 +273,7 @@ def _read_attribute(messages: Sequence[Message], attribute: str) -> Int64s:
     return np.fromiter(map(attrgetter(attribute), messages), np.int64, len(messages))
 
 
-def _to_floats(values: list[Any]) -> Float64s:
+def _replace_non_floats_by_zero(values: list[Any]) -> Float64s:
     return np.array([v if isinstance(v, float) else 0.0 for v in values], np.float64)
 
 

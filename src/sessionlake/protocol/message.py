@@ -112,7 +112,7 @@ class MessageTypes:
     seqless_decoder: msgspec.json.Decoder[Any]
 
 
-def name_row_field(column: Column, column_index: int) -> str:
+def get_row_field_name(column: Column, column_index: int) -> str:
     """Returns the name of the attribute that row structs have for a declared column.
 
     Args:

@@ -49,7 +49,7 @@ def build_ddl(columns: Iterable[tuple[str, str]]) -> str:
 
 
 def fold_case(name: str) -> str:
-    """Returns a form of the name that is the same for all names that SQL treats as the same column, in any case."""
+    """Returns the name in a form that is equal for all names that SQL treats as the same column."""
     # Java's `equalsIgnoreCase`, which Spark uses, also treats a dotted capital I and an i as equal.
     return name.lower().upper().lower().replace("i\N{COMBINING DOT ABOVE}", "i")
 

@@ -174,7 +174,7 @@ class ProtobufDecoder:
 
     def _read_plain_rows(self, message: Any, field: FieldDescriptor) -> Any:
         """Returns the rows of a message as JSON objects. If the field is not a list of messages, returns its value."""
-        if _is_chain_repeat(field) and field.message_type is not None and not _is_map(field):
+        if _is_repeated_field(field) and field.message_type is not None and not _is_map(field):
             return [self.convert_row_to_json(row) for row in message.rows]
         return _read_value(message, field)
 
@@ -186,7 +186,7 @@ def find_message_type(definition: Definition, message: str) -> Descriptor:
         UnusableSchemaError: The definition is not a Protobuf descriptor, or does not have the type.
     """
     try:
-        return _create_pool(definition).FindMessageTypeByName(message)
+        return _create_descriptor_pool(definition).FindMessageTypeByName(message)
     except KeyError:
         raise UnusableSchemaError(
             f"there is no message type {message!r}; there are {', '.join(list_type_names(definition))}"
@@ -224,7 +224,7 @@ def _parse_file(definition: Definition) -> FileDescriptorProto:
 
 
 @lru_cache(maxsize=64)
-def _create_pool(definition: Definition) -> DescriptorPool:
+def _create_descriptor_pool(definition: Definition) -> DescriptorPool:
     """Returns a pool with all files of the schema, from which message types can be created."""
     pool = DescriptorPool()
     try:
@@ -255,24 +255,21 @@ class _MessageFields:
 
     def __init__(self, descriptor: Descriptor) -> None:
         self.holds = {field.name: _find_value_kind(field) for field in descriptor.fields}
-        self.repeated = {field.name: _is_chain_repeat(field) for field in descriptor.fields}
+        self.repeated = {field.name: _is_repeated_field(field) for field in descriptor.fields}
         self.type: dict[str, FieldDescriptor] = dict(descriptor.fields_by_name)
         self._presence = {field.name for field in descriptor.fields if field.has_presence}
 
     def find_messages_with_field(self, messages: Sequence[Any], name: str) -> Bools | None:
         """Returns a boolean for each message: True if the field was sent.
 
-        None if the field's kind does not show that.
+        None if fields of its kind do not show that.
         """
         if name not in self._presence or not messages:
             return None
         return np.fromiter(map(type(messages[0]).HasField, messages, repeat(name)), np.bool_, len(messages))
 
     def list_message_types_by_number(self, name: str) -> dict[int, str] | None:
-        """Returns, for each number of an enum field, the message type that it names.
-
-        None if the field is not an enum.
-        """
+        """Returns the message type that each number of an enum field names; None if the field is not an enum."""
         enum = self.type[name].enum_type
         return (
             None if enum is None else {n: parse_message_type(value.name) for n, value in enum.values_by_number.items()}
@@ -325,7 +322,7 @@ def _find_value_kind(field: FieldDescriptor) -> ValueKind:
     return _VALUE_KINDS.get(field.type, ValueKind.OTHER)
 
 
-def _is_chain_repeat(field: FieldDescriptor) -> bool:
+def _is_repeated_field(field: FieldDescriptor) -> bool:
     return field.name in _list_repeated_fields(field.containing_type)
 
 
@@ -354,7 +351,7 @@ def _read_value(message: Any, field: FieldDescriptor) -> Any:
         return {_format_map_key(key): _convert_single_value(value[key], of_value) for key in value}
     return (
         [_convert_single_value(item, field) for item in value]
-        if _is_chain_repeat(field)
+        if _is_repeated_field(field)
         else _convert_single_value(value, field)
     )
 

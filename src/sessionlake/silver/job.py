@@ -348,9 +348,9 @@ class SilverStoppedError(IntegrityViolationError):
 
 
 def build_stop_error(reports: list[ShardReport]) -> SilverStoppedError | None:
-    """Returns the error about the first violation in the reports, by topic, partition and offset.
+    """Returns the error about the reports' first violation, ordered by topic, partition and offset.
 
-    None if there is none.
+    None without one.
     """
     found = [violation for report in reports for violation in report.violations]
     return SilverStoppedError(min(found, key=lambda v: (v.topic, v.partition, v.offset))) if found else None

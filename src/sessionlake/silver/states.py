@@ -79,11 +79,10 @@ def has_state(settings: Settings, layer: str) -> bool:
 
 
 def read_state_and_ledger_batch(spark: SparkSession, settings: Settings, layer: str = SILVER) -> tuple[int, int]:
-    """Returns the batch after which a layer's states are, and the layer's last batch in the ledger.
+    """Returns the number of the batch after which a layer's states are, and that of its last batch in the ledger.
 
-    -1 if there is none.
-
-    They differ if the stream died between a batch's last commit and its checkpoint. The next start finishes that batch.
+    A number is -1 if there is no batch. The two differ if the stream died between a batch's last commit and its
+    checkpoint. The next start finishes that batch.
     """
     last = read_last_batch_number(Lake(settings).reader(spark), layer)
     return handover.read_next_batch_number(settings, layer) - 1, -1 if last is None else last

@@ -186,9 +186,9 @@ def _read_notes(file: Path) -> pa.Table:
 def _read_stream_times_from_bronze(
     spark: SparkSession, lake: Lake, last_offsets: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Returns, by topic-partition, the highest timestamp (ms) up to its offset in `last_offsets`.
+    """Returns, by topic-partition, the highest timestamp (ms) in bronze up to its offset in `last_offsets`.
 
-    `NO_TIME` without one.
+    It is `NO_TIME` if no message has a timestamp.
 
     Raises:
         LakeError: Retention has removed messages after an offset in `last_offsets`.

@@ -70,7 +70,7 @@ def write_checksum(folder: Path, version: int) -> None:
             if _repeats_an_add(actions):
                 sizes = [add["size"] for add in read_add_actions(folder, number)]
                 before = replace(before, files=len(sizes), size=sum(sizes))
-        if before.metadata is not None and before.protocol is not None and _mark_non_null(before.protocol):
+        if before.metadata is not None and before.protocol is not None and _has_known_features(before.protocol):
             _write_checksum_file(log, version, before)
     except (OSError, ValueError, KeyError, TypeError) as error:  # as if a commit does not have a file's size
         _LOG.debug("%s: version %s is left without a checksum: %s", folder, version, error)
@@ -102,7 +102,7 @@ def _find_nearest_summary(log: Path, version: int) -> tuple[_VersionSummary | No
     return (_VersionSummary(), -1) if version < _FARTHEST else (None, -1)
 
 
-def _mark_non_null(protocol: Action) -> bool:
+def _has_known_features(protocol: Action) -> bool:
     return _KNOWN.issuperset(protocol.get("writerFeatures") or ())
 
 

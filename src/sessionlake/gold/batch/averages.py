@@ -30,7 +30,7 @@ from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constant_columns, select_matching_rows
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import Payloads
-from sessionlake.spark.frames import map_groups, map_rows, to_spark_frame
+from sessionlake.spark.frames import apply_to_groups, apply_to_rows, to_spark_frame
 from sessionlake.streaming.payload_files import encode_payloads
 from sessionlake.streaming.sharded import FOLDED_SCHEMA, build_payload_table
 
@@ -104,7 +104,7 @@ class AverageWriter:
             return None
         values = (pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), pa.scalar(self.txn.version, pa.int64()))
         stamps = dict(zip(_STAMPS, values, strict=True))
-        rows = map_rows(
+        rows = apply_to_rows(
             read_payload_rows(parts, kinds, _RESTATED), lambda some: add_constant_columns(some, stamps), _STAMPED
         )
         append_rows(self.spark, self.lake, RESTATEMENTS, rows, self.txn)
@@ -185,7 +185,7 @@ def recompute_on_cluster(
         )
         return build_payload_table(_build_recomputed_payloads(points, series))
 
-    return map_groups(both, series.keys, shards, recompute_group, FOLDED_SCHEMA)
+    return apply_to_groups(both, series.keys, shards, recompute_group, FOLDED_SCHEMA)
 
 
 def recompute_in_driver(

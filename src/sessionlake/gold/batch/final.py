@@ -45,7 +45,7 @@ from sessionlake.ledger.entries import TableOutput
 from sessionlake.protocol.arrow import add_constant_columns
 from sessionlake.protocol.names import build_ddl, quote
 from sessionlake.protocol.types import TopicPartition
-from sessionlake.spark.frames import PerBatchFunction, Rows, map_batches, map_rows, to_spark_frame
+from sessionlake.spark.frames import PerBatchFunction, Rows, apply_to_batches, apply_to_rows, to_spark_frame
 from sessionlake.streaming import handover
 from sessionlake.streaming.checkpoint import read_last_committed_batch
 
@@ -142,7 +142,7 @@ class FinalRowAppender:
             near: Rows = pa.concat_tables(found)
         except TooLargeError:
             near = _select_candidate_rows(final, self._lake.read(spark, table), since, until)
-        rows = map_rows(
+        rows = apply_to_rows(
             near, _build_final_row_filter(final, since, until, txn.version, *floors), build_ddl(final.column_types)
         )
         count = rows.num_rows if isinstance(rows, pa.Table) else to_spark_frame(spark, rows).count()
@@ -183,7 +183,7 @@ def rebuild_final_rows(
     """
     until = final.compute_first_open_buckets(times)
     keep = PerBatchFunction(_build_final_row_filter(final, {}, until, batch))
-    found = map_batches(_select_candidate_rows(final, rows, {}, until), keep, build_ddl(final.column_types))
+    found = apply_to_batches(_select_candidate_rows(final, rows, {}, until), keep, build_ddl(final.column_types))
     lake.storage.require_lease(final.table_name)
     lake.overwrite_table(spark, final.table_name, found, Txn(f"anew-{uuid4().hex[:12]}", 0), "{}")
 

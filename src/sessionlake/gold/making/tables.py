@@ -41,7 +41,7 @@ from sessionlake.protocol.arrow import add_constant_columns, decode_dictionaries
 from sessionlake.protocol.names import quote
 from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
-from sessionlake.spark.frames import PerBatchFunction, map_groups
+from sessionlake.spark.frames import PerBatchFunction, apply_to_groups
 from sessionlake.streaming.generations import CheckpointGenerations
 from sessionlake.streaming.handover import read_next_batch_number
 
@@ -232,11 +232,11 @@ def _compute_averages(changes: DataFrame, series: RollingAverage, declared: Decl
             for emitted in recompute_averages(join_stored_points(series, rows), series)
         )
 
-    return map_groups(points, series.keys, GROUPS, recompute_group, series.columns_ddl)
+    return apply_to_groups(points, series.keys, GROUPS, recompute_group, series.columns_ddl)
 
 
 def _compute_products(changes: DataFrame, product: Product, declared: DeclaredColumns) -> DataFrame:
     parts = changes.mapInArrow(
         PerBatchFunction(lambda some: product.aggregate_changes(some, declared)), product.columns_ddl
     )
-    return map_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.columns_ddl)
+    return apply_to_groups(parts, product.row_keys, GROUPS, product.merge_rows, product.columns_ddl)

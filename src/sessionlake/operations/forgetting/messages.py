@@ -71,7 +71,7 @@ def find_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) 
 
 
 def refuse_shared_messages(spark: SparkSession, lake: Lake, topic: str, session_id: str) -> None:
-    """Checks that no message of a session has other sessions, too: they would lose its content with the session.
+    """Checks that no message of a session has changes of other sessions, too: they would be erased with the message.
 
     Raises:
         UsageError: A message has several sessions. The text names some of them.

@@ -232,11 +232,9 @@ def _build_event_rows(judged: JudgedBatch, rules: RuleLookup) -> pa.Table:
 
 
 def list_first_violation(judged: JudgedBatch, rules: RuleLookup) -> list[Violation]:
-    """Returns the shard's first violation under `fail`, by topic, partition and offset, as a list.
+    """Returns a list with the shard's first violation under `fail`; an empty list if there is none.
 
-    Empty if there is none.
-
-    Because of this order, the first violation of all shards does not depend on the number of shards.
+    The first by topic, partition and offset, so that the first of all shards does not depend on their number.
     """
 
     def to_violation(event: IntegrityEvent) -> Violation:

@@ -82,10 +82,7 @@ def join_state_parts(judging_state: bytes, memory: bytes | None) -> bytes:
 
 
 def split_state_parts(state: bytes | None) -> tuple[bytes | None, bytes | None]:
-    """Splits a shard's state into the state of judging and the processor's memory.
-
-    None for a part that it does not have.
-    """
+    """Splits a shard's state into the state of judging and the processor's memory. A missing part is None."""
     if state is None or not state.startswith(_JOINED_STATE_MAGIC):
         return state, None
     return _state_parts_decoder.decode(memoryview(state)[len(_JOINED_STATE_MAGIC) :])

@@ -68,9 +68,9 @@ class RowsOfBatch:
         return OpenedRows(self, decode_rows(stored, feed, check))
 
     def read_changes(self, index: int, feed: Feed) -> tuple[list[Put | Delete], dict[str, Any] | None]:
-        """Returns the changes that a message's feed has read from it, and the scope of a snapshot.
+        """Returns the changes that a feed has read from a message, and a snapshot's scope (None: the whole table).
 
-        None for a whole table.
+        A scope has the values of those columns that name the rows which the snapshot replaces.
 
         Args:
             index: The index of the message.

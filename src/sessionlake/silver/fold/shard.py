@@ -283,13 +283,13 @@ class ShardJudge:
         return np.where(seen, times[lane] - np.where(seen, cursors["last_kafka_ts"], 0), 0), timeouts[lane]
 
     def _find_due_sessions(self, sessions_with_messages: Int64s) -> Int64s:
-        """Returns the indices of cursors without messages in the batch that must be judged.
+        """Returns the indices of cursors that must be judged although their sessions have no messages in the batch.
 
-        Such a session has a gap that was not filled in time, held messages that its expiry releases, or a gap of its
-        chain.
+        Such a session has a gap that was not filled in time, held messages that its expiry releases, or a gap in a
+        counter that it shares.
 
         Args:
-            sessions_with_messages: Indices of the cursors with messages.
+            sessions_with_messages: The indices of cursors whose sessions have messages in the batch.
         """
         cursors = self._state.cursors
         if not len(cursors):

@@ -36,9 +36,9 @@ class BatchRange:
     rows_by_table: tuple[Mapping[str, pa.Table], ...] = ()
 
     def find_rows_in_memory(self, table: str) -> pa.Table | None:
-        """Returns the rows that the range has appended to a table, if they are in memory.
+        """Returns the rows that the range has appended to a table.
 
-        None if some are not, or there are none.
+        None if some are not in memory, or there are none.
         """
         if not self.rows_by_table or not all(self.rows_by_table):
             return None

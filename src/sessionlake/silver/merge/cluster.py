@@ -10,7 +10,7 @@ from sessionlake.protocol.names import DELETE, quote
 from sessionlake.settings.model import Settings
 from sessionlake.silver.tables.net_changes import NetChangesMapper, SeqRefoldMapper, build_net_changes_ddl
 from sessionlake.silver.tables.snapshots import ROW_KEY
-from sessionlake.spark.frames import map_batches
+from sessionlake.spark.frames import apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,7 +63,7 @@ class ClusterSource(MergeSource):
                 *map(quote, changes.columns)
             )
         by_session = changes.repartition(self._tasks, *(F.col(name) for name in SESSION))
-        net = map_batches(by_session, NetChangesMapper(self._columns), build_net_changes_ddl(self._columns))
+        net = apply_to_batches(by_session, NetChangesMapper(self._columns), build_net_changes_ddl(self._columns))
         if refolded_ids:
             net = net.unionByName(self._refold_sessions(filled_late, refolded_ids))
         net = net.localCheckpoint()
@@ -98,4 +98,4 @@ class ClusterSource(MergeSource):
             history = history.where(F.col("session_id").isin(session_ids))
         own = history.join(F.broadcast(refold_sessions), list(SESSION), "left_semi")
         by_session = own.select(*(quote(name) for name in self._change_column_names)).repartition(self._tasks, *SESSION)
-        return map_batches(by_session, SeqRefoldMapper(self._columns), build_net_changes_ddl(self._columns))
+        return apply_to_batches(by_session, SeqRefoldMapper(self._columns), build_net_changes_ddl(self._columns))

@@ -23,7 +23,7 @@ from sessionlake.silver.tables.snapshots import (
     build_snapshots_schema,
     list_change_columns,
 )
-from sessionlake.spark.frames import map_batches
+from sessionlake.spark.frames import apply_to_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -89,7 +89,7 @@ class ClusterSnapshots:
         # Spark matches the function's columns by position, and their order differs from that of the table.
         made_of = self._read_frame(SNAPSHOTS).select(*map(quote, build_snapshots_schema(self._columns).names))
         function, schema = SnapshotTablesMapper(self._columns), made_of.schema
-        made = map_batches(parts.repartition(tasks, *SESSION), function, schema).localCheckpoint()
+        made = apply_to_batches(parts.repartition(tasks, *SESSION), function, schema).localCheckpoint()
         counted = made.groupBy(*CUT_COLUMNS).agg(F.count("row_id").alias("rows"))
         return KeptTables(made.where(F.col("row_id").isNotNull()), due.join(counted, list(CUT_COLUMNS)))
 
@@ -194,9 +194,9 @@ class ClusterSnapshots:
 
 
 def _build_session_condition(rows: DataFrame) -> Column:
-    """Returns a condition that selects the session ids in these rows, so that files can be skipped.
+    """Returns a condition that selects the session ids in these rows, so that Delta can skip files.
 
-    True if there are too many.
+    If there are too many ids, returns a condition that is always true.
     """
     from pyspark.sql import functions as F
 

@@ -116,7 +116,7 @@ class SessionMoment:
 def _find_first_time_not_passed(times: Int64s, history: SessionHistory) -> int:
     """Returns the first of these times (ms) that stream time had not passed at the moment.
 
-    The highest int64 if it had all.
+    If it had passed all of them, returns the highest int64.
     """
     ordered = np.unique(times).tolist()
     passed = bisect_left(ordered, True, key=lambda time: not history.reached(time + 1))

@@ -189,7 +189,7 @@ def replace_positions_by_seq_rank(changes: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class _NetRows:
-    """Changes, grouped by table row.
+    """The changes of a batch, grouped by the table row that they change.
 
     Attributes:
         order: The indices of the changes, sorted by row and then by application.
