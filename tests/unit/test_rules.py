@@ -24,7 +24,7 @@ from sessionlake.gold.rules.buckets import MetricBuckets, build_buckets_from_row
 from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find, list_pattern_events
 from sessionlake.gold.rules.rule import Rule, RuleSettings, compile_rule
-from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
 from sessionlake.gold.rules.tree import (
     AllOf,
     AnyOf,
@@ -102,7 +102,7 @@ def changes_of(drawn: Iterable[tuple[Any, ...]]) -> list[Change]:
     return out
 
 
-class Memory(StoredData):
+class Memory(RuleInputs):
     """The tables in memory, kept up as gold's job does."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ from sessionlake.gold.rules.alerts import (
 )
 from sessionlake.gold.rules.buckets import list_columns_of_functions
 from sessionlake.gold.rules.rule import VALUE, Rule
-from sessionlake.gold.rules.stored_data import BucketQuery, StoredData
+from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
 from sessionlake.gold.rules.tree import MINUTE_MS, Pattern, PatternKind
 
 _DAY = 24 * 60
@@ -112,7 +112,7 @@ class _RuleTask:
 
 
 def log_changes(
-    known_rules: Sequence[Rule], new_rules: Sequence[Rule], batch: RuleBatch, stored: StoredData
+    known_rules: Sequence[Rule], new_rules: Sequence[Rule], batch: RuleBatch, stored: RuleInputs
 ) -> list[LogRow]:
     """Returns the rows to write to the log of alerts. Gold's tables must already include the batch.
 
@@ -155,7 +155,7 @@ def _to_minute(ms: int | None) -> int | None:
     return None if ms is None else ms // MINUTE_MS
 
 
-def _find_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
+def _find_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: RuleInputs) -> Iterator[LogRow]:
     for task in _create_tasks(span, batch.touched_buckets):
         names = {rule.name: rule for rule in task.rules}
         by = task.rules[0].key_columns
@@ -176,7 +176,7 @@ def _find_condition_changes(span: _TimeSpan, batch: RuleBatch, stored: StoredDat
             yield _log_row(one, rule, batch, partial(_find_late_bucket_time, one.alert, rule, batch.touched_buckets))
 
 
-def _find_new_changes(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData) -> Iterator[LogRow]:
+def _find_new_changes(rules: Sequence[Rule], batch: RuleBatch, stored: RuleInputs) -> Iterator[LogRow]:
     """Yields log rows for new rules.
 
     They are compared with all log rows of the same rule name: an older version may have had different topics and keys.
@@ -237,7 +237,7 @@ def _create_tasks(span: _TimeSpan, touched: pa.Table) -> Iterator[_RuleTask]:
             yield _RuleTask(rules, span.topics, some.select(list(by)), first, min(last, span.minute_before))
 
 
-def _evaluate_task(task: _RuleTask, stored: StoredData) -> Iterator[tuple[Alert, AlertEvidence]]:
+def _evaluate_task(task: _RuleTask, stored: RuleInputs) -> Iterator[tuple[Alert, AlertEvidence]]:
     lengths = [window.minutes for rule in task.rules for window in rule.distinct_windows]
     columns = list_columns_of_functions({window.function for rule in task.rules for window in rule.distinct_windows})
     for first, last in _split_range(task, lengths, stored):
@@ -246,7 +246,7 @@ def _evaluate_task(task: _RuleTask, stored: StoredData) -> Iterator[tuple[Alert,
         yield from conditions.evaluate_conditions(task.rules, buckets, first, last).items()
 
 
-def _split_range(task: _RuleTask, lengths: Sequence[int], stored: StoredData) -> Iterator[tuple[int, int]]:
+def _split_range(task: _RuleTask, lengths: Sequence[int], stored: RuleInputs) -> Iterator[tuple[int, int]]:
     """Yields a task's minutes as ranges `(first, last)` that fit into memory. Minutes without data are left out."""
     if task.last - task.first < _MIN_STEP:
         yield task.first, task.last
@@ -289,7 +289,7 @@ def _find_first_event_time(rows: pa.Table, alert: Alert) -> int | None:
     return found
 
 
-def _judge_patterns(rules: Sequence[Rule], batch: RuleBatch, stored: StoredData, *, is_new: bool) -> Iterator[LogRow]:
+def _judge_patterns(rules: Sequence[Rule], batch: RuleBatch, stored: RuleInputs, *, is_new: bool) -> Iterator[LogRow]:
     """Yields log rows for patterns. If only keys with an event in the batch can change, no other keys are read."""
     groups: dict[tuple[str, ...] | None, dict[Rule, _AlertScope]] = {}
     for rule in rules:
@@ -306,7 +306,7 @@ def _group_changes(
     by: tuple[str, ...] | None,
     scopes: Mapping[Rule, _AlertScope],
     batch: RuleBatch,
-    stored: StoredData,
+    stored: RuleInputs,
     *,
     is_new: bool,
 ) -> Iterator[LogRow]:

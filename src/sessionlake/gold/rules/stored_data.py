@@ -30,7 +30,7 @@ class BucketQuery(NamedTuple):
     columns: tuple[str, ...]
 
 
-class StoredData(ABC):
+class RuleInputs(ABC):
     """Reads the buckets, matches and logged alerts in gold's tables. They include those of the current batch."""
 
     @abstractmethod

@@ -76,7 +76,7 @@ def describe_expiry(table: str, expiry_times: ExpiryTimes) -> str:
     return f"{table} has a retention: buckets before {until} are gone"
 
 
-def drop_expired(rows: DataFrame, *expiry_times: ExpiryTimes) -> DataFrame:
+def drop_expired_spark_rows(rows: DataFrame, *expiry_times: ExpiryTimes) -> DataFrame:
     """Filters rows to those whose bucket has not expired in any of the given tables.
 
     Args:
@@ -90,7 +90,7 @@ def drop_expired(rows: DataFrame, *expiry_times: ExpiryTimes) -> DataFrame:
     return rows
 
 
-def drop_expired_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Table:
+def drop_expired_arrow_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Table:
     """Filters the rows of an Arrow table to those whose bucket has not expired in any of the given tables.
 
     Args:

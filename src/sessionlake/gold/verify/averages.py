@@ -19,7 +19,7 @@ from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.names import RESTATEMENTS
 from sessionlake.gold.fold.outputs import MOST_CAUSES
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.making.states import read_rebuilt_version
+from sessionlake.gold.making.states import read_last_batch_of_rebuild
 from sessionlake.protocol.names import quote
 from sessionlake.spark.compare import TableComparison
 from sessionlake.spark.frames import read_into_one_task
@@ -54,7 +54,9 @@ def verify_restatements(
 
     rows, different, first = 0, 0, None
     for series in averages:
-        since = (F.col("table") == series.table_name) & (F.col("_batch") > read_rebuilt_version(spark, lake, series))
+        since = (F.col("table") == series.table_name) & (
+            F.col("_batch") > read_last_batch_of_rebuild(spark, lake, series)
+        )
         restatements = lake.read_small_in_memory(spark, RESTATEMENTS).where(since)
         found = find_inconsistencies(series, lake.read_small_in_memory(spark, series.table_name), restatements, points)
         broken, one = found.agg(F.count("*"), F.min(F.struct(*map(quote, series.row_keys), "what"))).collect()[0]

@@ -27,7 +27,7 @@ from sessionlake.gold.changes import (
 from sessionlake.gold.declared.tables import GoldTable, add_final_tables, find_final_tables
 from sessionlake.gold.enrich.table import EnrichedTable
 from sessionlake.gold.fold.series import RollingAverage
-from sessionlake.gold.tables.expiry import drop_expired, read_expiry_times
+from sessionlake.gold.tables.expiry import drop_expired_spark_rows, read_expiry_times
 from sessionlake.gold.verify.averages import verify_restatements
 from sessionlake.gold.verify.references import compute_enriched_rows, verify_references
 from sessionlake.gold.verify.rules import verify_rules
@@ -72,7 +72,7 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
         else:
             events = _select_product_events(table, changes, declared, numbers if table.source.numbers else texts)
             on_time = compute_expected_rows(events.where(~build_late_filter(table)), table)
-            truth = drop_expired(on_time, floors.get(table.table_name, {}))
+            truth = drop_expired_spark_rows(on_time, floors.get(table.table_name, {}))
             if table.lateness_ms is not None:
                 late.append(_compute_expected_late(events.where(build_late_filter(table)), table))
         rows = lake.read_small_in_memory(spark, table.table_name)
@@ -81,8 +81,8 @@ def verify_gold(spark: SparkSession, settings: Settings, tables: Sequence[GoldTa
             # Rows that expired in either table are not compared: in a partition that lags, a row can expire before it
             # is final.
             gone = [floors.get(one, {}) for one in (table.table_name, final.table_name)]
-            rows = drop_expired(lake.read_small_in_memory(spark, final.table_name), *gone)
-            truth = drop_expired(_compute_expected_final(truth, changes, final), *gone)
+            rows = drop_expired_spark_rows(lake.read_small_in_memory(spark, final.table_name), *gone)
+            truth = drop_expired_spark_rows(_compute_expected_final(truth, changes, final), *gone)
             found.append(compare_rows(final.table_name, final.row_keys, table.result_columns, rows, truth))
     if late:
         stored = lake.read(spark, LATE_POINTS).join(_list_table_names(spark, tables), "table", "left_semi")
