@@ -18,7 +18,7 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import DeclaredColumns
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules import batch as batches
-from sessionlake.gold.rules.alerts import KEY, Alert, LogRowCause, read_logged_alerts
+from sessionlake.gold.rules.alerts import KEY, Alert, LogRowCause, find_logged_alerts
 from sessionlake.gold.rules.batch import LogRow, RuleBatch
 from sessionlake.gold.rules.buckets import MetricBuckets, build_buckets_from_rows
 from sessionlake.gold.rules.document import RuleProblem, parse_rule_text, parse_rules_file
@@ -309,7 +309,7 @@ def about(tree: Any, change: Change) -> bool:
 
 
 def logged(rows: list[LogRow], rule: Rule) -> set[tuple[Any, ...]]:
-    alerts = read_logged_alerts(
+    alerts = find_logged_alerts(
         ((row.change.alert, row.change.retracted) for row in rows), lambda alert: alert.rule == rule.name
     )
     places = [KEY.index(name) if name in KEY else KEY.index("value") for name in rule.key_columns]

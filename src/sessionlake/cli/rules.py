@@ -28,7 +28,7 @@ from sessionlake.gold.alerts.book import load_enabled_rules, read_recorded_rules
 from sessionlake.gold.alerts.stored import LakeRuleInputs, find_pattern_matches, read_stream_times
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.rules.alerts import KEY
-from sessionlake.gold.rules.batch import RuleBatch, log_changes
+from sessionlake.gold.rules.batch import RuleBatch, compute_log_rows
 from sessionlake.gold.rules.document import StoredRule, parse_rules_file
 from sessionlake.gold.rules.patterns import MATCH, list_events_to_find
 from sessionlake.gold.tables.expiry import read_first_bucket_times
@@ -131,7 +131,7 @@ def try_rules(
     once = OnceTopics(settings.capture)
     matches = find_pattern_matches(reader, list(events), declared, once, since) if events else MATCH.empty_table()
     batch = RuleBatch(times, times, pa.table({}), matches, read_first_bucket_times(reader))
-    rows = log_changes([], tried, batch, _LakeWithMoreEvents(reader, matches))
+    rows = compute_log_rows([], tried, batch, _LakeWithMoreEvents(reader, matches))
     show_rows(
         _TESTED,
         [

@@ -50,7 +50,7 @@ from sessionlake.gold.tables.notes import (
     mark_incomplete,
     require_same_shards,
     set_table_properties,
-    store_maintained,
+    store_maintained_tables,
 )
 from sessionlake.ledger.entries import Ledger, LedgerEntry, hash_settings_of_layers
 from sessionlake.settings.model import Settings
@@ -151,7 +151,7 @@ def _catch_up_and_rebuild_tables(
     if any(isinstance(table, EnrichedTable) for table in tables_to_rebuild):
         ReferenceRuntime(spark, lake, settings, others, runs_lookups=False).apply_all_corrections()
     rebuilt = {table.table_name: rebuild_table(spark, lake, settings, table) for table in tables_to_rebuild}
-    store_maintained(spark, lake, [*others, *tables_to_rebuild])
+    store_maintained_tables(spark, lake, [*others, *tables_to_rebuild])
     return rebuilt
 
 
@@ -166,7 +166,7 @@ def _start_stream(
         runs_lookups: True if lookups may request rows that are missing in a reference table from its source.
     """
     settings, begin = lake.settings, read_active(lake.settings, LAYER)
-    store_maintained(spark, lake, tables)
+    store_maintained_tables(spark, lake, tables)
     query = QueryWithBackground(LAYER, settings.checkpoint(LAYER))
     references = ReferenceRuntime(spark, lake, settings, tables, runs_lookups=runs_lookups)
     expiry = start_expiry(

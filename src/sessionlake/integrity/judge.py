@@ -145,7 +145,7 @@ class SessionJudge:
                 self._events.record_chain_gap(gap)
 
     def record_cut(self, reason: CutReason, stream_time: int) -> None:
-        """Records a cut of the session's table as it is now, at stream time `stream_time` (ms)."""
+        """Records a cut of the session's table as it is now, at stream time `find_stream_time` (ms)."""
         cursor, offset = self._cursor, self._cursor.last_offset
         if reason is CutReason.EXPIRY:
             cursor.cut_position = cursor.position

@@ -40,7 +40,7 @@ from sessionlake.gold.batch.rows import BatchRows
 from sessionlake.gold.changes import get_value_columns
 from sessionlake.gold.fold.pack import ReadChanges
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, StreamTimes
-from sessionlake.gold.rules.batch import LogRow, RuleBatch, log_changes
+from sessionlake.gold.rules.batch import LogRow, RuleBatch, compute_log_rows
 from sessionlake.gold.rules.patterns import MATCH, Event, list_events_to_find
 from sessionlake.gold.rules.rule import Rule
 from sessionlake.gold.rules.tree import MINUTE_MS
@@ -102,7 +102,7 @@ class RuleStep:
         known, new = ([rule for rule in rules if (rule.name in fresh) == is_new] for is_new in (False, True))
         matches = self._find_and_store_matches(spark, known, new, rows.fold_result.report.read, txn)
         batch = self._collect_rule_batch(spark, rows, matches, before, has_known=bool(known))
-        logged = log_changes(known, new, batch, LakeRuleInputs(self._lake.reader(spark)))
+        logged = compute_log_rows(known, new, batch, LakeRuleInputs(self._lake.reader(spark)))
         found = [
             *self._append_log_rows(spark, [row for row in logged if row.rule.name not in fresh], txn, txn.version),
             *self._append_log_rows(
@@ -143,7 +143,7 @@ class RuleStep:
         wider = _find_events_needed_earlier(known if stored else [], new)
         matches = self._find_and_store_matches_of_new_rules(spark, reader, wider)
         data = RuleBatch(times, times, pa.table({}), matches, self._expiry.first_bucket_times)
-        rows = log_changes([], new, data, LakeRuleInputs(self._lake.reader(spark)))
+        rows = compute_log_rows([], new, data, LakeRuleInputs(self._lake.reader(spark)))
         self._append_log_rows(spark, rows, create_next_txn(spark, self._lake, RULE_EVENTS, _BETWEEN), batch)
         self._loader.record_applied_rules(spark, now)
         if now and not stored:

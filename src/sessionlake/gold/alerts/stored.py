@@ -26,7 +26,7 @@ from sessionlake.gold.aggregate.sources import (
 from sessionlake.gold.aggregate.standard import METRICS_1D, METRICS_1H, METRICS_1M
 from sessionlake.gold.rules.alerts import KEY, RETRACTED, Alert, StreamTimes, read_key_of_row
 from sessionlake.gold.rules.buckets import DAY, HOUR, MINUTE, MetricBuckets, build_buckets_from_rows
-from sessionlake.gold.rules.patterns import MATCH, Event, filter_by_keys
+from sessionlake.gold.rules.patterns import MATCH, Event, filter_matches_by_keys
 from sessionlake.gold.rules.stored_data import BucketQuery, RuleInputs
 from sessionlake.gold.rules.tree import MINUTE_MS, FieldIs, find_comparisons
 from sessionlake.protocol.arrow import to_doubles
@@ -88,7 +88,7 @@ class LakeRuleInputs(RuleInputs):
             RULE_MATCHES, *_is_in_conditions("event", event_ids), *since, columns=MATCH.names
         )
         return pa.concat_tables(
-            [MATCH.empty_table(), *(filter_by_keys(_create_match_table([batch]), keys) for batch in batches)]
+            [MATCH.empty_table(), *(filter_matches_by_keys(_create_match_table([batch]), keys) for batch in batches)]
         )
 
     def read_log(self, rule_names: Sequence[str], first_ms: int, last_ms: int) -> Iterator[tuple[Alert, bool]]:

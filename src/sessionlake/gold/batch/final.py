@@ -131,7 +131,7 @@ class FinalRowAppender:
         self, spark: SparkSession, final: FinalTable, since: PartitionTimes, until: PartitionTimes, txn: Txn
     ) -> int:
         reader, table = self._lake.reader(spark), final.product.table_name
-        floors = [self._expiry.expiry_times(table) for table in (table, final.table_name)]
+        floors = [self._expiry.get_expiry_times(table) for table in (table, final.table_name)]
         names, most, found = (
             [name for name, _ in final.copied_columns],
             self._lake.driver_limits.driver_bytes,

@@ -76,7 +76,7 @@ class ProductMerger:
 
     def _drop_expired(self, product: Product, part: pa.Table | UnappliedMap) -> Rows:
         """Returns the batch's rows of a product without those whose bucket has expired."""
-        floors = self.expiry.expiry_times(product.table_name)
+        floors = self.expiry.get_expiry_times(product.table_name)
         if self.rows.compute_row_range(product).low >= max(floors.values(), default=NEVER) * 1000:
             return part
         return map_rows(part, lambda rows: drop_expired_arrow_rows(rows, floors), product.columns_ddl)
@@ -91,7 +91,7 @@ class ProductMerger:
             if rows > self.lake.driver_limits.driver_changes:
                 return self._merge_on_cluster(product, to_spark_frame(self.spark, part))
             part = drop_expired_arrow_rows(
-                self.rows.collect_rows(product), self.expiry.expiry_times(product.table_name)
+                self.rows.collect_rows(product), self.expiry.get_expiry_times(product.table_name)
             )
         try:
             return self._merge_in_driver(product, part)

@@ -137,7 +137,7 @@ class BackgroundStep:
             self._thread.join()
 
     def run_until_idle(self) -> bool:
-        """Calls the function in the caller's thread until it finds no more work.
+        """Calls the function in the caller's thread until it finds nothing to do.
 
         Does nothing if the background thread was started.
 
