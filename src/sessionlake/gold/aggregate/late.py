@@ -43,7 +43,7 @@ LATE_COLUMNS = (
 )
 """The columns of `gold.late_points` without `_batch`, as pairs of name and Spark SQL type.
 
-`name` is the name of the column that the change set: a metric or a text. `ts` and `find_stream_time` are in ms.
+`name` is the name of the column that the change set: a metric or a text. `ts` and `stream_time` are in ms.
 """
 
 

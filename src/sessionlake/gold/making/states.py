@@ -74,7 +74,7 @@ def reset_states_after_rebuild(
         series: The table of averages.
         rows: The table's new rows.
     """
-    rebuild_id = f"{handover.read_next_batch(settings, GOLD) - 1}-{uuid4().hex[:12]}"
+    rebuild_id = f"{handover.read_next_batch_number(settings, GOLD) - 1}-{uuid4().hex[:12]}"
     _write_owner_files(settings, series, rebuild_id, _list_owners_with_shards(series, settings.gold.shards, rows))
     lake.set_property(spark, series.table_name, REBUILD_ID, rebuild_id)
 
@@ -93,7 +93,7 @@ def build_tracked_averages(
     An owner is a session, or a row across sessions. If the file of owners is lost, it is computed from the table.
     """
     rebuild_id = lake.storage.read_properties(spark, series.table_name).get(REBUILD_ID, "")
-    if rebuild_id and not handover.read_next_batch(settings, GOLD):
+    if rebuild_id and not handover.read_next_batch_number(settings, GOLD):
         # Gold starts from the beginning, with empty tables.
         lake.set_property(spark, series.table_name, REBUILD_ID, "")
         return TrackedAverages(series)

@@ -42,7 +42,7 @@ from sessionlake.settings.model import Settings
 from sessionlake.spark.compare import compare_rows
 from sessionlake.spark.frames import PerBatchFunction, map_groups
 from sessionlake.streaming.generations import CheckpointGenerations
-from sessionlake.streaming.handover import read_next_batch
+from sessionlake.streaming.handover import read_next_batch_number
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,7 +142,7 @@ def rebuild_table(spark: SparkSession, lake: Lake, settings: Settings, product: 
         replace_all_rows(spark, lake, table, rows)
         _make_delta_skip_last_batch(spark, lake, settings, table)
         for final in find_final_tables([product]):
-            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch(settings, GOLD) - 1)
+            rebuild_final_rows(spark, lake, final, rows, times, read_next_batch_number(settings, GOLD) - 1)
             _make_delta_skip_last_batch(spark, lake, settings, final.table_name)
         if isinstance(product, RollingAverage):
             reset_states_after_rebuild(spark, lake, settings, product, rows)
@@ -181,7 +181,7 @@ def _make_delta_skip_last_batch(spark: SparkSession, lake: Lake, settings: Setti
     """
     app_id = CheckpointGenerations(settings.checkpoint(GOLD), GOLD).current_generation.app_id
     if app_id is not None:
-        last = Txn(app_id, read_next_batch(settings, GOLD) - 1)
+        last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.second_write):
             fence_off(spark, lake, [table], txn)
 

@@ -97,7 +97,7 @@ class _TimeSpan:
 
 @dataclass(frozen=True)
 class _RuleTask:
-    """Rules to evaluate at minutes `first` to `last` since 1970, for `keys` in `topics`; None stands for all of them."""
+    """Rules to evaluate at minutes `first` to `last` since 1970, for `keys` in `topics`; None means all."""
 
     rules: tuple[Rule, ...]
     topics: frozenset[str] | None

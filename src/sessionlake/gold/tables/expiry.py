@@ -94,7 +94,7 @@ def drop_expired_arrow_rows(rows: pa.Table, *expiry_times: ExpiryTimes) -> pa.Ta
     """Returns the rows of an Arrow table without those whose bucket has expired in at least one of some tables.
 
     Args:
-        rows: Rows with `topic` and `window_start`. The latter may be missing if `get_expiry_times` are all empty.
+        rows: Rows with `topic` and `window_start`. The latter may be missing if `expiry_times` are all empty.
         expiry_times: For each of the tables, by topic, the first event time in ms that has not expired.
     """
     expiry_times = tuple(filter(None, expiry_times))
