@@ -135,7 +135,7 @@ class Memory(RuleInputs):
         touched = touched.append_column("end", pa.array(ends(part, 1))).append_column("ts", part["_first_ts"])
         new = [one for one in rules if one not in self.known]
         known = [one for one in rules if one in self.known]
-        rows = batches.log_changes(known, new, RuleBatch(before, self.times, touched, matches), self)
+        rows = batches.compute_log_rows(known, new, RuleBatch(before, self.times, touched, matches), self)
         self.known = list(rules)
         self.rows += rows
         return rows
