@@ -20,6 +20,7 @@ from sessionlake.gold.aggregate.product import Product
 from sessionlake.gold.aggregate.sources import (
     PARTITION,
     DeclaredColumns,
+    build_decimal_field_name,
     build_number_field_name,
     select_changes_of_feed,
 )
@@ -36,8 +37,9 @@ from sessionlake.gold.fold.points import OlderPoints, PointSet, SeqOrder
 from sessionlake.gold.fold.rolling import fold_points
 from sessionlake.gold.fold.series import OF_SESSION, RollingAverage
 from sessionlake.gold.fold.state import ForgottenOwners, GoldShardState, PointOwners, decode_states, encode_states
+from sessionlake.gold.fold.units import DecimalUnits
 from sessionlake.protocol.arrow import encode_as_codes, number_combinations, to_contiguous
-from sessionlake.protocol.types import Int64s, TopicPartition
+from sessionlake.protocol.types import Bools, Int64s, TopicPartition
 
 _OF_TOPIC = -1  # partition of an owner across sessions
 _APART = 120
@@ -143,13 +145,7 @@ class GoldFold:
     def _fold_table_of_averages(
         self, tracked: TrackedAverages, shard: int, state: bytes | None, changes: pa.Table
     ) -> tuple[bytes, list[EmittedPayload], int]:
-        """Computes the rows that changes add to one table of averages, or change in it.
-
-        Args:
-            tracked: The table.
-            shard: Number of the shard.
-            state: The table's encoded state in the shard; None if there is none.
-            changes: Changes from `select_changes_with_points`.
+        """Computes the rows that changes from `select_changes_with_points` add to a table of averages, or change in it.
 
         Returns:
             The table's new state, its payloads, and the number of points in the changes.
@@ -189,19 +185,26 @@ class GoldFold:
         ts, position, ordinal = (_to_int64s(changes[name]) for name in ("ts", "position", "ordinal"))
         by_seq = SeqOrder.from_table(changes)
         parts, places = [PointSet.create_empty()], [np.empty(0, np.int64)]
-        for metric in range(len(self.declared.numbers)):
+        for metric, name in enumerate(self.declared.numbers):
             value = changes[build_number_field_name(metric)].to_numpy()
             is_set = ~np.isnan(value)  # a null is read as NaN
             key = row[is_set] * len(self.declared.numbers) + metric
             order = None if by_seq is None else by_seq.select_points(is_set)
-            parts.append(
-                PointSet.create_unpublished(key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order)
-            )
+            units = self._read_units(changes, name, is_set)
+            part = key, ts[is_set], position[is_set], ordinal[is_set], value[is_set], order, units
+            parts.append(PointSet.create_unpublished(*part))
             places.append(np.flatnonzero(is_set))
         place = np.concatenate(places)
         return PointSet.concat_points(*parts), CauseMessages(
             _to_int64s(changes["partition"])[place], _to_int64s(changes["offset"])[place]
         )
+
+    def _read_units(self, changes: pa.Table, column: str, is_set: Bools) -> DecimalUnits | None:
+        """Returns the exact values that changes set in a column; None if it is not a decimal column."""
+        if column not in self.declared.decimals:
+            return None
+        values = changes[build_decimal_field_name(self.declared.decimals.index(column))]
+        return DecimalUnits.from_decimals(to_contiguous(values)).select_points(is_set)
 
 
 def recompute_averages(points: pa.Table, series: RollingAverage) -> list[EmittedPayload]:
@@ -210,8 +213,8 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
     Args:
         points: The new points, where `fresh` is True, and all points of their series in the table. The table's points
             may include the new ones. Columns: the series' keys, `ts, place, ordinal, value, revision, partition,
-            offset, fresh`, and `RollingAverage.seq_order_columns`. `partition` and `offset` are read only of new
-            points.
+            offset, fresh`, `RollingAverage.seq_order_columns`, and for decimals `series.EXACT`. `partition` and
+            `offset` are read only of new points.
         series: The table of averages.
     """
     key, parts = number_combinations(*(points[name] for name in series.keys))
@@ -220,7 +223,8 @@ def recompute_averages(points: pa.Table, series: RollingAverage) -> list[Emitted
         known[PARTITION] = known[PARTITION].cast(pa.int32())
     ts, position = _to_int64s(points["ts"]), _to_int64s(points["place"])
     value, revision = points["value"].to_numpy(), _to_int64s(points["revision"])
-    every = PointSet(key, ts, position, _to_int64s(points["ordinal"]), value, revision, SeqOrder.from_table(points))
+    parted = SeqOrder.from_table(points), DecimalUnits.from_table(points)
+    every = PointSet(key, ts, position, _to_int64s(points["ordinal"]), value, revision, *parted)
     fresh = points["fresh"].to_numpy()
     new = every.select_points(fresh)
     causes = CauseMessages(*(_to_int64s(points[name].filter(points["fresh"])) for name in ("partition", "offset")))
@@ -237,11 +241,6 @@ def _add_rows_of_changes(
     state: GoldShardState, changes: pa.Table, series: RollingAverage
 ) -> tuple[GoldShardState, Int64s]:
     """Adds the owners and rows of changes to a state. A row stands for all series that differ only in the metric.
-
-    Args:
-        state: The state of one table of averages.
-        changes: Changes from `select_changes_with_points`.
-        series: The table of averages.
 
     Returns:
         The new state, and for each change the index of its row in the state.
@@ -321,13 +320,7 @@ def _create_key_column_function(
 
 
 def _create_key_column(name: str, code: Int64s, known: pa.Array) -> pa.Array:
-    """Returns a key column of series. It has integers for `partition`, dictionary-encoded texts for others.
-
-    Args:
-        name: Name of the column.
-        code: For each series, an index in `known`.
-        known: The distinct values of the column, as texts.
-    """
+    """Returns a key column of series: the values at the indices `code` of `known`; integers for `partition`."""
     return known.cast(pa.int32()).take(pa.array(code)) if name == PARTITION else _encode_used_texts(code, known)
 
 
@@ -356,8 +349,9 @@ def select_changes_with_points(
     Returns:
         The changes with the columns `owner` and `row`, both dictionary-encoded: the owner's keys, and the series' keys
         without the metric, each joined by a zero byte. Also `partition, offset, kafka_ms, ts, ordinal, position`, and
-        `value:<i>`, null where the declared number `i` was not set. If some changes are of class `once`, also the
-        columns `_life`, `_seq` and, across sessions, `_session`, which order points of equal event time.
+        `value:<i>` and `decimal:<i>`, null where the declared number or decimal `i` was not set. If some changes are of
+        class `once`, also the columns `_life`, `_seq` and, across sessions, `_session`, which order points of equal
+        event time.
     """
     values = [build_number_field_name(i) for i in range(len(declared.numbers))]
     if changes is None or not values:
@@ -374,7 +368,8 @@ def select_changes_with_points(
     row = _join_key_values(points, [name for name in series.keys if name != "metric"])
     owner = _join_key_values(points, series.owner_columns) if series.is_per_session else row
     columns = {"owner": owner, "row": row, "position": position} | _build_seq_order_columns(points, series)
-    return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values)})
+    decimals = map(build_decimal_field_name, range(len(declared.decimals)))
+    return pa.table(columns | {name: points[name] for name in (*_AS_THEY_ARE, *values, *decimals)})
 
 
 def _build_seq_order_columns(points: pa.Table, series: RollingAverage) -> dict[str, pa.ChunkedArray]:
