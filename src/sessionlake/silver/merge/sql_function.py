@@ -81,7 +81,7 @@ _KEPT = """(
     SELECT topic, partition, session_id, position, snapshot_at, reason, _batch FROM {cuts} WHERE changes IS NULL
   )"""
 _FLOORS = """SELECT topic, partition, `limit` AS _floor FROM {retained}
-  WHERE `table` = '{table}' AND `limit` IS NOT NULL AND session_id = session_as_of.of_session"""
+  WHERE `table` = '{table}' AND `limit` IS NOT NULL AND session_id = session_as_of.select_session"""
 _NO_FLOORS = "SELECT 'none' AS topic, 0 AS partition, 0L AS _floor WHERE false"
 _REFUSAL = (
     f"{CHANGES} does not reach back that far: maintain.retention has removed rows. "
@@ -99,7 +99,7 @@ def create_session_as_of(spark: SparkSession, lake: Lake) -> str:
     Raises:
         LakeError: The function cannot be created.
     """
-    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].columns_for(lake.settings))
+    rows = ", ".join(f"{quote(name)} {sql}" for name, sql in TABLES[ROWS].list_column_types(lake.settings))
     floors = _FLOORS.format(retained=lake.to_sql_identifier(RETAINED), table=CHANGES)
     known = floors if lake.exists(spark, RETAINED) else _NO_FLOORS
     parameters, body = "of_session STRING, as_of TIMESTAMP", _build_body_sql(lake, _build_kept_sql(spark, lake), known)
