@@ -81,7 +81,7 @@ _KEPT = """(
     SELECT topic, partition, session_id, position, snapshot_at, reason, _batch FROM {cuts} WHERE changes IS NULL
   )"""
 _FLOORS = """SELECT topic, partition, `limit` AS _floor FROM {retained}
-  WHERE `table` = '{table}' AND `limit` IS NOT NULL AND session_id = session_as_of.select_session"""
+  WHERE `table` = '{table}' AND `limit` IS NOT NULL AND session_id = session_as_of.of_session"""
 _NO_FLOORS = "SELECT 'none' AS topic, 0 AS partition, 0L AS _floor WHERE false"
 _REFUSAL = (
     f"{CHANGES} does not reach back that far: maintain.retention has removed rows. "
