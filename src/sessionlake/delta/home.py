@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable as LocalTable
     from pyspark.sql import DataFrame, SparkSession
 
-_Merge = Callable[..., bool]  # `merge_by_marking` with all arguments except the transaction
+_Merge = Callable[..., bool]  # `merge_without_spark` with all arguments except the transaction
 _MERGE_CONF = {
     "spark.databricks.delta.merge.deletionVectors.persistent": "true",
     "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",

@@ -240,7 +240,7 @@ class Lake:
             self.storage.set_clustering_keys(spark, table, keys)
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """Sets a Delta property of the table, in a commit of its own."""
+        """Sets a Delta property of the table, in a separate commit."""
         self.storage.set_property(spark, table, key, value)
 
     def ensure_version_after(self, spark: SparkSession, table: str, after: int) -> None:

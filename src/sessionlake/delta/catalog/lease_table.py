@@ -30,7 +30,7 @@ _POOL = "spark.scheduler.pool"
 
 @contextmanager
 def _use_own_scheduler_pool(spark: SparkSession) -> Iterator[None]:
-    """Runs this thread's Spark jobs in a scheduler pool of their own until the block ends, so that they wait less."""
+    """Runs this thread's Spark jobs in a separate scheduler pool until the block ends, so that they wait less."""
     context = spark.sparkContext
     before = context.getLocalProperty(_POOL)
     context.setLocalProperty(_POOL, "leases")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sessionlake.delta.folders.commits import delete_uncommitted_files
-from sessionlake.delta.folders.file_rows import read_rows_of_files
+from sessionlake.delta.folders.file_rows import read_all_rows
 from sessionlake.delta.folders.log import TimedFile, commit_corrected_stats, commit_replacement
 from sessionlake.delta.folders.parquet import COMPACT_CODEC, combine_small_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
@@ -175,9 +175,7 @@ def _merge_next_files(table: WritableTable) -> CompactionResult | None:
     if not run:
         return None
     former = [files[one.path] for one in run]
-    merged = table.open_writer(COMPACT_CODEC).write_files(
-        combine_small_batches(read_rows_of_files(former, table.schema))
-    )
+    merged = table.open_writer(COMPACT_CODEC).write_files(combine_small_batches(read_all_rows(former, table.schema)))
     name = f"{folder.parent.name}.{folder.name}"
     fault_point(f"before:compact:{name}")
     if not replace_files(table, former, [(file, run[-1].modified) for file in merged], "OPTIMIZE", changes_rows=False):

@@ -113,7 +113,7 @@ def get_column_or_nulls(rows: pa.Table, column: pa.Field, row_count: int) -> pa.
     return stored if stored.type == column.type else stored.cast(column.type)
 
 
-def read_rows_of_files(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_all_rows(files: Iterable[TableFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yields the rows of data files, file by file, without deleted rows.
 
     Args:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sessionlake.delta.folders.deletion_vectors import write_deletion_vectors
-from sessionlake.delta.folders.file_rows import read_rows_of_files
+from sessionlake.delta.folders.file_rows import read_all_rows
 from sessionlake.delta.folders.log import (
     build_add_action,
     build_file_fields,
@@ -68,8 +68,7 @@ def merge_without_spark(
         uses_vectors: True to mark replaced rows in deletion vectors. False to rewrite the files that have them.
 
     Returns:
-        True if it was committed or nothing had to change. False if another process committed first: nothing is
-        committed then, and the caller must try again.
+        False if another process committed first: nothing is committed, and the caller must try again. Else True.
 
     Raises:
         LakeError: a deletion vector does not match the log, or only Spark may write to the table.
@@ -81,17 +80,10 @@ def merge_without_spark(
     merged = _MergeResult.compute_result(table.data_files, source, upsert, schema, lookup, all_columns=all_columns)
     former = {one.file: one.rows for one in merged.found_rows}
     absorbed = _find_files_to_move(table, [] if uses_vectors else former) if merged else []
-    moved = [
-        read_rows_of_files([replace(file, deleted_rows=_list_deleted_row_numbers(file, former))], schema)
-        for file in absorbed
-    ]
+    moved = [read_all_rows([replace(file, deleted_rows=_list_deleted_rows(file, former))], schema) for file in absorbed]
     rows = chain(*moved, _yield_batches([merged.updated, merged.inserted], schema))
     written = next(iter(table.open_writer().write_files(combine_small_batches(rows))), None)
-    feed_file = (
-        _write_change_file(folder, merged.yield_change_feed_rows(), schema)
-        if table.has_change_feed and merged
-        else None
-    )
+    feed_file = _write_change_file(folder, merged.feed_rows(), schema) if table.has_change_feed and merged else None
     now = read_current_time_ms()
     files, vectors = [one for one in (written, feed_file) if one], list[Path]()
     changes = [build_remove_action(file, now) for file in absorbed]
@@ -117,7 +109,7 @@ def _find_files_to_move(table: WritableTable, rewritten: Iterable[TableFile]) ->
     return [*dict.fromkeys([*rewritten, *crowded])]
 
 
-def _list_deleted_row_numbers(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
+def _list_deleted_rows(file: TableFile, former: Mapping[TableFile, Int64s]) -> Int64s:
     """Returns the numbers of all rows of a file that are deleted after this commit, ascending.
 
     Args:
@@ -192,7 +184,7 @@ class _MergeResult:
             "numTargetRowsDeleted": str(len(self.is_deleted) - self.updated.num_rows),
         }
 
-    def yield_change_feed_rows(self) -> Iterator[pa.Table]:
+    def feed_rows(self) -> Iterator[pa.Table]:
         """Yields the rows for the table's change feed, with the column `_change_type`.
 
         They are deleted rows, replaced rows before and after the change, and inserted rows.
@@ -299,7 +291,7 @@ def _build_marking_actions(marked: Mapping[TableFile, Int64s], written: list[Pat
         written: a list, to which the path of the new file with deletion vectors is appended, if one is written.
         now: time of the commit in milliseconds since 1970.
     """
-    every = {file: _list_deleted_row_numbers(file, marked) for file in marked}
+    every = {file: _list_deleted_rows(file, marked) for file in marked}
     left = {file: rows for file, rows in every.items() if len(rows) < file.row_count}
     actions = [build_remove_action(file, now) for file in every]
     if left:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from sessionlake.delta.folders.commits import delete_uncommitted_files, write_log_checkpoint
 from sessionlake.delta.folders.compaction import replace_files
-from sessionlake.delta.folders.file_rows import read_rows_of_files
+from sessionlake.delta.folders.file_rows import read_all_rows
 from sessionlake.delta.folders.log import TimedFile, build_metadata_actions, commit_replacement
 from sessionlake.delta.folders.parquet import COMPACT_CODEC, combine_small_batches
 from sessionlake.delta.folders.table_files import TableFile, open_table
@@ -63,7 +63,7 @@ def rewrite_rows(folder: Path, selection: RowSelection, change: Callable[[pa.Rec
     left: list[TimedFile] = []
     try:
         for file in gone:
-            parts = writer.write_files(combine_small_batches(map(change, read_rows_of_files([file], table.schema))))
+            parts = writer.write_files(combine_small_batches(map(change, read_all_rows([file], table.schema))))
             left += [(part, file.add["modificationTime"]) for part in parts]
     except BaseException:
         delete_uncommitted_files(folder, [written.path for written, _ in left], None)
@@ -104,7 +104,7 @@ def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> b
     try:
         for file in marked:
             parts = table.open_writer(COMPACT_CODEC).write_files(
-                combine_small_batches(read_rows_of_files([file], table.schema))
+                combine_small_batches(read_all_rows([file], table.schema))
             )
             placed += [(part, file.add["modificationTime"]) for part in parts]
         actions = build_metadata_actions(table.delta, features, {DELETION_VECTORS: "false"})
@@ -118,7 +118,7 @@ def _rewrite_without_vectors(table: WritableTable, marked: list[TableFile]) -> b
 
 def _count_selected_rows(file: TableFile, selection: RowSelection, schema: pa.Schema) -> int:
     read = pa.schema([schema.field(name) for name in selection.mask_columns])
-    return sum(pc.sum(selection.build_mask(batch)).as_py() or 0 for batch in read_rows_of_files([file], read))
+    return sum(pc.sum(selection.build_mask(batch)).as_py() or 0 for batch in read_all_rows([file], read))
 
 
 def _find_affected_files(table: WritableTable, selection: RowSelection) -> list[TableFile]:

@@ -118,7 +118,7 @@ def _are_apart(low: Any, high: Any, least: Any, most: Any, apart: Callable[[Any,
         high: highest value of the range; None for no limit.
         least: the column's minimum in the statistics; None if unknown.
         most: the column's maximum in the statistics; None if unknown.
-        apart: comparison that is true if its first argument lies before its second: `lt` or `le`. With `le`, ranges
+        apart: comparison that is true if its first argument is before its second: `lt` or `le`. With `le`, ranges
             that share only a limit have no value in common.
     """
     end = low if high is None else high

@@ -198,7 +198,7 @@ class TableStorage(ABC):
         """Returns when the table was created; None if its log does not say."""
 
     def set_property(self, spark: SparkSession, table: str, key: str, value: str) -> None:
-        """Sets a Delta property of the table, in a commit of its own."""
+        """Sets a Delta property of the table, in a separate commit."""
         with self.commit_lock(table):
             assigned = f"{quote_sql_string(key)} = {quote_sql_string(value)}"
             spark.sql(f"ALTER TABLE {self.to_sql_identifier(table)} SET TBLPROPERTIES ({assigned})")
