@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from sessionlake.delta.schemas.definition import TableSchema, WriteMode, with_comments
+from sessionlake.delta.schemas.definition import TableSchema, WriteMode, add_comments
 from sessionlake.delta.schemas.gold import AVERAGE_COMMENTS
 from sessionlake.delta.schemas.names import VIEWS
 from sessionlake.delta.schemas.tables import TABLES
@@ -380,7 +380,7 @@ def _create_schema(table: GoldTable) -> TableSchema:
         comments, written_by = AVERAGE_COMMENTS, "gold.batch.averages"
     else:
         comments, written_by = build_product_comments(table), "gold.batch.products"
-    columns = with_comments(table.column_types, comments)
+    columns = add_comments(table.column_types, comments)
     return TableSchema(
         columns, table.comment, written_by, cluster_by=keys[:2], statistics_columns=skipping, writes=WriteMode.BOTH
     )
@@ -389,7 +389,7 @@ def _create_schema(table: GoldTable) -> TableSchema:
 def _create_final_schema(final: FinalTable) -> TableSchema:
     skipping = (*final.row_keys, BATCH)
     return TableSchema(
-        with_comments(final.column_types, build_final_comments(final)),
+        add_comments(final.column_types, build_final_comments(final)),
         final.comment,
         written_by="gold.batch.final",
         cluster_by=final.row_keys[:2],

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sessionlake.delta.commit import append_rows, create_next_txn, delete_rows, fence_off
+from sessionlake.delta.commit import append_rows, block_transaction, create_next_txn, delete_rows
 from sessionlake.delta.lake import Lake
 from sessionlake.delta.schemas.ddl import build_feed_condition
 from sessionlake.delta.schemas.names import AVERAGES, CHANGES, GOLD, LATE_POINTS, LEASES, RESTATEMENTS
@@ -58,13 +58,13 @@ def replace_all_rows(spark: SparkSession, lake: Lake, table: str, rows: DataFram
     Raises:
         LakeError: A later holder of gold's lease has written the table, so that Delta skipped these rows.
     """
-    token = lake.storage.lease_token(GOLD)
+    token = lake.storage.get_fencing_token(GOLD)
     if token:
-        fence_off(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
-    txn = create_next_txn(spark, lake, table, _MADE).fenced_by(token)
+        block_transaction(spark, lake, [table], Txn.before_lease_holder(_MADE, token))
+    txn = create_next_txn(spark, lake, table, _MADE).add_fencing_token(token)
     before = lake.last_commit(spark, table)
     lake.storage.require_lease(table)
-    lake.storage.replace_with_spark(rows, table, txn.writer_options(table))
+    lake.storage.replace_with_spark(rows, table, txn.build_writer_options(table))
     if lake.latest_version(spark, table) == before.version:
         raise LakeError(
             f"Delta skipped the new rows of {table}: a process with a higher lease number than this one has written it",
@@ -184,7 +184,7 @@ def _make_delta_skip_last_batch(spark: SparkSession, lake: Lake, settings: Setti
     if app_id is not None:
         last = Txn(app_id, read_next_batch_number(settings, GOLD) - 1)
         for txn in (last, last.second_write):
-            fence_off(spark, lake, [table], txn)
+            block_transaction(spark, lake, [table], txn)
 
 
 def _compute_all_rows(
