@@ -123,7 +123,7 @@ class ChangesSinceCut(NamedTuple):
     changes: Int64s
 
     def write_to_cursors(self, cursors: Cursors, is_selected: Bools) -> None:
-        """Writes both values into the cursors where `is_selected` is True. There is one value for each of these."""
+        """Writes `changed_at` and `changes` into those cursors for which `is_selected` is True, in the same order."""
         cursors["changed_at"][is_selected], cursors["changes"][is_selected] = self
 
 

@@ -154,7 +154,7 @@ class Forgetting:
     def _require_interrupted(self, option: str, purpose: str) -> Journal[_ForgetInputs]:
         """Returns the journal of the interrupted forgetting.
 
-        If there is none, raises a `UsageError` with these words.
+        If there is none, raises a `UsageError` that names the option.
         """
         journal = Journal.read_journal(self._settings, FORGET, _ForgetInputs)
         if journal is None:
